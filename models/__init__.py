@@ -1,0 +1,1 @@
+"""The contract between training and serving: packs, networks, geometry and risk."""

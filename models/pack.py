@@ -1,0 +1,307 @@
+"""A model pack: a directory with networks, how to feed them, and what their scores mean.
+
+``manifest.json`` is InsightFace's model-package manifest version 2, so that ``insightface.app.FaceAnalysis`` loads the
+directory as it is; our own keys (``provenance``, ``metrics``, ``calibration``) ride beside its. Directories without
+such a manifest are routed by :mod:`models.legacy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+from models.errors import PackError
+
+MANIFEST: Final = "manifest.json"
+MANIFEST_VERSION: Final = 2
+LICENSE_FILE: Final = "MODEL.LICENSE"
+BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+ColourOrder = Literal["RGB", "BGR"]
+HeadKind = Literal["scrfd", "yunet"]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """A network is fed (pixel - mean) / std, pixels 0..255, in this colour order."""
+
+    mean: float
+    std: float
+    colour: ColourOrder = "RGB"
+
+
+@dataclass(frozen=True)
+class DetectionSpec:
+    path: Path
+    sha256: str | None
+    normalisation: Normalisation
+    head: HeadKind
+    preprocessing_version: str
+
+
+@dataclass(frozen=True)
+class RecognitionSpec:
+    """``size_px``: side of the square crop. ``dimension``: d of the embedding."""
+
+    path: Path
+    sha256: str | None
+    normalisation: Normalisation
+    size_px: int
+    dimension: int
+    preprocessing_version: str
+
+    def fingerprint(self) -> str:
+        """Hash of the network and of everything that shapes its input: vectors compare only where this is equal."""
+        digest = hashlib.sha256(self.path.read_bytes())
+        shape = [self.normalisation.mean, self.normalisation.std, self.normalisation.colour, self.size_px]
+        digest.update(json.dumps([*shape, self.preprocessing_version]).encode())
+        return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class ModelPack:
+    """A pack as read: nothing is opened but the manifest."""
+
+    directory: Path
+    model_id: str
+    display_name: str
+    detection: DetectionSpec
+    recognition: RecognitionSpec
+    calibration: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def verify(self) -> None:
+        """Check every declared sha256.
+
+        Raises:
+            PackError: a file is missing or differs from the manifest.
+        """
+        for name, spec in (("detection", self.detection), ("recognition", self.recognition)):
+            if not spec.path.is_file():
+                raise PackError(f"tasks.{name}.file", f"{spec.path.name} does not exist in the pack")
+            if spec.sha256 is not None and (actual := sha256_of(spec.path)) != spec.sha256:
+                raise PackError(
+                    f"tasks.{name}.sha256", f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}..."
+                )
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def load_pack(directory: Path) -> ModelPack:
+    """Read a pack: by its manifest version 2, else as an unversioned directory of ONNX files.
+
+    Raises:
+        PackError: the directory, its manifest or a field of it cannot be used; the error names the field.
+    """
+    directory = directory.expanduser().resolve()
+    if not directory.is_dir():
+        raise PackError("pack", f"{directory.name} is not a directory")
+    manifest = directory / MANIFEST
+    if manifest.is_file():
+        document = _read_json(manifest)
+        if document.get("manifest_version") == MANIFEST_VERSION:
+            return _parse(directory, document)
+    # Imported here: only unversioned packs need the onnx package, which costs 30 MB of memory.
+    from models.legacy import route_directory
+
+    return route_directory(directory)
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, json.JSONDecodeError) as error:
+        raise PackError(path.name, f"is not readable JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise PackError(path.name, "must hold a JSON object")
+    return document
+
+
+def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
+    model_id = _text(document, "model_id", "model_id")
+    if not _MODEL_ID.fullmatch(model_id):
+        raise PackError("model_id", "must be 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    # InsightFace requires the key to name this file; the file itself may be absent (see docs/decisions/0003).
+    if PurePosixPath(_text(document, "license", "license")).name != LICENSE_FILE:
+        raise PackError("license", f"must name {LICENSE_FILE}")
+    tasks = _object(document, "tasks", "tasks")
+    detection = _object(tasks, "detection", "tasks.detection")
+    recognition = _object(tasks, "recognition", "tasks.recognition")
+    calibration = document.get("calibration")
+    if calibration is not None:
+        calibration = _read_json(_file(directory, calibration, "calibration", ".json"))
+    pack = ModelPack(
+        directory=directory,
+        model_id=model_id,
+        display_name=str(document.get("display_name", model_id)),
+        detection=DetectionSpec(
+            path=_file(directory, detection.get("file"), "tasks.detection.file", ".onnx"),
+            sha256=_sha256(detection, "tasks.detection.sha256"),
+            normalisation=_normalisation(detection, "tasks.detection", std=128.0),
+            head=_head(detection),
+            preprocessing_version=str(detection.get("preprocessing_version", "insightface-scrfd-1")),
+        ),
+        recognition=RecognitionSpec(
+            path=_file(directory, recognition.get("file"), "tasks.recognition.file", ".onnx"),
+            sha256=_sha256(recognition, "tasks.recognition.sha256"),
+            normalisation=_normalisation(recognition, "tasks.recognition", std=127.5),
+            size_px=_square(recognition.get("input_size", [112, 112]), "tasks.recognition.input_size"),
+            dimension=_positive(recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension"),
+            preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
+        ),
+        calibration=calibration,
+        provenance=_optional_object(document, "provenance"),
+        metrics=_optional_object(document, "metrics"),
+    )
+    if pack.detection.path == pack.recognition.path:
+        raise PackError("tasks.recognition.file", "is the detector's file")
+    return pack
+
+
+def _text(document: Mapping[str, Any], key: str, name: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise PackError(name, "is required and must be a non-empty string")
+    return value.strip()
+
+
+def _object(document: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise PackError(name, "is required and must be an object")
+    return value
+
+
+def _optional_object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return _object(document, key, key) if key in document else {}
+
+
+def _file(directory: Path, value: Any, name: str, suffix: str) -> Path:
+    if not isinstance(value, str) or not value.strip():
+        raise PackError(name, "is required and must be a file name")
+    relative = PurePosixPath(value)
+    path = (directory / value).resolve()
+    unsafe = relative.is_absolute() or ".." in relative.parts or "\\" in value or ":" in value or "\0" in value
+    if unsafe or not path.is_relative_to(directory):
+        raise PackError(name, f"{value!r} must lie inside the pack")
+    if path.suffix.lower() != suffix:
+        raise PackError(name, f"{value!r} must end in {suffix}")
+    if not path.is_file():
+        raise PackError(name, f"{value!r} does not exist in the pack")
+    return path
+
+
+def _sha256(task: Mapping[str, Any], name: str) -> str | None:
+    value = task.get("sha256")
+    if value is not None and not (isinstance(value, str) and _SHA256.fullmatch(value)):
+        raise PackError(name, "must be 64 lower-case hexadecimal digits")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise PackError(name, "must be a finite number")
+    return float(value)
+
+
+def _normalisation(task: Mapping[str, Any], name: str, std: float) -> Normalisation:
+    value = task.get("preprocessing", {"mean": 127.5, "std": std})
+    colour = task.get("colour", "RGB")
+    if colour not in ("RGB", "BGR"):
+        raise PackError(f"{name}.colour", "must be RGB or BGR")
+    if value == "embedded":
+        return Normalisation(0.0, 1.0, colour)
+    if not isinstance(value, dict) or set(value) != {"mean", "std"}:
+        raise PackError(f"{name}.preprocessing", 'must be "embedded" or an object with exactly mean and std')
+    scale = _number(value["std"], f"{name}.preprocessing.std")
+    if scale <= 0:
+        raise PackError(f"{name}.preprocessing.std", "must be positive")
+    return Normalisation(_number(value["mean"], f"{name}.preprocessing.mean"), scale, colour)
+
+
+def _head(task: Mapping[str, Any]) -> HeadKind:
+    match task.get("head", "scrfd"):
+        case "scrfd":
+            return "scrfd"
+        case "yunet":
+            return "yunet"
+        case other:
+            raise PackError("tasks.detection.head", f"{other!r} is not a known head (scrfd, yunet)")
+
+
+def _positive(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise PackError(name, "must be a positive integer")
+    return value
+
+
+def _square(value: Any, name: str) -> int:
+    if not isinstance(value, list) or len(value) != 2 or value[0] != value[1]:
+        raise PackError(name, "must be two equal integers")
+    return _positive(value[0], name)
+
+
+def write_pack(
+    directory: Path,
+    model_id: str,
+    display_name: str,
+    detector: Path,
+    recogniser: Path,
+    dimension: int,
+    calibration: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+) -> ModelPack:
+    """Write the manifest and calibration of a pack whose ONNX files already lie in ``directory``; read it back.
+
+    Raises:
+        PackError: what was written would not load; the files are left for inspection, the manifest is removed.
+    """
+    (directory / "calibration.json").write_text(json.dumps(calibration) + "\n", encoding="utf-8")
+    document = {
+        "manifest_version": MANIFEST_VERSION,
+        "model_id": model_id,
+        "display_name": display_name,
+        "license": LICENSE_FILE,
+        "tasks": {
+            "detection": {
+                "file": detector.name,
+                "sha256": sha256_of(detector),
+                "preprocessing": {"mean": 127.5, "std": 128.0},
+                "preprocessing_version": "insightface-scrfd-1",
+            },
+            "recognition": {
+                "file": recogniser.name,
+                "sha256": sha256_of(recogniser),
+                "preprocessing": {"mean": 127.5, "std": 127.5},
+                "preprocessing_version": "insightface-arcface-1",
+                "input_size": [112, 112],
+                "embedding_dimension": dimension,
+            },
+        },
+        "calibration": "calibration.json",
+        "provenance": provenance,
+        "metrics": metrics,
+    }
+    manifest = directory / MANIFEST
+    manifest.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    try:
+        pack = load_pack(directory)
+        pack.verify()
+    except PackError:
+        manifest.unlink()
+        raise
+    return pack

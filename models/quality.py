@@ -1,0 +1,79 @@
+"""What makes a face photo usable: size, sharpness, exposure and pose, each a number with a unit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Measured on one face.
+
+    eye_distance_px: between the eyes in the photo; sharpness: standard deviation of the Laplacian of the crop's
+    brightness (grey levels, about 3 blurred to 40 crisp); brightness: mean grey level 0..255; contrast: its standard
+    deviation; yaw: -1..1, how far the nose tip lies from the middle of the eyes, in eye distances (0 frontal); pitch:
+    the nose's place between eyes and mouth, less a frontal face's; roll_deg: the eyes' slope in degrees.
+    """
+
+    eye_distance_px: float
+    sharpness: float
+    brightness: float
+    contrast: float
+    yaw: float
+    pitch: float
+    roll_deg: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class QualityGate:
+    """Bounds a face must keep to; a bound may be widened until it never refuses."""
+
+    min_eye_distance_px: float = 12.0
+    min_sharpness: float = 2.0
+    min_brightness: float = 25.0
+    max_brightness: float = 235.0
+    min_contrast: float = 10.0
+    max_abs_yaw: float = 0.75
+
+    def reasons(self, quality: Quality) -> list[str]:
+        """Why the face is refused: names of the values out of bounds, empty if none."""
+        checks = {
+            "eye_distance_px": quality.eye_distance_px >= self.min_eye_distance_px,
+            "sharpness": quality.sharpness >= self.min_sharpness,
+            "brightness": self.min_brightness <= quality.brightness <= self.max_brightness,
+            "contrast": quality.contrast >= self.min_contrast,
+            "yaw": abs(quality.yaw) <= self.max_abs_yaw,
+        }
+        return [name for name, passed in checks.items() if not passed]
+
+
+# Where a frontal face's nose tip lies between the line of the eyes (0) and the line of the mouth (1): the template's.
+FRONTAL_NOSE = 0.494
+
+
+def measure(crop: NDArray[np.uint8], landmarks_xy: NDArray[np.floating]) -> Quality:
+    """Measure one face from its aligned (112, 112, 3) RGB crop and its (5, 2) landmarks in the photo."""
+    grey = cv2.cvtColor(crop, cv2.COLOR_RGB2GRAY)
+    left_eye, right_eye, nose, left_mouth, right_mouth = np.asarray(landmarks_xy, np.float64)
+    across = right_eye - left_eye
+    distance = float(np.linalg.norm(across))
+    eyes, mouth = (left_eye + right_eye) / 2, (left_mouth + right_mouth) / 2
+    axis = across / max(distance, 1e-6)
+    down = np.array([-axis[1], axis[0]])
+    height = float((mouth - eyes) @ down)
+    return Quality(
+        eye_distance_px=distance,
+        sharpness=float(cv2.Laplacian(grey, cv2.CV_64F).std()),
+        brightness=float(grey.mean()),
+        contrast=float(grey.std()),
+        yaw=float(np.clip(2 * ((nose - eyes) @ axis) / max(distance, 1e-6), -1, 1)),
+        pitch=float(np.clip((nose - eyes) @ down / height - FRONTAL_NOSE if height > 1e-6 else 1.0, -1, 1)),
+        roll_deg=float(np.degrees(np.arctan2(across[1], across[0]))),
+    )

@@ -1,0 +1,66 @@
+"""Aligned crops to unit embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.alignment import CROP_SIZE_PX
+from models.errors import PackError
+from models.pack import RecognitionSpec
+from models.runtime import Float, Network
+
+
+def unit(vectors: NDArray[np.floating]) -> Float:
+    """Scale each row of (n, d) to length 1.
+
+    Raises:
+        ValueError: a row is not finite or has no direction.
+    """
+    wide = np.asarray(vectors, np.float64)
+    norms = np.linalg.norm(wide, axis=-1, keepdims=True)
+    if not np.isfinite(norms).all() or (norms < 1e-12).any():
+        raise ValueError("an embedding must be finite and must not be zero")
+    return np.asarray(wide / norms, np.float32)
+
+
+class Recogniser:
+    """A recogniser of a pack, ready to run.
+
+    Raises:
+        PackError: the network's output is not what the manifest declares.
+    """
+
+    def __init__(self, network: Network, spec: RecognitionSpec) -> None:
+        self._network = network
+        self._normalisation = spec.normalisation
+        self._size = spec.size_px
+        self.dimension = spec.dimension
+        self.fingerprint = spec.fingerprint()
+        if len(network.output_names) != 1:
+            raise PackError("tasks.recognition.file", "a recogniser has exactly one output")
+
+    def embed(self, crops: NDArray[np.uint8]) -> Float:
+        """(n, 112, 112, 3) uint8 RGB to (n, d) float32 of unit norm; n may be 0."""
+        if not len(crops):
+            return np.empty((0, self.dimension), np.float32)
+        if self._size != CROP_SIZE_PX:
+            crops = np.stack([cv2.resize(crop, (self._size, self._size)) for crop in crops]).astype(np.uint8)
+        if self._normalisation.colour == "BGR":
+            crops = crops[..., ::-1]
+        batch = np.ascontiguousarray(crops.transpose(0, 3, 1, 2), dtype=np.float32)
+        batch -= np.float32(self._normalisation.mean)
+        batch *= np.float32(1 / self._normalisation.std)
+        vectors = self._network.run(batch)[0].reshape(len(crops), -1)
+        if vectors.shape[1] != self.dimension:
+            raise PackError(
+                "tasks.recognition.embedding_dimension", f"is {self.dimension}, the network gives {vectors.shape[1]}"
+            )
+        return unit(vectors)
+
+    def embed_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[Float]:
+        """A list of (112, 112, 3) crops to a list of (d,) unit vectors, in one batch."""
+        return list(self.embed(np.stack(crops)))

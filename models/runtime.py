@@ -1,0 +1,137 @@
+"""The only place that knows onnxruntime: sessions, threads, providers, shape buckets, and what really ran where."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import RuntimeUnavailableError
+
+# Read when the library is imported: without it onnxruntime 1.31 writes a device id and an event database under the
+# home directory, which a face service must not.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise RuntimeUnavailableError(
+        "onnxruntime is not installed: install the distribution with its 'cpu' or 'gpu' extra"
+    ) from error
+
+Float = NDArray[np.float32]
+BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
+PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+def available_cores() -> int:
+    """Cores this process may really use: its affinity, and the control group's quota where one is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            fields = Path(quota_file).read_text(encoding="ascii").split()
+            period = Path(period_file).read_text(encoding="ascii").strip() if period_file else fields[1]
+        except (OSError, IndexError):
+            continue
+        if fields[0] not in ("max", "-1"):
+            return max(1, min(cores, math.ceil(int(fields[0]) / int(period))))
+    return cores
+
+
+def available_providers() -> list[str]:
+    """Execution providers of the installed onnxruntime, whether or not they can start here."""
+    return list(ort.get_available_providers())
+
+
+def runtime_version() -> str:
+    return str(ort.__version__)
+
+
+def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
+    """The smallest bucket that holds ``count``; the largest where none does."""
+    return next((b for b in buckets if b >= count), buckets[-1])
+
+
+class Network:
+    """One ONNX network on one execution provider, run in fixed batch sizes.
+
+    Varying batch shapes are what makes a runtime's memory grow, so a batch is filled up to the next bucket with
+    zeros and the filling is cut off again.
+
+    Raises:
+        RuntimeUnavailableError: the file is no network this runtime can open, or ``provider`` was demanded and cannot
+            start here.
+    """
+
+    def __init__(self, path: Path, provider: str | None = None, threads: int | None = None) -> None:
+        self.path = path
+        self._threads = threads or available_cores()
+        wanted = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
+        if provider and provider not in available_providers():
+            raise RuntimeUnavailableError(f"{provider} is not in this onnxruntime; it has {', '.join(available_providers())}")
+        self._session = self._open(wanted, self._options())
+        if provider and provider not in self._session.get_providers():
+            raise RuntimeUnavailableError(f"{provider} is installed but could not start on this machine")
+        self.input_name: str = self._session.get_inputs()[0].name
+        self.input_shape: tuple[int | str | None, ...] = tuple(self._session.get_inputs()[0].shape)
+        self.output_names: list[str] = [o.name for o in self._session.get_outputs()]
+        self.fixed_batch = isinstance(self.input_shape[0], int)
+
+    def _options(self) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # A spinning pool burns the cores that decoding and the other network need.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return options
+
+    def _open(self, providers: list[str], options: ort.SessionOptions) -> ort.InferenceSession:
+        try:
+            return ort.InferenceSession(str(self.path), options, providers=providers)
+        except Exception as error:  # onnxruntime raises a dozen unrelated types here
+            raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {error}") from error
+
+    @property
+    def providers(self) -> list[str]:
+        """The providers the session registered; see :meth:`placement` for what ran where."""
+        return list(self._session.get_providers())
+
+    def run(self, batch: Float) -> list[Float]:
+        """Run ``batch`` (n, ...) and return every output, each with n rows."""
+        count = len(batch)
+        if self.fixed_batch:
+            size = int(self.input_shape[0] or 1)
+        else:
+            size = bucket(count)
+        pieces = []
+        for start in range(0, count, size):
+            piece = batch[start : start + size]
+            if (missing := size - len(piece)) > 0:
+                piece = np.concatenate([piece, np.zeros((missing, *piece.shape[1:]), np.float32)])
+            outputs = self._session.run(self.output_names, {self.input_name: piece})
+            pieces.append([np.asarray(o)[: count - start] for o in outputs])
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
+
+    def placement(self, batch: Float) -> dict[str, int]:
+        """Run once under the profiler; return how many nodes each provider really executed."""
+        with tempfile.TemporaryDirectory() as folder:
+            options = self._options()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            session = self._open(self._session.get_providers(), options)
+            session.run(self.output_names, {self.input_name: batch})
+            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        ran = Counter(e["args"]["provider"] for e in events if e.get("cat") == "Node" and e["args"].get("provider"))
+        return dict(ran)

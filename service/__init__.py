@@ -1,0 +1,1 @@
+"""Face recognition over HTTP: detect, embed, verify, and open-set identification against galleries."""

@@ -1,0 +1,153 @@
+"""Detect, embed, verify: what needs no gallery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from models.quality import QualityGate
+from models.runtime import Float
+from service.api.context import Context, Kith
+from service.api.openapi import PROBLEMS, body_of
+from service.api.problems import problem
+from service.api.requests import read_photos, read_verify
+from service.api.schemas import (
+    DetectIn,
+    EmbedIn,
+    FaceOut,
+    FacesOut,
+    PhotoOut,
+    QualityOut,
+    RiskOut,
+    Side,
+    SideOut,
+    VerifyIn,
+    VerifyOut,
+)
+from service.decision import RiskTarget, Thresholds, decide_pair, false_alarm_probability, thresholds_for
+from service.enrolment import check_recogniser, check_vectors
+from service.errors import ImageError, InvalidRequestError, KithError
+from service.pipeline import Face, Photo
+
+router = APIRouter(tags=["faces"], responses=PROBLEMS)
+DEFAULT_GATE = QualityGate()
+
+
+@router.post("/v1/detect", response_model_exclude_none=True, openapi_extra=body_of(DetectIn))
+async def detect(request: Request, kith: Kith) -> FacesOut:
+    """Find the faces of one or many photos: boxes, five landmarks, scores, quality."""
+    body = await read_photos(request, DetectIn, kith.settings)
+    return FacesOut(model=kith.pack.model_id, images=await each_photo(body.images, kith.pipeline.detect))
+
+
+@router.post("/v1/embed", response_model_exclude_none=True, openapi_extra=body_of(EmbedIn))
+async def embed(request: Request, kith: Kith) -> FacesOut:
+    """Find the faces of one or many photos and give each its embedding, a unit vector."""
+    body = await read_photos(request, EmbedIn, kith.settings)
+    return FacesOut(model=kith.pack.model_id, images=await each_photo(body.images, kith.pipeline.embed))
+
+
+async def each_photo(images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]) -> list[PhotoOut]:
+    """Put every photo through ``stage``; one bad photo of several fails alone, a lone one fails the call."""
+    results = await gather_photos(images, stage)
+    return [
+        PhotoOut(error=problem(r))
+        if isinstance(r, KithError)
+        else PhotoOut(width=r.width, height=r.height, faces=[face_out(face) for face in r.faces])
+        for r in results
+    ]
+
+
+async def gather_photos(
+    images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]
+) -> list[Photo | ImageError]:
+    """Raises InvalidRequestError without photos, and a lone photo's own error."""
+    if not images:
+        raise InvalidRequestError("images: at least one photo is needed")
+
+    async def guarded(payload: bytes) -> Photo | ImageError:
+        try:
+            return await stage(payload)
+        except ImageError as error:
+            return error
+
+    results = await asyncio.gather(*(guarded(payload) for payload in images))
+    if len(results) == 1 and isinstance(results[0], ImageError):
+        raise results[0]
+    return results
+
+
+def face_out(face: Face, gate: QualityGate = DEFAULT_GATE) -> FaceOut:
+    reasons = gate.reasons(face.quality)
+    return FaceOut(
+        box=rounded(face.box_xyxy, 1),
+        landmarks=[rounded(point, 1) for point in face.landmarks_xy],
+        score=round(face.score, 4),
+        quality=QualityOut(**face.quality.as_dict(), usable=not reasons, reasons=reasons),
+        embedding=None if face.vector is None else [float(v) for v in face.vector],
+    )
+
+
+def without_vector(face: FaceOut) -> FaceOut:
+    return face.model_copy(update={"embedding": None})
+
+
+def rounded(values: Float, digits: int) -> list[float]:
+    return [round(float(v), digits) for v in values]
+
+
+def risk_out(target: RiskTarget, thresholds: Thresholds) -> RiskOut:
+    return RiskOut(
+        **{target.kind: target.value}, source=thresholds.source, extrapolated=thresholds.extrapolated
+    )
+
+
+@router.post("/v1/verify", response_model_exclude_none=True, openapi_extra=body_of(VerifyIn, ("a", "b")))
+async def verify(request: Request, kith: Kith) -> VerifyOut:
+    """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
+    body = await read_verify(request, kith.settings)
+    sides = await asyncio.gather(*(_side(kith, side) for side in (body.a, body.b)))
+    (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
+    if vectors_a is None or vectors_b is None:
+        reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
+        return VerifyOut(outcome="no_face", reasons=reasons, a=out_a, b=out_b)
+    target = body.risk.target("fmr")
+    # Every template of one side meets every template of the other: that many chances to match by accident.
+    comparisons = len(vectors_a) * len(vectors_b)
+    thresholds = thresholds_for(target, kith.pipeline.calibration, comparisons)
+    similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
+    reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
+    return VerifyOut(
+        outcome="rejected_quality" if reasons else decide_pair(similarity, thresholds),
+        similarity=round(similarity, 4),
+        threshold=round(thresholds.accept, 4),
+        review_threshold=round(thresholds.review, 4),
+        false_match_probability=false_alarm_probability(similarity, kith.pipeline.calibration, comparisons),
+        risk=risk_out(target, thresholds),
+        reasons=reasons,
+        a=out_a,
+        b=out_b,
+    )
+
+
+async def _side(kith: Context, side: Side) -> tuple[Float | None, SideOut, list[str]]:
+    """One side's vectors (n, d), None without a face; what was seen; and why it should not be trusted."""
+    if side.embedding is not None:
+        return check_vectors([side.embedding], kith.recogniser.dimension), SideOut(), []
+    if side.subject is not None:
+        gallery = await kith.run(kith.store.gallery, side.subject.gallery)
+        check_recogniser(gallery, kith.recogniser.fingerprint)
+        vectors = await kith.run(kith.store.subject_vectors, gallery, side.subject.subject)
+        if not len(vectors):
+            raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
+        return vectors, SideOut(), []
+    photo = await kith.pipeline.embed(side.image or b"")
+    if not photo.faces:
+        return None, SideOut(faces_found=0), ["no_face"]
+    face = photo.largest()
+    assert face.vector is not None  # noqa: S101 - embed gives every face one
+    seen = SideOut(face=without_vector(face_out(face)), faces_found=len(photo.faces))
+    return face.vector[None], seen, DEFAULT_GATE.reasons(face.quality)

@@ -1,0 +1,56 @@
+"""Galleries: create, list, settings, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from service.api.context import Kith
+from service.api.openapi import PROBLEMS
+from service.api.schemas import DeletedOut, GalleriesOut, GalleryIn, GalleryName, GalleryOut, GallerySettingsIn
+from service.gallery.subjects import GallerySettings
+
+router = APIRouter(prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
+GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(max_length=128, description="'next' of the page before.")]
+
+
+@router.post("", status_code=201)
+async def create_gallery(body: GalleryIn, kith: Kith) -> GalleryOut:
+    """Create a gallery, bound to the recogniser that is being served."""
+    settings = body.over(GallerySettings())
+    recogniser = kith.recogniser
+    created = await kith.run(
+        kith.store.create_gallery, body.name, recogniser.fingerprint, recogniser.dimension, settings
+    )
+    return GalleryOut.of(created)
+
+
+@router.get("")
+async def list_galleries(kith: Kith, cursor: Cursor = None, limit: Limit = 100) -> GalleriesOut:
+    found = await kith.run(kith.store.list_galleries, cursor, limit + 1)
+    page = found[:limit]
+    more = page[-1].name if len(found) > limit else None
+    return GalleriesOut(galleries=[GalleryOut.of(g) for g in page], next=more)
+
+
+@router.get("/{gallery}")
+async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
+    return GalleryOut.of(await kith.run(kith.store.gallery, gallery))
+
+
+@router.patch("/{gallery}")
+async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Kith) -> GalleryOut:
+    """Change the gallery's default risk, fusion or quality gate; what is not given stays."""
+    current = await kith.run(kith.store.gallery, gallery)
+    return GalleryOut.of(await kith.run(kith.store.update_gallery, gallery, body.over(current.settings)))
+
+
+@router.delete("/{gallery}")
+async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
+    """Delete the gallery with every subject and template in it."""
+    deleted = await kith.run(kith.store.delete_gallery, gallery)
+    kith.followers.drop(deleted)
+    return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)

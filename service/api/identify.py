@@ -1,0 +1,127 @@
+"""Open-set identification: is this one of the people in the gallery, and how sure may one be?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from models.quality import QualityGate
+from models.runtime import Float
+from service.api.context import Context, Kith
+from service.api.faces import face_out, gather_photos, risk_out, without_vector
+from service.api.galleries import GalleryPath
+from service.api.openapi import PROBLEMS, body_of
+from service.api.problems import problem
+from service.api.requests import read_photos
+from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityOut
+from service.decision import Candidate, RiskTarget
+from service.enrolment import check_recogniser, check_vectors
+from service.errors import InvalidRequestError, KithError
+from service.gallery.subjects import Gallery, Subject, SubjectFilter
+from service.pipeline import Found, Photo
+
+router = APIRouter(tags=["identify"], responses=PROBLEMS)
+
+
+@router.post(
+    "/v1/galleries/{gallery}/identify", response_model_exclude_none=True, openapi_extra=body_of(IdentifyIn)
+)
+async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
+    """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
+    body = await read_photos(request, IdentifyIn, kith.settings)
+    if not body.images and not body.embeddings:
+        raise InvalidRequestError("images, embeddings: at least one is needed")
+    if len(body.embeddings) > kith.settings.max_embeddings:
+        raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {kith.settings.max_embeddings}")
+    found = await kith.run(kith.store.gallery, gallery)
+    check_recogniser(found, kith.recogniser.fingerprint)
+    target = body.risk.target("fpir") if body.risk else found.settings.risk
+    among = None
+    if body.filter is not None:
+        chosen = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
+        among = await kith.run(kith.store.matching_subjects, found, chosen)
+
+    async def embed(payload: bytes) -> Photo:
+        return await kith.pipeline.embed(payload, largest_only=body.faces == "largest")
+
+    photos = await gather_photos(body.images, embed) if body.images else []
+    vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
+    gate = found.settings.quality_gate if body.check_quality else None
+    results, probes = _lay_out(photos, vectors, gate)
+    searched = [row for row, probe in enumerate(probes) if probe is not None]
+    if searched:
+        stacked = np.stack([probe for probe in probes if probe is not None])
+        answers, named = await _search(kith, found, stacked, target, body.top_k, among)
+        for row, answer in zip(searched, answers, strict=True):
+            results[row] = results[row].model_copy(update=_answer(answer, named, target))
+    return IdentifyOut(gallery=found.name, model=kith.pack.model_id, results=results)
+
+
+def _lay_out(
+    photos: list[Photo | Any], vectors: Float, gate: QualityGate | None
+) -> tuple[list[IdentityOut], list[Float | None]]:
+    """One result per face, faceless photo and embedding, in order; beside each the vector to search, if any."""
+    results: list[IdentityOut] = []
+    probes: list[Float | None] = []
+    for i, photo in enumerate(photos):
+        if isinstance(photo, KithError):
+            results.append(IdentityOut(image=i, outcome="error", error=problem(photo)))
+            probes.append(None)
+            continue
+        if not photo.faces:
+            results.append(IdentityOut(image=i, outcome="no_face"))
+            probes.append(None)
+        for face in photo.faces:
+            reasons = gate.reasons(face.quality) if gate else []
+            seen = without_vector(face_out(face, gate) if gate else face_out(face))
+            outcome = "rejected_quality" if reasons else "unknown"
+            results.append(IdentityOut(image=i, face=seen, outcome=outcome, reasons=reasons))
+            probes.append(None if reasons else face.vector)
+    for i, vector in enumerate(vectors):
+        results.append(IdentityOut(embedding=i, outcome="unknown"))
+        probes.append(vector)
+    return results, probes
+
+
+async def _search(
+    kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
+) -> tuple[list[Found], dict[int, Subject]]:
+    """Search, and look up who the keys are; again where a subject was deleted in between."""
+    while True:
+        answers = await kith.pipeline.identify(gallery, probes, target, k, among)
+        keys = {c.subject_pk for a in answers for c in (*a.candidates, a.decision.best, a.decision.runner_up) if c}
+        named = await kith.run(kith.store.subjects_by_pk, sorted(keys))
+        if keys <= named.keys():
+            return answers, named
+        await kith.run(kith.store.gallery, gallery.name)
+
+
+def _answer(found: Found, named: dict[int, Subject], target: RiskTarget) -> dict[str, Any]:
+    decision, best = found.decision, found.decision.best
+    identified = decision.outcome == "identified" and best is not None
+    who = named[best.subject_pk] if best else None
+    return {
+        "outcome": decision.outcome,
+        "subject": who.id if identified and who else None,
+        "name": who.name if identified and who else None,
+        "similarity": round(best.similarity, 4) if best else None,
+        "threshold": round(found.thresholds.accept, 4),
+        "review_threshold": round(found.thresholds.review, 4),
+        "runner_up": _candidate(decision.runner_up, named) if decision.runner_up else None,
+        "margin": round(decision.margin, 4) if decision.margin is not None else None,
+        "false_alarm_probability": best.false_alarm_probability if best else None,
+        "risk": risk_out(target, found.thresholds),
+        "candidates": [_candidate(candidate, named) for candidate in found.candidates],
+    }
+
+
+def _candidate(candidate: Candidate, named: dict[int, Subject]) -> CandidateOut:
+    subject = named[candidate.subject_pk]
+    return CandidateOut(
+        subject=subject.id,
+        name=subject.name,
+        similarity=round(candidate.similarity, 4),
+        false_alarm_probability=candidate.false_alarm_probability,
+    )

@@ -1,0 +1,59 @@
+"""What OpenAPI says of bodies that are read by hand, with examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from service.api.schemas import DetectIn, EmbedIn, EnrolIn, IdentifyIn, Problem, VerifyIn
+
+PHOTO = "/9j/4AAQSkZJRgABAQ... (base64)"
+EXAMPLES: dict[type[BaseModel], Any] = {
+    DetectIn: {"images": [PHOTO]},
+    EmbedIn: {"images": [PHOTO]},
+    IdentifyIn: {"images": [PHOTO], "risk": {"fpir": 0.001}, "top_k": 3, "filter": {"tags": ["staff"]}},
+    EnrolIn: {"images": [PHOTO], "face": "largest"},
+    VerifyIn: {
+        "a": {"image": PHOTO},
+        "b": {"subject": {"gallery": "staff", "subject": "ada"}},
+        "risk": {"fmr": 0.001},
+    },
+}
+
+
+def body_of(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that takes ``model`` as JSON or multipart."""
+    binary = {"type": "string", "format": "binary"}
+    parts: dict[str, Any] = {
+        name: {"type": "array", "items": binary} if name == "images" else binary for name in files
+    }
+    parts["request"] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
+                    "example": EXAMPLES[model],
+                },
+                "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
+            },
+        }
+    }
+
+
+def component_schemas() -> dict[str, Any]:
+    """Schemas of the bodies that no route's signature names."""
+    schemas: dict[str, Any] = {}
+    for model in EXAMPLES:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    return schemas
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "What was wrong and what to do, with a stable code."},
+    "5XX": {"model": Problem, "description": "The service cannot answer now."},
+}

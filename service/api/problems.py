@@ -1,0 +1,88 @@
+"""Errors to RFC 9457 problem documents, in one place."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from models.errors import ModelError
+from service.api.schemas import Problem
+from service.errors import InvalidRequestError, KithError, OverloadedError
+
+RETRY_AFTER_S = 1
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger(__name__)
+
+
+def problem(error: KithError, request_id: str | None = None) -> Problem:
+    return Problem(
+        type=f"urn:kith:error:{error.code}",
+        title=error.title,
+        status=error.status,
+        code=error.code,
+        detail=error.detail,
+        remedy=error.remedy,
+        request_id=request_id,
+        **error.extra,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Translate every error that leaves a route."""
+
+    @app.exception_handler(KithError)
+    async def known(request: Request, error: KithError) -> JSONResponse:
+        return respond(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        return respond(request, validation_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> JSONResponse:
+        phrase = HTTPStatus(error.status_code).phrase
+        document = Problem(
+            type="about:blank",
+            title=phrase,
+            status=error.status_code,
+            code=phrase.lower().replace(" ", "_"),
+            detail=f"{request.method} {request.url.path}: {error.detail}",
+            remedy="See /docs for the paths and their methods.",
+            request_id=_request_id(request),
+        )
+        return _answer(document, dict(error.headers or {}))
+
+    @app.exception_handler(ModelError)
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        log.error("request %s failed", _request_id(request), exc_info=error)
+        return respond(request, KithError("an unforeseen error; the log has the details under the request id"))
+
+
+def respond(request: Request, error: KithError) -> JSONResponse:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, OverloadedError) else {}
+    return _answer(problem(error, _request_id(request)), headers)
+
+
+def _answer(document: Problem, headers: dict[str, str]) -> JSONResponse:
+    return JSONResponse(
+        document.model_dump(mode="json", exclude_none=True), document.status, headers=headers, media_type=MEDIA_TYPE
+    )
+
+
+def _request_id(request: Request) -> str | None:
+    return getattr(request.state, "request_id", None)
+
+
+def validation_error(errors: Any) -> InvalidRequestError:
+    """Name each field at fault; the values themselves may be photos or names and are not repeated."""
+    fields = [
+        {"field": ".".join(str(part) for part in e["loc"]) or "body", "problem": e["msg"]} for e in list(errors)[:10]
+    ]
+    return InvalidRequestError("; ".join(f"{f['field']}: {f['problem']}" for f in fields), fields=fields)

@@ -1,0 +1,397 @@
+"""What goes over the wire."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Base64Bytes,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
+
+from models.quality import QualityGate
+from service.decision import IdentifyOutcome, RiskTarget, VerifyOutcome
+from service.enrolment import FaceChoice
+from service.gallery.subjects import Fusion, Gallery, GallerySettings, Subject, Template, TemplateKind
+
+PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or text != text.strip() or text in (".", ".."):
+        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
+    return text
+
+
+GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+SubjectId = Annotated[str, StringConstraints(pattern=r"^[^/\\]{1,128}$"), AfterValidator(_printable)]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Similarity = Annotated[float, Field(ge=-1, le=1)]
+Embedding = list[FiniteFloat]
+
+
+class Request(BaseModel):
+    """Unknown fields are refused: a misspelt option must not be silently without effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RiskIn(Request):
+    """Exactly one: the accepted false positive identification rate, false match rate, a named preset of these
+    (strict 0.0001, standard 0.001, relaxed 0.01), or a bare similarity threshold."""
+
+    fpir: Probability | None = None
+    fmr: Probability | None = None
+    preset: Literal["strict", "standard", "relaxed"] | None = None
+    threshold: Similarity | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RiskIn:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("give exactly one of fpir, fmr, preset, threshold")
+        return self
+
+    def target(self, preset_kind: Literal["fpir", "fmr"]) -> RiskTarget:
+        if self.preset is not None:
+            return RiskTarget(preset_kind, PRESETS[self.preset])
+        if self.threshold is not None:
+            return RiskTarget("threshold", self.threshold)
+        if self.fpir is not None:
+            return RiskTarget("fpir", self.fpir)
+        assert self.fmr is not None  # noqa: S101 - the validator saw to it
+        return RiskTarget("fmr", self.fmr)
+
+
+class Photos(Request):
+    """``images`` in base64; in multipart requests the photos are file parts named ``images`` instead, and the other
+    fields stand as JSON in a part named ``request``."""
+
+    images: list[Base64Bytes] = Field(default_factory=list)
+
+
+class DetectIn(Photos):
+    pass
+
+
+class EmbedIn(Photos):
+    pass
+
+
+class FilterIn(Request):
+    tags: list[Tag] = Field(default_factory=list, max_length=32)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+
+
+class IdentifyIn(Photos):
+    embeddings: list[Embedding] = Field(default_factory=list)
+    faces: Literal["all", "largest"] = "all"
+    top_k: int = Field(5, ge=1, le=100)
+    risk: RiskIn | None = Field(None, description="Default: the gallery's.")
+    filter: FilterIn | None = None
+    check_quality: bool = Field(True, description="Answer rejected_quality for faces below the gallery's gate.")
+
+
+class EnrolIn(Photos):
+    embeddings: list[Embedding] = Field(default_factory=list)
+    face: FaceChoice = "only"
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+
+
+class SubjectRef(Request):
+    gallery: GalleryName
+    subject: SubjectId
+
+
+class Side(Request):
+    """One of the two to compare: exactly one field."""
+
+    image: Base64Bytes | None = None
+    embedding: Embedding | None = None
+    subject: SubjectRef | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Side:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give exactly one of image, embedding, subject")
+        return self
+
+
+class VerifyIn(Request):
+    """In multipart requests the photos are file parts named ``a`` and ``b``."""
+
+    a: Side
+    b: Side
+    risk: RiskIn = RiskIn(preset="standard")
+
+
+class QualityGateIn(Request):
+    min_eye_distance_px: float = Field(QualityGate.min_eye_distance_px, ge=0)
+    min_sharpness: float = Field(QualityGate.min_sharpness, ge=0)
+    min_brightness: float = Field(QualityGate.min_brightness, ge=0, le=255)
+    max_brightness: float = Field(QualityGate.max_brightness, ge=0, le=255)
+    min_contrast: float = Field(QualityGate.min_contrast, ge=0)
+    max_abs_yaw: float = Field(QualityGate.max_abs_yaw, ge=0, le=1)
+
+
+class GallerySettingsIn(Request):
+    risk: RiskIn | None = None
+    fusion: Fusion | None = None
+    quality_gate: QualityGateIn | None = None
+
+    def over(self, current: GallerySettings) -> GallerySettings:
+        """The current settings with what was given replaced."""
+        return GallerySettings(
+            risk=self.risk.target("fpir") if self.risk else current.risk,
+            fusion=self.fusion or current.fusion,
+            quality_gate=QualityGate(**self.quality_gate.model_dump()) if self.quality_gate else current.quality_gate,
+        )
+
+
+class GalleryIn(GallerySettingsIn):
+    name: GalleryName
+
+
+class SubjectIn(Request):
+    name: str | None = Field(None, max_length=500)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=100)
+    tags: list[Tag] = Field(default_factory=list, max_length=100)
+
+
+class SubjectPatch(Request):
+    name: str | None = Field(None, max_length=500)
+    metadata: dict[str, JsonValue] | None = Field(None, max_length=100)
+    tags: list[Tag] | None = Field(None, max_length=100)
+
+
+# Answers
+
+
+class Problem(BaseModel):
+    """RFC 9457. ``code`` is stable; ``remedy`` says what to do."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    remedy: str
+    request_id: str | None = None
+
+
+class QualityOut(BaseModel):
+    eye_distance_px: float
+    sharpness: float
+    brightness: float
+    contrast: float
+    yaw: float
+    pitch: float
+    roll_deg: float
+    usable: bool = Field(description="Whether it passes the quality gate (the gallery's, else the default).")
+    reasons: list[str] = Field(description="The values out of bounds.")
+
+
+class FaceOut(BaseModel):
+    box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
+    landmarks: list[list[float]] = Field(description="Left eye, right eye, nose, left and right mouth corner: x, y.")
+    score: float
+    quality: QualityOut
+    embedding: list[float] | None = Field(None, description="Unit length; only from /v1/embed.")
+
+
+class PhotoOut(BaseModel):
+    width: int | None = None
+    height: int | None = None
+    faces: list[FaceOut] = Field(default_factory=list)
+    error: Problem | None = Field(None, description="Why this photo of several could not be used.")
+
+
+class FacesOut(BaseModel):
+    model: str
+    images: list[PhotoOut]
+
+
+class RiskOut(BaseModel):
+    fpir: float | None = None
+    fmr: float | None = None
+    threshold: float | None = None
+    source: Literal["pack", "gallery", "both", "explicit"]
+    extrapolated: bool = Field(description="The risk is smaller than the evidence can support by counting.")
+
+
+class CandidateOut(BaseModel):
+    subject: str
+    name: str | None
+    similarity: float
+    false_alarm_probability: float | None
+
+
+class IdentityOut(BaseModel):
+    """The answer for one face, one given embedding, or one photo without a usable face."""
+
+    image: int | None = Field(None, description="Which photo of the call.")
+    embedding: int | None = Field(None, description="Which given embedding of the call.")
+    face: FaceOut | None = None
+    outcome: IdentifyOutcome | Literal["error"]
+    subject: str | None = Field(None, description="Named only where the outcome is identified.")
+    name: str | None = None
+    similarity: float | None = Field(None, description="Of the best candidate, whatever the outcome.")
+    threshold: float | None = None
+    review_threshold: float | None = None
+    runner_up: CandidateOut | None = None
+    margin: float | None = None
+    false_alarm_probability: float | None = Field(
+        None, description="How likely a stranger's best score here is at least this similarity."
+    )
+    risk: RiskOut | None = None
+    candidates: list[CandidateOut] = Field(default_factory=list)
+    reasons: list[str] = Field(default_factory=list)
+    error: Problem | None = None
+
+
+class IdentifyOut(BaseModel):
+    gallery: str
+    model: str
+    results: list[IdentityOut]
+
+
+class SideOut(BaseModel):
+    face: FaceOut | None = None
+    faces_found: int | None = None
+
+
+class VerifyOut(BaseModel):
+    outcome: VerifyOutcome
+    similarity: float | None = None
+    threshold: float | None = None
+    review_threshold: float | None = None
+    false_match_probability: float | None = Field(
+        None, description="How likely two different people are at least this similar."
+    )
+    risk: RiskOut | None = None
+    reasons: list[str] = Field(default_factory=list)
+    a: SideOut
+    b: SideOut
+
+
+class GalleryOut(BaseModel):
+    name: str
+    recogniser: str
+    dimension: int
+    risk: dict[str, float]
+    fusion: Fusion
+    quality_gate: QualityGateIn
+    subjects: int
+    templates: int
+    created_at: datetime
+
+    @classmethod
+    def of(cls, gallery: Gallery) -> GalleryOut:
+        settings = gallery.settings
+        return cls(
+            name=gallery.name,
+            recogniser=gallery.fingerprint,
+            dimension=gallery.dimension,
+            risk={settings.risk.kind: settings.risk.value},
+            fusion=settings.fusion,
+            quality_gate=QualityGateIn(**vars(settings.quality_gate)),
+            subjects=gallery.subjects,
+            templates=gallery.templates,
+            created_at=gallery.created_at,
+        )
+
+
+class GalleriesOut(BaseModel):
+    galleries: list[GalleryOut]
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
+class SubjectOut(BaseModel):
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+    templates: int
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, subject: Subject) -> SubjectOut:
+        return cls(**{name: getattr(subject, name) for name in cls.model_fields})
+
+
+class SubjectsOut(BaseModel):
+    subjects: list[SubjectOut]
+    next: str | None
+
+
+class TemplateOut(BaseModel):
+    id: str
+    kind: TemplateKind
+    quality: dict[str, float] | None
+    detection_score: float | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, template: Template) -> TemplateOut:
+        return cls(**{name: getattr(template, name) for name in cls.model_fields})
+
+
+class TemplatesOut(BaseModel):
+    subject: str
+    templates: list[TemplateOut]
+
+
+class EnrolledOut(BaseModel):
+    image: int | None = None
+    embedding: int | None = None
+    template: str | None = None
+    face: FaceOut | None = None
+    error: Problem | None = None
+
+
+class EnrolOut(BaseModel):
+    """One entry per photo and per embedding, in the order sent; each enrolled alone or refused alone."""
+
+    subject: str
+    enrolled: int
+    results: list[EnrolledOut]
+
+
+class DeletedOut(BaseModel):
+    deleted: bool = True
+    subjects: int = 0
+    templates: int = 0
+
+
+class NetworkOut(BaseModel):
+    file: str
+    providers: list[str]
+
+
+class ModelOut(BaseModel):
+    model: str
+    display_name: str
+    recogniser: str = Field(description="Fingerprint: vectors compare only where it is equal.")
+    dimension: int
+    calibrated: bool
+    detection: NetworkOut
+    recognition: NetworkOut
+    metrics: dict[str, Any]
+
+
+class HealthOut(BaseModel):
+    status: Literal["ok"] = "ok"
+    version: str

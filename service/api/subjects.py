@@ -1,0 +1,205 @@
+"""Subjects and their templates: name, edit, enrol, delete."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from service.api.context import Context, Kith
+from service.api.faces import face_out, gather_photos, without_vector
+from service.api.galleries import Cursor, GalleryPath, Limit
+from service.api.openapi import PROBLEMS, body_of
+from service.api.problems import problem
+from service.api.requests import read_photos
+from service.api.schemas import (
+    DeletedOut,
+    EnrolIn,
+    EnrolledOut,
+    EnrolOut,
+    SubjectId,
+    SubjectIn,
+    SubjectOut,
+    SubjectPatch,
+    SubjectsOut,
+    TemplateOut,
+    TemplatesOut,
+)
+from service.enrolment import (
+    Overrides,
+    check_identity,
+    check_recogniser,
+    check_vectors,
+    choose_face,
+    new_template,
+    template_from_face,
+)
+from service.errors import InvalidRequestError, KithError, TemplateNotFoundError
+from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
+from service.pipeline import Photo
+
+router = APIRouter(prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
+SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
+TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+Key = Annotated[
+    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats get the first answer.")
+]
+
+
+@router.get("")
+async def list_subjects(
+    gallery: GalleryPath,
+    kith: Kith,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+    tag: Annotated[list[str], Query(description="Only subjects that bear all of these.")] = [],  # noqa: B006
+) -> SubjectsOut:
+    found_gallery = await kith.run(kith.store.gallery, gallery)
+    chosen = SubjectFilter(tags=tuple(tag))
+    found = await kith.run(kith.store.list_subjects, found_gallery, cursor, limit + 1, chosen)
+    page = found[:limit]
+    return SubjectsOut(subjects=[SubjectOut.of(s) for s in page], next=page[-1].id if len(found) > limit else None)
+
+
+@router.put("/{subject}")
+async def put_subject(
+    gallery: GalleryPath, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
+) -> SubjectOut:
+    """Create a subject, or replace its name, metadata and tags; its templates stay."""
+    found = await kith.run(kith.store.gallery, gallery)
+    put, created = await kith.run(kith.store.put_subject, found, subject, body.name, body.metadata, body.tags)
+    response.status_code = 201 if created else 200
+    return SubjectOut.of(put)
+
+
+@router.get("/{subject}")
+async def get_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> SubjectOut:
+    found = await kith.run(kith.store.gallery, gallery)
+    return SubjectOut.of(await kith.run(kith.store.subject, found, subject))
+
+
+@router.patch("/{subject}")
+async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: SubjectPatch, kith: Kith) -> SubjectOut:
+    """Change what is given; the rest stays."""
+    found = await kith.run(kith.store.gallery, gallery)
+    current = await kith.run(kith.store.subject, found, subject)
+    given = body.model_fields_set
+    put, _ = await kith.run(
+        kith.store.put_subject,
+        found,
+        subject,
+        body.name if "name" in given else current.name,
+        body.metadata if "metadata" in given and body.metadata is not None else current.metadata,
+        body.tags if "tags" in given and body.tags is not None else current.tags,
+    )
+    return SubjectOut.of(put)
+
+
+@router.delete("/{subject}")
+async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> DeletedOut:
+    """Delete a subject with all its templates."""
+    found = await kith.run(kith.store.gallery, gallery)
+    return DeletedOut(subjects=1, templates=await kith.run(kith.store.delete_subject, found, subject))
+
+
+@router.get("/{subject}/templates")
+async def list_templates(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> TemplatesOut:
+    found = await kith.run(kith.store.gallery, gallery)
+    listed = await kith.run(kith.store.list_templates, found, subject)
+    return TemplatesOut(subject=subject, templates=[TemplateOut.of(t) for t in listed])
+
+
+@router.get("/{subject}/templates/{template}")
+async def get_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> TemplateOut:
+    found = await kith.run(kith.store.gallery, gallery)
+    for listed in await kith.run(kith.store.list_templates, found, subject):
+        if listed.id == template:
+            return TemplateOut.of(listed)
+    raise TemplateNotFoundError(f"there is no template {template!r} of subject {subject!r}")
+
+
+@router.delete("/{subject}/templates/{template}")
+async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> DeletedOut:
+    found = await kith.run(kith.store.gallery, gallery)
+    await kith.run(kith.store.delete_template, found, subject, template)
+    return DeletedOut(templates=1)
+
+
+@router.post(
+    "/{subject}/templates",
+    status_code=201,
+    response_model=EnrolOut,
+    response_model_exclude_none=True,
+    openapi_extra=body_of(EnrolIn),
+)
+async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
+    """Enrol photos or embeddings of one person. Each is taken or refused alone; a lone one refused fails the call.
+
+    Nothing is answered before it is on disk.
+    """
+    body = await read_photos(request, EnrolIn, kith.settings)
+    if not body.images and not body.embeddings:
+        raise InvalidRequestError("images, embeddings: at least one is needed")
+    if len(body.embeddings) > kith.settings.max_embeddings:
+        raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {kith.settings.max_embeddings}")
+    found = await kith.run(kith.store.gallery, gallery)
+    check_recogniser(found, kith.recogniser.fingerprint)
+    digest = _digest(subject, body)
+    if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
+        return _json(earlier)
+
+    results, templates = await _examine(kith, found, subject, body)
+    answer = EnrolOut(subject=subject, enrolled=len(templates), results=results).model_dump_json(exclude_none=True)
+    if templates:
+        keyed = Idempotent(key, digest, answer) if key else None
+        answer = await kith.run(kith.store.enrol, found, subject, templates, keyed) or answer
+    return _json(answer)
+
+
+async def _examine(
+    kith: Context, gallery: Gallery, subject: str, body: EnrolIn
+) -> tuple[list[EnrolledOut], list[NewTemplate]]:
+    """Decide on each photo and embedding; a lone refusal is raised."""
+    overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
+    photos = await gather_photos(body.images, kith.pipeline.embed) if body.images else []
+    vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
+    results: list[EnrolledOut] = []
+    templates: list[NewTemplate] = []
+    items: list[tuple[dict[str, int], Photo | KithError | NewTemplate]] = [
+        *(({"image": i}, photo) for i, photo in enumerate(photos)),
+        *(({"embedding": i}, new_template(vector)) for i, vector in enumerate(vectors)),
+    ]
+    for place, item in items:
+        try:
+            if isinstance(item, KithError):
+                raise item
+            seen = None
+            if isinstance(item, Photo):
+                face = choose_face(item, body.face)
+                seen = without_vector(face_out(face, gallery.settings.quality_gate))
+                item = template_from_face(face, gallery, overrides)
+            await kith.run(
+                check_identity, item, gallery, subject, kith.store, kith.followers, kith.pipeline, overrides
+            )
+        except KithError as error:
+            if len(items) == 1:
+                raise
+            results.append(EnrolledOut(**place, error=problem(error)))
+        else:
+            templates.append(item)
+            results.append(EnrolledOut(**place, template=item.id, face=seen))
+    return results, templates
+
+
+def _digest(subject: str, body: EnrolIn) -> str:
+    """Tells whether a repeated key repeats the request."""
+    digest = hashlib.sha256(subject.encode())
+    digest.update(body.model_dump_json(exclude={"images"}).encode())
+    for payload in body.images:
+        digest.update(hashlib.sha256(payload).digest())
+    return digest.hexdigest()
+
+
+def _json(document: str) -> Response:
+    return Response(document, 201, media_type="application/json")

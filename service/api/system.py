@@ -1,0 +1,46 @@
+"""Health, readiness, and what is being served."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter
+
+from models.runtime import Network
+from service.api.context import Kith
+from service.api.openapi import PROBLEMS
+from service.api.schemas import HealthOut, ModelOut, NetworkOut
+
+router = APIRouter(tags=["system"], responses=PROBLEMS)
+
+
+@router.get("/healthz")
+async def health() -> HealthOut:
+    """The process answers."""
+    return HealthOut(version=version("kith-face"))
+
+
+@router.get("/readyz")
+async def ready(kith: Kith) -> HealthOut:
+    """The networks are loaded and the database answers; 503 otherwise."""
+    await kith.run(kith.store.check)
+    return HealthOut(version=version("kith-face"))
+
+
+@router.get("/v1/models")
+async def models(kith: Kith) -> ModelOut:
+    """The pack being served, and the execution providers it runs on."""
+    return ModelOut(
+        model=kith.pack.model_id,
+        display_name=kith.pack.display_name,
+        recogniser=kith.recogniser.fingerprint,
+        dimension=kith.recogniser.dimension,
+        calibrated=kith.pipeline.calibration is not None,
+        detection=_network(kith.detection_network),
+        recognition=_network(kith.recognition_network),
+        metrics=dict(kith.pack.metrics),
+    )
+
+
+def _network(network: Network) -> NetworkOut:
+    return NetworkOut(file=network.path.name, providers=network.providers)

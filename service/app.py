@@ -1,0 +1,103 @@
+"""The wiring, all of it: settings in, application out."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+
+from models.detection import Detector
+from models.pack import load_pack
+from models.recognition import Recogniser
+from models.risk import Calibration
+from models.runtime import BATCH_BUCKETS, Network, available_cores
+from service.api import faces, galleries, identify, problems, subjects, system
+from service.api.context import Context
+from service.api.openapi import component_schemas
+from service.batching import Batcher
+from service.errors import UnauthorizedError
+from service.gallery.faiss_index import FaissIndex
+from service.gallery.follower import Followers
+from service.gallery.store import Store, open_engine
+from service.imaging import ImageLimits
+from service.pipeline import Pipeline
+from service.settings import Settings
+
+DETECTOR_BATCH = 8
+BLOCKING_THREADS_PER_CORE = 2
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the service. Networks and database are opened when the application starts, once."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pack = load_pack(settings.pack)
+        pack.verify()
+        detection = Network(pack.detection.path, settings.provider, settings.threads)
+        recognition = Network(pack.recognition.path, settings.provider, settings.threads)
+        detector = Detector(detection, pack.detection, settings.detection_score)
+        recogniser = Recogniser(recognition, pack.recognition)
+        calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
+        store = Store(open_engine(settings.sql_url))
+        followers = Followers(store, FaissIndex)
+        workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
+        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
+            async with (
+                Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed,
+            ):
+                limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+                pipeline = Pipeline(detect, embed, followers, calibration, limits, settings.max_faces, threads)
+                app.state.context = Context(
+                    settings, pack, detection, recognition, recogniser, store, followers, pipeline
+                )
+                log.info("serving %s on %s", pack.model_id, recognition.providers[0])
+                yield
+        store.close()
+
+    app = FastAPI(title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan)
+    problems.install(app)
+    for module in (faces, galleries, subjects, identify, system):
+        app.include_router(module.router)
+    _guard(app, settings)
+    _document(app)
+    return app
+
+
+def _guard(app: FastAPI, settings: Settings) -> None:
+    """Give every request an id, and ask for the key where one is set."""
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.state.request_id = uuid.uuid4().hex
+        if settings.api_key is not None and request.url.path.startswith("/v1/"):
+            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = request.headers.get("x-api-key") or bearer
+            if not hmac.compare_digest(given.encode(), settings.api_key.get_secret_value().encode()):
+                return problems.respond(request, UnauthorizedError("the API key is missing or wrong"))
+        response = await call_next(request)
+        response.headers["X-Request-Id"] = request.state.request_id
+        return response
+
+
+def _document(app: FastAPI) -> None:
+    """Add the schemas of bodies that are read by hand."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            document["components"]["schemas"] |= component_schemas()
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

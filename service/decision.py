@@ -1,0 +1,101 @@
+"""Scores and a risk target to an outcome. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from models.risk import Calibration, Threshold, fmr_for_fpir, fpir_from_fmr
+from service.errors import RiskUncalibratedError
+
+IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality"]
+VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality"]
+
+REVIEW_FACTOR: Final = 10.0
+"""The review risk: between it and the asked risk an answer is 'uncertain'."""
+MAX_REVIEW_RISK: Final = 0.5
+MIN_MARGIN: Final = 0.02
+"""Two subjects closer than this are lookalikes: neither is named."""
+
+
+@dataclass(frozen=True)
+class RiskTarget:
+    """What the caller accepts: a false positive identification rate, a false match rate, or a bare similarity."""
+
+    kind: Literal["fpir", "fmr", "threshold"]
+    value: float
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """``accept`` and ``review`` similarities for a target, and where they come from."""
+
+    accept: float
+    review: float
+    source: Literal["pack", "explicit"]
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A subject (by key) with its fused similarity to the probe, and the probability that a stranger scores so high."""
+
+    subject_pk: int
+    similarity: float
+    false_alarm_probability: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    outcome: IdentifyOutcome
+    best: Candidate | None
+    runner_up: Candidate | None
+
+    @property
+    def margin(self) -> float | None:
+        return self.best.similarity - self.runner_up.similarity if self.best and self.runner_up else None
+
+
+def thresholds_for(target: RiskTarget, calibration: Calibration | None, comparisons: int) -> Thresholds:
+    """Find the similarities that keep to ``target`` in a search of ``comparisons`` templates (1 for verification).
+
+    Raises:
+        RiskUncalibratedError: a risk was asked of a pack without calibration.
+    """
+    if target.kind == "threshold":
+        return Thresholds(target.value, target.value, "explicit", False)
+    if calibration is None:
+        raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
+
+    def at(risk: float) -> Threshold:
+        fmr = fmr_for_fpir(risk, comparisons) if target.kind == "fpir" else risk
+        return calibration.threshold_at_fmr(fmr)
+
+    accept = at(target.value)
+    review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * REVIEW_FACTOR)))
+    return Thresholds(accept.similarity, review.similarity, "pack", accept.extrapolated)
+
+
+def false_alarm_probability(similarity: float, calibration: Calibration | None, comparisons: int) -> float | None:
+    """The probability that a stranger's best of ``comparisons`` reaches ``similarity``; None without calibration."""
+    if calibration is None:
+        return None
+    return fpir_from_fmr(calibration.fmr(similarity).value, comparisons)
+
+
+def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:
+    """Name the best candidate, or say why not. ``candidates`` are distinct subjects, best first."""
+    best = candidates[0] if candidates else None
+    runner_up = candidates[1] if len(candidates) > 1 else None
+    if best is None or best.similarity < thresholds.review:
+        return Decision("unknown", best, runner_up)
+    if best.similarity < thresholds.accept:
+        return Decision("uncertain", best, runner_up)
+    lookalike = runner_up is not None and best.similarity - runner_up.similarity < min_margin
+    return Decision("uncertain" if lookalike else "identified", best, runner_up)
+
+
+def decide_pair(similarity: float, thresholds: Thresholds) -> VerifyOutcome:
+    if similarity >= thresholds.accept:
+        return "same"
+    return "uncertain" if similarity >= thresholds.review else "different"

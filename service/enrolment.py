@@ -1,0 +1,130 @@
+"""Enrolment: a photo or a vector becomes a template, or is refused with the reason."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from models.recognition import unit
+from models.runtime import Float
+from service.decision import RiskTarget, thresholds_for
+from service.errors import (
+    DuplicateSubjectError,
+    EmbeddingError,
+    InconsistentTemplateError,
+    LowQualityError,
+    NoFaceError,
+    RecogniserMismatchError,
+    SeveralFacesError,
+    SubjectNotFoundError,
+)
+from service.gallery.follower import Followers
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, NewTemplate
+from service.pipeline import Face, Photo, Pipeline
+
+DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
+"""A newcomer is taken for an enrolled person at most this often, whatever risk the gallery answers with."""
+CONSISTENT_SHARE: Final = 0.99
+"""Of true pairs, the share that counts as consistent."""
+
+FaceChoice = Literal["only", "largest"]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+
+
+def check_recogniser(gallery: Gallery, fingerprint: str) -> None:
+    """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's."""
+    if gallery.fingerprint != fingerprint:
+        raise RecogniserMismatchError(f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}")
+
+
+def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
+    """Turn given embeddings into (n, d) unit vectors. Raises EmbeddingError."""
+    for i, vector in enumerate(vectors):
+        if len(vector) != dimension:
+            raise EmbeddingError(f"embedding {i} has {len(vector)} numbers, this recogniser's have {dimension}")
+    try:
+        return unit(np.asarray(vectors, np.float64).reshape(-1, dimension))
+    except ValueError as error:
+        raise EmbeddingError(str(error)) from error
+
+
+def choose_face(photo: Photo, choice: FaceChoice) -> Face:
+    """Raises NoFaceError, SeveralFacesError."""
+    if not photo.faces:
+        raise NoFaceError("no face was found in the photo")
+    if choice == "only" and len(photo.faces) > 1:
+        raise SeveralFacesError(f"the photo shows {len(photo.faces)} faces")
+    return photo.largest()
+
+
+def template_from_face(face: Face, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+    """Raises LowQualityError."""
+    reasons = gallery.settings.quality_gate.reasons(face.quality)
+    if reasons and not overrides.allow_low_quality:
+        raise LowQualityError(
+            f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict()
+        )
+    assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
+    return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score)
+
+
+def new_template(vector: Float) -> NewTemplate:
+    """A template from a given (d,) unit vector."""
+    return NewTemplate(uuid.uuid4().hex, vector, "embedding")
+
+
+def check_identity(
+    template: NewTemplate,
+    gallery: Gallery,
+    subject_id: str,
+    store: Store,
+    followers: Followers,
+    pipeline: Pipeline,
+    overrides: Overrides,
+) -> None:
+    """Refuse a face that belongs to somebody else, or that is unlike its own subject. Needs a calibrated pack.
+
+    Raises:
+        DuplicateSubjectError, InconsistentTemplateError.
+    """
+    calibration = pipeline.calibration
+    if calibration is None:
+        return
+    try:
+        own = store.subject_vectors(gallery, subject_id)
+        own_pk = store.subject(gallery, subject_id).pk
+    except SubjectNotFoundError:
+        own, own_pk = np.empty((0, gallery.dimension), np.float32), -1
+    own_best = float((own @ template.vector).max()) if len(own) else None
+    if not overrides.allow_duplicate:
+        (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
+        others = [hit for hit in hits if hit.subject_pk != own_pk]
+        threshold = thresholds_for(DUPLICATE_RISK, calibration, comparisons).accept
+        # Someone else must be nearer than the subject itself: lookalikes may both be enrolled.
+        if others and others[0].similarity >= max(threshold, own_best or -1.0):
+            named = store.subjects_by_pk([others[0].subject_pk]).get(others[0].subject_pk)
+            if named is not None:
+                raise DuplicateSubjectError(
+                    f"the face resembles subject {named.id!r}",
+                    subject=named.id,
+                    similarity=round(others[0].similarity, 4),
+                    threshold=round(threshold, 4),
+                )
+    if own_best is not None and not overrides.allow_inconsistent:
+        threshold = calibration.threshold_at_fnmr(1 - CONSISTENT_SHARE)
+        if own_best < threshold:
+            raise InconsistentTemplateError(
+                f"the face is unlike the {len(own)} templates of subject {subject_id!r}",
+                similarity=round(own_best, 4),
+                threshold=round(threshold, 4),
+            )

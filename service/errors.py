@@ -1,0 +1,168 @@
+"""Every error a user can meet: a stable code, a status, and what to do. Translated to HTTP once, in the API."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class KithError(Exception):
+    """Base. ``code`` is stable and documented in docs/errors.md; ``remedy`` says what to do."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    remedy: ClassVar[str] = "Try again; if it happens again, report it with the request id."
+
+    def __init__(self, detail: str, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.extra = extra
+
+
+class InvalidRequestError(KithError):
+    status, code, title = 422, "invalid_request", "The request does not fit its description"
+    remedy = "See /docs for the fields, their types and ranges."
+
+
+class UnsupportedMediaTypeError(KithError):
+    status, code, title = 415, "unsupported_media_type", "This content type is not understood"
+    remedy = "Send application/json, or multipart/form-data with the photos as files."
+
+
+class UnauthorizedError(KithError):
+    status, code, title = 401, "unauthorized", "An API key is required"
+    remedy = "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."
+
+
+class RequestTooLargeError(KithError):
+    status, code, title = 413, "request_too_large", "The request is too large"
+    remedy = "Send fewer or smaller photos; the limits are in docs/settings.md."
+
+
+# Photos
+
+
+class ImageError(KithError):
+    """A photo cannot be used; in a call with several photos it fails alone."""
+
+    status = 422
+
+
+class ImageEmptyError(ImageError):
+    code, title = "image_empty", "The photo has no bytes"
+    remedy = "Send the file's content."
+
+
+class ImageFormatError(ImageError):
+    code, title = "image_format", "This is not a photo in a supported format"
+    remedy = "Send JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF."
+
+
+class ImageDamagedError(ImageError):
+    code, title = "image_damaged", "The photo is damaged or truncated"
+    remedy = "Send the complete file."
+
+
+class ImageTooLargeError(ImageError):
+    status, code, title = 413, "image_too_large", "The photo has too many bytes or pixels"
+    remedy = "Shrink the photo; the limits are in docs/settings.md."
+
+
+class NoFaceError(ImageError):
+    code, title = "no_face", "No face was found"
+    remedy = "Send a photo in which the face is upright, visible and at least about 24 pixels wide."
+
+
+class SeveralFacesError(ImageError):
+    code, title = "several_faces", "The photo shows several faces"
+    remedy = "Crop the photo to one person, or set 'face' to 'largest'."
+
+
+class LowQualityError(ImageError):
+    code, title = "low_quality", "The face is not good enough to enrol"
+    remedy = "Send a sharper, better lit, more frontal photo, or relax the gallery's quality gate."
+
+
+# Galleries
+
+
+class GalleryNotFoundError(KithError):
+    status, code, title = 404, "gallery_not_found", "There is no such gallery"
+    remedy = "Create it with POST /v1/galleries."
+
+
+class GalleryExistsError(KithError):
+    status, code, title = 409, "gallery_exists", "There is a gallery of this name"
+    remedy = "Use it, or choose another name."
+
+
+class SubjectNotFoundError(KithError):
+    status, code, title = 404, "subject_not_found", "There is no such subject in this gallery"
+    remedy = "Create it with PUT, or enrol a template for it."
+
+
+class TemplateNotFoundError(KithError):
+    status, code, title = 404, "template_not_found", "There is no such template of this subject"
+    remedy = "List the subject's templates."
+
+
+class RecogniserMismatchError(KithError):
+    status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
+    remedy = "Serve the gallery's own pack, or enrol its people in a new gallery."
+
+
+class EmbeddingError(KithError):
+    status, code, title = 422, "embedding_invalid", "This is not an embedding of this recogniser"
+    remedy = "Send finite numbers, not all zero, as many as GET /v1/models says."
+
+
+class DuplicateSubjectError(KithError):
+    status, code, title = 409, "duplicate_subject", "The face already belongs to another subject"
+    remedy = "Enrol it there, or repeat the request with 'allow_duplicate': true."
+
+
+class InconsistentTemplateError(KithError):
+    status, code, title = 409, "inconsistent_template", "The face is unlike the subject's other templates"
+    remedy = "Check the photo, or repeat the request with 'allow_inconsistent': true."
+
+
+class IdempotencyConflictError(KithError):
+    status, code, title = 409, "idempotency_conflict", "This Idempotency-Key was used for another request"
+    remedy = "Use a new key for a new request."
+
+
+class RiskUncalibratedError(KithError):
+    status, code, title = 409, "risk_uncalibrated", "The pack has no calibration, so a risk has no threshold"
+    remedy = "Ask with an explicit threshold: {\"threshold\": 0.4}."
+
+
+# Load and storage
+
+
+class OverloadedError(KithError):
+    status, code, title = 503, "overloaded", "The service has as much work as it can take"
+    remedy = "Try again after the seconds in Retry-After."
+
+
+class StorageError(KithError):
+    status, code, title = 503, "storage_unavailable", "The database cannot be used at the moment"
+    remedy = "Try again; nothing of this request was stored."
+
+
+class SettingsError(KithError):
+    """A setting the service cannot start with."""
+
+    code, title = "settings", "A setting is wrong"
+    remedy = "Correct the setting; docs/settings.md lists all."
+
+
+def all_errors() -> list[type[KithError]]:
+    """Every error class with a code of its own, for the documents' tests."""
+    found: list[type[KithError]] = []
+    waiting: list[type[KithError]] = [KithError]
+    while waiting:
+        error = waiting.pop()
+        waiting += error.__subclasses__()
+        if "code" in vars(error):
+            found.append(error)
+    return sorted(found, key=lambda e: e.code)

@@ -1,0 +1,1 @@
+"""Galleries: who is enrolled, on disk and searchable."""

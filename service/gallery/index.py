@@ -1,0 +1,25 @@
+"""What a vector index must do. Implementations hold vectors by template key and know nothing of SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.runtime import Float
+
+
+class VectorIndex(Protocol):
+    def __len__(self) -> int: ...
+
+    def add(self, keys: Sequence[int], vectors: Float) -> None:
+        """Add (n, d) unit vectors; a key already present is replaced."""
+
+    def remove(self, keys: Sequence[int]) -> None:
+        """Forget keys; unknown ones are passed over."""
+
+    def search(self, probes: Float, k: int, among: NDArray[np.int64] | None = None) -> tuple[Float, NDArray[np.int64]]:
+        """(q, d) probes to similarities (q, k), best first, and keys (q, k), -1 where fewer than k exist. ``among``
+        restricts the search to these keys."""

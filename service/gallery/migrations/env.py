@@ -1,0 +1,10 @@
+"""Alembic's entry point: migrates the connection it is handed (see service.gallery.store.open_engine)."""
+
+from alembic import context
+
+from service.gallery.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()

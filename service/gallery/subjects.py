@@ -1,0 +1,104 @@
+"""The domain: galleries, subjects, templates, and what a search returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from models.quality import QualityGate
+from models.runtime import Float
+from service.decision import RiskTarget
+
+TemplateKind = Literal["photo", "embedding"]
+Fusion = Literal["max"]
+
+
+@dataclass(frozen=True)
+class GallerySettings:
+    risk: RiskTarget = RiskTarget("fpir", 0.001)
+    fusion: Fusion = "max"
+    quality_gate: QualityGate = field(default_factory=QualityGate)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """``pk`` is never used again after deletion; ``fingerprint`` binds the gallery to one recogniser."""
+
+    pk: int
+    name: str
+    fingerprint: str
+    dimension: int
+    settings: GallerySettings
+    created_at: datetime
+    subjects: int = 0
+    templates: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    pk: int
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+    created_at: datetime
+    updated_at: datetime
+    templates: int = 0
+
+
+@dataclass(frozen=True)
+class Template:
+    id: str
+    subject: str
+    kind: TemplateKind
+    quality: dict[str, float] | None
+    detection_score: float | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class NewTemplate:
+    """A template to be enrolled: ``vector`` (d,) of unit norm."""
+
+    id: str
+    vector: Float
+    kind: TemplateKind
+    quality: dict[str, float] | None = None
+    detection_score: float | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the change log; ``vector`` is None for a removal."""
+
+    sequence: int
+    template_pk: int
+    subject_pk: int
+    vector: Float | None
+
+
+@dataclass(frozen=True)
+class SubjectFilter:
+    """Subjects that bear all ``tags`` and whose metadata equal ``metadata`` in each given key."""
+
+    tags: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A subject found: its best similarity, by the gallery's fusion."""
+
+    subject_pk: int
+    similarity: float
+    template_pk: int
+
+
+@dataclass(frozen=True)
+class Idempotent:
+    """A keyed request: ``digest`` of what was asked, ``response`` to give again."""
+
+    key: str
+    digest: str
+    response: str

@@ -1,0 +1,112 @@
+"""The tables, as Alembic's migrations create them (a test keeps the two equal)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+# SQLite counts up by itself only in a plain INTEGER key.
+Key = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Utc(TypeDecorator[datetime]):
+    """An aware UTC datetime: SQLite forgets the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+galleries = Table(
+    "galleries",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("dimension", Integer, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    sqlite_autoincrement=True,  # a deleted gallery's key must not name another one
+)
+
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("name", Text),
+    Column("metadata", JSON, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    Column("updated_at", Utc, nullable=False),
+    UniqueConstraint("gallery_pk", "id"),
+    sqlite_autoincrement=True,
+)
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("subject_pk", ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
+    Column("vector", LargeBinary, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("quality", JSON),
+    Column("detection_score", Float),
+    Column("created_at", Utc, nullable=False),
+    Index("templates_by_subject", "subject_pk"),
+    Index("templates_by_gallery", "gallery_pk"),
+    sqlite_autoincrement=True,
+)
+
+# No foreign key to templates: a removal outlives its template, so that followers learn of it.
+changes = Table(
+    "changes",
+    metadata,
+    Column("sequence", Key, primary_key=True, autoincrement=True),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("template_pk", Key, nullable=False),
+    Column("subject_pk", Key, nullable=False),
+    Index("changes_by_gallery", "gallery_pk", "sequence"),
+    sqlite_autoincrement=True,
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("response", Text, nullable=False),
+    Column("created_at", Utc, nullable=False),
+)

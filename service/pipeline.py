@@ -1,0 +1,148 @@
+"""The request, readable on one screen: photo, faces, crops, vectors, decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar, TypeVarTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models import quality
+from models.alignment import align
+from models.detection import Faces
+from models.quality import Quality
+from models.risk import Calibration
+from models.runtime import Float
+from service.batching import Batcher
+from service.decision import Candidate, Decision, RiskTarget, Thresholds, decide, false_alarm_probability, thresholds_for
+from service.gallery.follower import Followers
+from service.gallery.subjects import Gallery
+from service.imaging import ImageLimits, decode
+
+Image = NDArray[np.uint8]
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True)
+class Face:
+    """One face of a photo; ``vector`` (d,) where it was asked for."""
+
+    box_xyxy: Float
+    landmarks_xy: Float
+    score: float
+    quality: Quality
+    vector: Float | None = None
+
+
+@dataclass(frozen=True)
+class Photo:
+    """An upright photo's size in pixels and its faces, best score first."""
+
+    width: int
+    height: int
+    faces: list[Face]
+
+    def largest(self) -> Face:
+        """The face with the largest box; call only where there is one."""
+        return max(self.faces, key=lambda face: float(np.prod(face.box_xyxy[2:] - face.box_xyxy[:2])))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer to one probe: the decision, the best subjects by key, and the thresholds that decided."""
+
+    decision: Decision
+    candidates: list[Candidate]
+    thresholds: Thresholds
+
+
+class Pipeline:
+    """The stages in order. Each takes the previous one's value; none knows HTTP or settings."""
+
+    def __init__(
+        self,
+        detector: Batcher[Image, Faces],
+        recogniser: Batcher[Image, Float],
+        followers: Followers,
+        calibration: Calibration | None,
+        limits: ImageLimits,
+        max_faces: int,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._detector = detector
+        self._recogniser = recogniser
+        self._followers = followers
+        self._limits = limits
+        self._max_faces = max_faces
+        self._threads = threads
+        self.calibration = calibration
+
+    async def detect(self, payload: bytes) -> Photo:
+        """Decode a photo and find its faces. Raises ImageError."""
+        photo, _ = await self._faces(payload)
+        return photo
+
+    async def embed(self, payload: bytes, largest_only: bool = False) -> Photo:
+        """Decode a photo, find its faces, and give each a vector. Raises ImageError."""
+        photo, crops = await self._faces(payload)
+        if largest_only and photo.faces:
+            chosen = photo.faces.index(photo.largest())
+            photo, crops = replace(photo, faces=[photo.faces[chosen]]), crops[chosen : chosen + 1]
+        vectors = await self._recogniser.submit(list(crops))
+        return replace(
+            photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)]
+        )
+
+    async def identify(
+        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None = None
+    ) -> list[Found]:
+        """Search (q, d) unit vectors and decide each; subjects are named by their key. Raises RiskUncalibratedError."""
+        return await self.in_thread(self._identify, gallery, probes, target, k, among)
+
+    async def _faces(self, payload: bytes) -> tuple[Photo, Image]:
+        image = await self.in_thread(decode, payload, self._limits)
+        (faces,) = await self._detector.submit([image])
+        faces = faces[: self._max_faces]
+        crops, qualities = await self.in_thread(_cut, image, faces)
+        return Photo(image.shape[1], image.shape[0], _as_list(faces, qualities)), crops
+
+    def _identify(
+        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
+    ) -> list[Found]:
+        # Two at least: the runner-up is needed to tell lookalikes.
+        results, comparisons = self._followers.of(gallery).search(probes, max(2, k), among)
+        thresholds = thresholds_for(target, self.calibration, comparisons)
+        found = []
+        for hits in results:
+            candidates = [
+                Candidate(
+                    hit.subject_pk,
+                    hit.similarity,
+                    false_alarm_probability(hit.similarity, self.calibration, comparisons),
+                )
+                for hit in hits
+            ]
+            found.append(Found(decide(candidates, thresholds), candidates[:k], thresholds))
+        return found
+
+    async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _cut(image: Image, faces: Faces) -> tuple[Image, list[Quality]]:
+    crops = align(image, faces.landmarks_xy)
+    return crops, [quality.measure(crop, points) for crop, points in zip(crops, faces.landmarks_xy, strict=True)]
+
+
+def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:
+    return [
+        Face(box, points, float(score), measured)
+        for box, points, score, measured in zip(
+            faces.boxes_xyxy, faces.landmarks_xy, faces.scores, qualities, strict=True
+        )
+    ]

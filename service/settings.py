@@ -1,0 +1,81 @@
+"""Settings from the environment (``KITH_...``) or ``.env``, each with a default, validated at start."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from models.pack import BUNDLED
+from service.errors import SettingsError
+
+
+class Settings(BaseSettings):
+    """All settings; docs/settings.md repeats them, and a test keeps the two equal."""
+
+    model_config = SettingsConfigDict(env_prefix="KITH_", env_file=".env", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    api_key: SecretStr | None = Field(None, description="Required of every request to /v1 when set.")
+    allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
+    data_dir: Path = Field(Path("data"), description="Where the database lies.")
+    database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
+    pack: Path = Field(BUNDLED, description="Directory of the model pack.")
+    provider: str | None = Field(
+        None, description="onnxruntime execution provider to insist on; default: the best that starts."
+    )
+    threads: int | None = Field(None, ge=1, le=256, description="Threads per network; default: the cores really there.")
+    detection_score: float = Field(0.5, gt=0, lt=1, description="Faces below this detector score are not reported.")
+    max_image_bytes: int = Field(20_000_000, ge=1000, description="Largest photo, in bytes.")
+    max_image_pixels: int = Field(50_000_000, ge=10_000, description="Largest photo, width times height.")
+    max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
+    max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
+    max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
+
+    @property
+    def sql_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Every photo at its largest, in base64, with room for the rest."""
+        return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
+
+    def check_exposure(self) -> None:
+        """Refuse to listen beyond loopback with neither a key nor an explicit word.
+
+        Raises:
+            SettingsError: as said.
+        """
+        if self.api_key is None and not self.allow_anonymous and not is_loopback(self.host):
+            raise SettingsError(
+                f"refusing to listen on {self.host} without an API key: "
+                "set KITH_API_KEY, or KITH_ALLOW_ANONYMOUS=true if something else guards the service"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read the settings; explicit ``overrides`` win over the environment.
+
+    Raises:
+        SettingsError: a value is out of range; the error names the variable.
+    """
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        problems = "; ".join(f"KITH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        raise SettingsError(problems) from error

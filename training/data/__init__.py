@@ -1,0 +1,1 @@
+"""Labelled faces: where they are, how they are decoded once, how they are varied."""

@@ -1,0 +1,1 @@
+"""A compact five-point face detector with SCRFD-style outputs."""
