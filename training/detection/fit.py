@@ -24,10 +24,15 @@ from training.loop import NonFiniteLossError, save_atomically, update_average
 
 @dataclass(frozen=True)
 class DetectorLoopConfig:
-    steps: int = 5000
+    steps: int = 3600
     batch_size: int = 16
     crop_sizes_px: tuple[int, ...] = (256, 256, 384)
     """The side of a batch's crops, by turns: mostly small ones, since time goes with area."""
+    point_weight: float = 4.0
+    """Of the landmarks in the loss, while faces and boxes are learned first ..."""
+    late_point_weight: float = 16.0
+    """... and once they are, after ``late_share`` of the steps."""
+    late_share: float = 0.63
     learning_rate: float = 2e-3
     weight_decay: float = 1e-4
     warmup_steps: int = 200
@@ -63,7 +68,9 @@ def fit_detector(
         for step, (images, faces) in enumerate(bar, start=first):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, config)
-            loss, parts = detection_loss(model, images, faces)
+            late = step >= config.late_share * config.steps
+            weight = config.late_point_weight if late else config.point_weight
+            loss, parts = detection_loss(model, images, faces, weight)
             if not math.isfinite(float(loss.detach())):
                 raise NonFiniteLossError(f"loss is not finite at step {step}: {parts}")
             optimiser.zero_grad(set_to_none=True)

@@ -13,7 +13,6 @@ from training.detection.network import SLOT_SIZES_PX, SLOTS, STRIDES, FaceDetect
 # Octaves between a face's size and a slot's nominal size within which the slot learns the face: neighbours overlap.
 OCTAVES = 0.7
 CENTRE_CELLS = 1.5
-POINT_WEIGHT = 4.0
 BOX_WEIGHT = 2.0
 
 
@@ -58,7 +57,9 @@ def assign(faces: Faces, height_px: int, width_px: int) -> tuple[Tensor, Tensor]
     return torch.cat(owners), torch.cat(ignored)
 
 
-def detection_loss(model: FaceDetector, images: Tensor, batch: list[Faces]) -> tuple[Tensor, dict[str, float]]:
+def detection_loss(
+    model: FaceDetector, images: Tensor, batch: list[Faces], point_weight: float
+) -> tuple[Tensor, dict[str, float]]:
     """Quality focal loss (X. Li et al., "Generalized Focal Loss", 2020, eq. 2) on scores, GIoU on boxes (Rezatofighi
     et al., 2019, eq. 3), smooth L1 on landmarks in units of the face size. Returns the sum and its parts."""
     height, width = images.shape[2:]
@@ -98,7 +99,7 @@ def detection_loss(model: FaceDetector, images: Tensor, batch: list[Faces]) -> t
     point_loss = F.smooth_l1_loss(
         torch.cat(predicted_points) / size, torch.cat(true_points) / size, beta=0.02, reduction="sum"
     ) / (10 * max(1, len(size)))
-    total = score_loss + BOX_WEIGHT * box_loss + POINT_WEIGHT * point_loss
+    total = score_loss + BOX_WEIGHT * box_loss + point_weight * point_loss
     return total, {
         "score": float(score_loss.detach()),
         "box": float(box_loss.detach()),

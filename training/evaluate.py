@@ -1,0 +1,257 @@
+"""A pack measured on LFW and WIDER FACE, through its own detector, as it will be served."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.alignment import align
+from models.detection import Detector, Faces
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from models.runtime import Float, Network
+from training.config import ConfigError
+from training.data.identities import read_rgb
+from training.detection.data import AnnotatedPhoto, iou_matrix, load_annotated
+from training.metrics import (
+    FoldAccuracy,
+    OpenSet,
+    best_threshold,
+    equal_error_rate,
+    fold_accuracy,
+    open_set,
+    tar_at_far,
+)
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """An LFW list of pairs: photos relative to the images folder, who is same, which fold each belongs to."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    same: NDArray[np.bool_]
+    folds: NDArray[np.int64]
+
+
+def read_pairs(path: Path) -> Pairs:
+    """Read pairs.txt (header: folds, pairs a kind) or a View 1 list (header: pairs a kind; one fold).
+
+    Raises:
+        ConfigError: the file is absent or a line is malformed.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    header, *lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line]
+    fold_count = int(header[0]) if len(header) == 2 else 1
+    per_fold = 2 * int(header[-1])
+    first, second, same = [], [], []
+    for fields in lines[: fold_count * per_fold]:
+        match fields:
+            case [person, a, b]:
+                pair = (person, a, person, b)
+            case [one, a, other, b]:
+                pair = (one, a, other, b)
+            case _:
+                raise ConfigError(f"{path}: cannot read the line {fields}")
+        first.append(_lfw_file(pair[0], int(pair[1])))
+        second.append(_lfw_file(pair[2], int(pair[3])))
+        same.append(len(fields) == 3)
+    folds = np.repeat(np.arange(fold_count), per_fold)
+    return Pairs(tuple(first), tuple(second), np.array(same), folds)
+
+
+def _lfw_file(person: str, number: int) -> str:
+    return f"{person}/{person}_{number:04d}.jpg"
+
+
+class Embedder:
+    """A pack as a function from photo files to unit vectors, by the central face of each photo."""
+
+    def __init__(self, pack: ModelPack, min_score: float = 0.5) -> None:
+        self.detector = Detector(Network(pack.detection.path), pack.detection, min_score)
+        self.recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+
+    def faces(self, files: Sequence[Path]) -> Iterator[tuple[list[NDArray[np.uint8]], list[Faces]]]:
+        for start in tqdm(range(0, len(files), BATCH), desc="detect and embed", unit="batch"):
+            images = [read_rgb(file) for file in files[start : start + BATCH]]
+            yield images, self.detector.detect(images)
+
+    def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
+        """(n, d) unit vectors and (n,) whether a face was found; a photo without one has a zero vector, which is
+        similar to nobody."""
+        vectors = np.zeros((len(files), self.recogniser.dimension), np.float32)
+        found = np.zeros(len(files), bool)
+        row = 0
+        for images, detected in self.faces(files):
+            crops, rows = [], []
+            for image, faces in zip(images, detected, strict=True):
+                if len(faces):
+                    centre = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
+                    crops.append(align(image, faces.landmarks_xy[centre : centre + 1])[0])
+                    rows.append(row)
+                row += 1
+            if crops:
+                vectors[rows] = self.recogniser.embed(np.stack(crops))
+                found[rows] = True
+        return vectors, found
+
+
+@dataclass(frozen=True)
+class Verification:
+    accuracy: FoldAccuracy
+    tar_at_far_1e3: float
+    eer: float
+    photos_without_face: int
+
+
+def evaluate_pairs(embedder: Embedder, pairs: Pairs, images: Path) -> Verification:
+    """LFW-protocol verification through the pack's own detector. With one fold (View 1) the threshold is chosen on
+    the very pairs it judges: good for choosing settings, not for reporting."""
+    files = sorted({*pairs.first, *pairs.second})
+    row = {file: i for i, file in enumerate(files)}
+    vectors, found = embedder.embed([images / file for file in files])
+    a, b = vectors[[row[f] for f in pairs.first]], vectors[[row[f] for f in pairs.second]]
+    similarities = np.einsum("nd,nd->n", a, b, dtype=np.float64)
+    if len(np.unique(pairs.folds)) > 1:
+        accuracy = fold_accuracy(similarities, pairs.same, pairs.folds)
+    else:
+        value = float(((similarities >= best_threshold(similarities, pairs.same)) == pairs.same).mean())
+        accuracy = FoldAccuracy(value, 0.0, (value,))
+    return Verification(
+        accuracy,
+        tar_at_far(similarities, pairs.same, 1e-3),
+        equal_error_rate(similarities, pairs.same),
+        int((~found).sum()),
+    )
+
+
+def evaluate_open_set(embedder: Embedder, protocol: Path, images: Path) -> OpenSet:
+    """The 1:N open-set protocol: one enrolled photo a person, mated probes, strangers."""
+    document = json.loads(protocol.read_text(encoding="utf-8"))
+    gallery, mated, strangers = (document[k] for k in ("gallery", "mated_probes", "nonmated_probes"))
+    vectors, _ = embedder.embed([images / file for file in (*gallery, *mated, *strangers)])
+    wide = vectors.astype(np.float64)
+    row_of = {Path(file).parent.name: i for i, file in enumerate(gallery)}
+    g, m = len(gallery), len(gallery) + len(mated)
+    mates = np.array([row_of[Path(file).parent.name] for file in mated])
+    return open_set(wide[:g], wide[g:m], mates, wide[m:])
+
+
+@dataclass(frozen=True)
+class Detection:
+    """``recall`` of annotated faces at the served score, ``precision`` of what was reported; ``recall_at_precision_90``
+    at the score that gives 90 % precision, and that score. Faces below ``min_side_px`` count neither way."""
+
+    min_side_px: float
+    faces: int
+    recall: float
+    precision: float
+    recall_at_precision_90: float
+    score_at_precision_90: float
+
+
+def evaluate_detector(detector: Detector, photos: Sequence[AnnotatedPhoto], min_side_px: float = 32.0) -> Detection:
+    """Match detections to annotated boxes at IoU 0.5, best score first, each box once."""
+    served = detector.min_score
+    detector.min_score = 0.02
+    try:
+        found = [detector.detect([photo.image])[0] for photo in tqdm(photos, desc="detect", unit="img")]
+    finally:
+        detector.min_score = served
+    scores: list[float] = []
+    hits: list[bool] = []
+    total = 0
+    for photo, faces in zip(photos, found, strict=True):
+        certain = ~photo.doubtful
+        boxes = photo.boxes[certain]
+        counted = (boxes[:, 2:] - boxes[:, :2]).min(1) >= min_side_px if len(boxes) else np.zeros(0, bool)
+        total += int(counted.sum())
+        overlap = iou_matrix(faces.boxes_xyxy, photo.boxes)
+        free = np.ones(len(photo.boxes), bool)
+        kinds = np.full(len(photo.boxes), "ignore")
+        kinds[: len(boxes)][counted] = "face"
+        for i in range(len(faces)):
+            candidates = np.where(free, overlap[i], 0)
+            best = int(candidates.argmax()) if len(candidates) else -1
+            if best >= 0 and candidates[best] >= 0.5:
+                free[best] = False
+                if kinds[best] == "face":
+                    scores.append(float(faces.scores[i]))
+                    hits.append(True)
+                continue
+            side = float((faces.boxes_xyxy[i, 2:] - faces.boxes_xyxy[i, :2]).min())
+            if side >= min_side_px:
+                scores.append(float(faces.scores[i]))
+                hits.append(False)
+    order = np.argsort(-np.array(scores))
+    ordered, right = np.array(scores)[order], np.array(hits)[order]
+    recall = np.cumsum(right) / max(1, total)
+    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
+    at_served = int((ordered >= served).sum()) - 1
+    good = np.flatnonzero(precision >= 0.9)
+    last = int(good[-1]) if len(good) else -1
+    return Detection(
+        min_side_px,
+        total,
+        float(recall[at_served]) if at_served >= 0 else 0.0,
+        float(precision[at_served]) if at_served >= 0 else 1.0,
+        float(recall[last]) if last >= 0 else 0.0,
+        float(ordered[last]) if last >= 0 else 1.0,
+    )
+
+
+@dataclass(frozen=True)
+class CentralFaces:
+    """How often LFW's central face is found (IoU 0.3 with the reference box), and by how much the landmarks differ
+    from the reference's: the mean over five points, in eye distances; median over photos."""
+
+    photos: int
+    found: float
+    median_landmark_error: float
+
+
+def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path, every: int = 1) -> CentralFaces:
+    with landmarks_csv.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))[::every]
+    found, errors = 0, []
+    for row in tqdm(rows, desc="central faces", unit="img"):
+        faces = detector.detect([read_rgb(images / row["file"])])[0]
+        box = np.array([[float(row[k]) for k in ("x0", "y0", "x1", "y1")]], np.float32)
+        overlap = iou_matrix(faces.boxes_xyxy, box)[:, 0] if len(faces) else np.zeros(0)
+        if not len(faces) or overlap.max() < 0.3:
+            continue
+        found += 1
+        points = np.array([[float(row[f"l{axis}{i}"]) for axis in "xy"] for i in range(1, 6)])
+        distance = np.linalg.norm(points[0] - points[1])
+        errors.append(np.linalg.norm(faces.landmarks_xy[int(overlap.argmax())] - points, axis=1).mean() / distance)
+    return CentralFaces(len(rows), found / len(rows), float(np.median(errors)))
+
+
+def evaluate_pack(pack: ModelPack, data: Path, view1_only: bool = False) -> dict[str, Any]:
+    """Everything the model card states. ``data`` holds lfw/ and wider/ (see docs/training.md)."""
+    embedder = Embedder(pack)
+    lfw = data / "lfw"
+    report: dict[str, Any] = {
+        "lfw_view1": asdict(evaluate_pairs(embedder, read_pairs(lfw / "pairsDevTest.txt"), lfw / "images"))
+    }
+    if view1_only:
+        return report
+    report["lfw_view2"] = asdict(evaluate_pairs(embedder, read_pairs(lfw / "pairs.txt"), lfw / "images"))
+    report["lfw_open_set"] = asdict(evaluate_open_set(embedder, lfw / "openset_protocol.json", lfw / "images"))
+    wider = load_annotated(data / "wider", "val")
+    report["wider_val"] = asdict(evaluate_detector(embedder.detector, wider))
+    report["lfw_central_faces"] = asdict(
+        evaluate_central_faces(embedder.detector, lfw / "landmarks_yunet.csv", lfw / "images")
+    )
+    return report

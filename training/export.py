@@ -1,0 +1,157 @@
+"""Trained networks to ONNX: nothing is written unless onnxruntime agrees with torch on real images."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.export import Dim
+
+from models.runtime import Network
+from training.detection.network import STRIDES, FaceDetector
+
+OPSET = 18
+MIN_COSINE_FP32 = 0.9999
+MIN_COSINE_FP16 = 0.999
+MAX_BOX_SHIFT_STRIDES = 0.05
+SMALLEST_HALVED = 256
+"""Tensors with fewer elements stay fp32: they save nothing."""
+
+
+class ParityError(RuntimeError):
+    """onnxruntime and torch disagree; the message says where and by how much. No file was written."""
+
+
+def export_recogniser(backbone: nn.Module, crops_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:
+    """Write ``backbone`` as fp16-stored ONNX; returns the worst cosine between torch and onnxruntime.
+
+    Args:
+        crops_BCHW: real crops in [-1, 1], at least a dozen.
+
+    Raises:
+        ParityError: below 0.9999 in fp32, or 0.999 as stored.
+    """
+    backbone = backbone.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    with torch.no_grad():
+        expected = backbone(crops_BCHW).numpy()
+    exact = path.with_suffix(".fp32.onnx")
+    stored = path.with_suffix(".fp16.onnx")
+    try:
+        _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
+        _check_cosine(expected, Network(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
+        store_in_fp16(exact, stored, metadata)
+        worst = _check_cosine(expected, Network(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
+        stored.replace(path)
+        return worst
+    finally:
+        exact.unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
+
+
+def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:
+    """Write the detector as fp16-stored ONNX; returns the largest shift of a confident box or landmark, in strides.
+
+    Raises:
+        ParityError: a score moves by more than 0.02 or a confident box by more than 0.05 strides.
+    """
+    model = model.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    with torch.no_grad():
+        expected = [t.numpy() for t in model(photos_BCHW)]
+    names = [f"{kind}_{stride}" for kind in ("score", "box", "points") for stride in STRIDES]
+    height, width = Dim("h", min=2, max=128), Dim("w", min=2, max=128)
+    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".fp16.onnx")
+    try:
+        # Two unequal sides: a square example would be taken for a law.
+        example = torch.zeros(2, 3, 256, 320)
+        _export(model, example, exact, names, ({0: Dim("batch", min=1, max=512), 2: 32 * height, 3: 32 * width},))
+        store_in_fp16(exact, stored, metadata)
+        shift = _check_detections(expected, Network(stored).run(photos_BCHW.numpy()))
+        stored.replace(path)
+        return shift
+    finally:
+        exact.unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
+
+
+def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str], shapes: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # The exporter announces that torchvision, which nothing here uses, is absent.
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.onnx.export(
+            model,
+            (example,),
+            str(path),
+            input_names=["input"],
+            output_names=list(outputs),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def store_in_fp16(source: Path, target: Path, metadata: dict[str, str]) -> None:
+    """Halve a network's size: weights are stored as fp16 and cast to fp32 where they enter the graph.
+
+    The casts have constant inputs, so a runtime folds them when it loads the file: it computes in fp32, at fp32's
+    speed, and inputs and outputs stay fp32, as every reader of InsightFace packs expects.
+    """
+    model = onnx.load(str(source))
+    graph = model.graph
+    casts = []
+    for tensor in list(graph.initializer):
+        values = numpy_helper.to_array(tensor)
+        if tensor.data_type != TensorProto.FLOAT or values.size < SMALLEST_HALVED:
+            continue
+        halved = f"{tensor.name}.fp16"
+        graph.initializer.remove(tensor)
+        graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), halved))
+        # Named so that no reader takes these first nodes for a built-in normalisation ("Sub", "Mul").
+        casts.append(helper.make_node("Cast", [halved], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    # The exporter's notes name files of the machine it ran on.
+    for node in graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del graph.metadata_props[:], graph.value_info[:], model.metadata_props[:]
+    helper.set_model_props(model, metadata)
+    model.producer_name = "kith-train"
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(target))
+
+
+def _check_cosine(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], least: float, what: str) -> float:
+    products = (expected * actual).sum(1)
+    cosines = products / (np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1))
+    worst = float(cosines.min())
+    if not worst >= least:
+        raise ParityError(f"{what}: crop {int(cosines.argmin())} has cosine {worst:.6f} to torch's, {least} is asked for")
+    return worst
+
+
+def _check_detections(expected: Sequence[np.ndarray[Any, Any]], actual: Sequence[np.ndarray[Any, Any]]) -> float:
+    worst = 0.0
+    levels = len(STRIDES)
+    for i, stride in enumerate(STRIDES):
+        moved = float(np.abs(expected[i] - actual[i]).max())
+        if moved > 0.02:
+            raise ParityError(f"stride {stride}: a score moves by {moved:.4f}, 0.02 is allowed")
+        confident = expected[i][..., 0] > 0.5
+        for kind in (levels, 2 * levels):
+            if confident.any():
+                worst = max(worst, float(np.abs(expected[i + kind] - actual[i + kind])[confident].max()))
+    if worst > MAX_BOX_SHIFT_STRIDES:
+        raise ParityError(f"a confident box or landmark moves by {worst:.4f} strides, {MAX_BOX_SHIFT_STRIDES} is allowed")
+    return worst
