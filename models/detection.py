@@ -87,9 +87,11 @@ class SCRFDHead:
     def __init__(self, output_count: int) -> None:
         match output_count:
             case 9:
-                self.strides, self.slots = (8, 16, 32), 2
+                self.strides: tuple[int, ...] = (8, 16, 32)
+                self.slots = 2
             case 15:
-                self.strides, self.slots = (8, 16, 32, 64, 128), 1
+                self.strides = (8, 16, 32, 64, 128)
+                self.slots = 1
             case _:
                 raise PackError("tasks.detection.file", f"{output_count} outputs: an SCRFD with landmarks has 9 or 15")
 
@@ -115,7 +117,9 @@ class YuNetHead:
 
     def __init__(self, output_names: Sequence[str]) -> None:
         try:
-            self._rows = {k: [list(output_names).index(f"{k}_{s}") for s in self.strides] for k in ("cls", "obj", "bbox", "kps")}
+            self._rows = {
+                k: [list(output_names).index(f"{k}_{s}") for s in self.strides] for k in ("cls", "obj", "bbox", "kps")
+            }
         except ValueError as error:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
 
@@ -192,7 +196,7 @@ class Detector:
 
     def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
         """Find the faces of each (H, W, 3) uint8 RGB photo; photos on equal canvases share a batch."""
-        canvases = [choose_canvas(*image.shape[:2], self._buckets) for image in images]
+        canvases = [choose_canvas(image.shape[0], image.shape[1], self._buckets) for image in images]
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, canvas in enumerate(canvases):
             groups[canvas.height_px, canvas.width_px].append(i)
@@ -224,7 +228,9 @@ def lay_out(image: NDArray[np.uint8], canvas: Canvas, normalisation: Normalisati
     if canvas.scale < 1.0:
         size = (max(1, round(image.shape[1] * canvas.scale)), max(1, round(image.shape[0] * canvas.scale)))
         # Bilinear sampling skips pixels beyond a halving, and small faces alias away.
-        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA if canvas.scale < 0.5 else cv2.INTER_LINEAR))
+        image = np.asarray(
+            cv2.resize(image, size, interpolation=cv2.INTER_AREA if canvas.scale < 0.5 else cv2.INTER_LINEAR)
+        )
     if normalisation.colour == "BGR":
         image = image[..., ::-1]
     out = np.full((3, canvas.height_px, canvas.width_px), (0 - normalisation.mean) / normalisation.std, np.float32)

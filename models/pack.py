@@ -91,7 +91,8 @@ class ModelPack:
                 raise PackError(f"tasks.{name}.file", f"{spec.path.name} does not exist in the pack")
             if spec.sha256 is not None and (actual := sha256_of(spec.path)) != spec.sha256:
                 raise PackError(
-                    f"tasks.{name}.sha256", f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}..."
+                    f"tasks.{name}.sha256",
+                    f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}...",
                 )
 
 
@@ -133,7 +134,9 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     model_id = _text(document, "model_id", "model_id")
     if not _MODEL_ID.fullmatch(model_id):
-        raise PackError("model_id", "must be 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+        raise PackError(
+            "model_id", "must be 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
     # InsightFace requires the key to name this file; the file itself may be absent (see docs/decisions/0003).
     if PurePosixPath(_text(document, "license", "license")).name != LICENSE_FILE:
         raise PackError("license", f"must name {LICENSE_FILE}")

@@ -43,14 +43,14 @@ class Tail:
             return self.share * math.exp(-x)
         base = 1 + self.shape * x
         # A negative shape has an end point, beyond which the fit knows of no impostor at all.
-        return self.share * float(base ** (-1 / self.shape)) if base > 0 else 0.0
+        return self.share * float(math.pow(base, -1 / self.shape)) if base > 0 else 0.0
 
     def quantile(self, rate: float) -> float:
         """The score that impostors reach with probability ``rate`` (0 < rate <= share)."""
         ratio = rate / self.share
         if abs(self.shape) < 1e-9:
             return self.start - self.scale * math.log(ratio)
-        return self.start + self.scale * (ratio ** (-self.shape) - 1) / self.shape
+        return self.start + self.scale * (math.pow(ratio, -self.shape) - 1) / self.shape
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,7 @@ class Calibration:
             PackError: a field is missing or malformed; the error names it.
         """
         try:
-            histograms = {
-                name: np.asarray(document["histograms"][name], np.int64) for name in ("impostor", "genuine")
-            }
+            histograms = {name: np.asarray(document["histograms"][name], np.int64) for name in ("impostor", "genuine")}
             tail = Tail(**{name: float(document["tail"][name]) for name in ("start", "share", "shape", "scale")})
             if not (0 < tail.share <= 1 and tail.scale > 0):
                 raise ValueError("tail.share must lie in (0, 1] and tail.scale be positive")

@@ -77,9 +77,11 @@ class Network:
     def __init__(self, path: Path, provider: str | None = None, threads: int | None = None) -> None:
         self.path = path
         self._threads = threads or available_cores()
-        wanted = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
+        wanted: list[str] = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
         if provider and provider not in available_providers():
-            raise RuntimeUnavailableError(f"{provider} is not in this onnxruntime; it has {', '.join(available_providers())}")
+            raise RuntimeUnavailableError(
+                f"{provider} is not in this onnxruntime; it has {', '.join(available_providers())}"
+            )
         self._session = self._open(wanted, self._options())
         if provider and provider not in self._session.get_providers():
             raise RuntimeUnavailableError(f"{provider} is installed but could not start on this machine")
@@ -111,10 +113,7 @@ class Network:
     def run(self, batch: Float) -> list[Float]:
         """Run ``batch`` (n, ...) and return every output, each with n rows."""
         count = len(batch)
-        if self.fixed_batch:
-            size = int(self.input_shape[0] or 1)
-        else:
-            size = bucket(count)
+        size = int(self.input_shape[0] or 1) if self.fixed_batch else bucket(count)
         pieces = []
         for start in range(0, count, size):
             piece = batch[start : start + size]

@@ -65,7 +65,9 @@ def create_app(settings: Settings) -> FastAPI:
                 yield
         store.close()
 
-    app = FastAPI(title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan)
+    app = FastAPI(
+        title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
+    )
     problems.install(app)
     for module in (faces, galleries, subjects, identify, system):
         app.include_router(module.router)

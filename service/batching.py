@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from service.errors import OverloadedError
 
@@ -37,11 +37,13 @@ class Batcher(Generic[Item, Result]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._worker: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Batcher[Item, Result]:
+    async def __aenter__(self) -> Self:
         self._worker = asyncio.create_task(self._work())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._closing = True
         self._wake.set()
         if self._worker is not None:

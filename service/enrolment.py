@@ -44,7 +44,9 @@ class Overrides:
 def check_recogniser(gallery: Gallery, fingerprint: str) -> None:
     """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's."""
     if gallery.fingerprint != fingerprint:
-        raise RecogniserMismatchError(f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}")
+        raise RecogniserMismatchError(
+            f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}"
+        )
 
 
 def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
@@ -71,9 +73,7 @@ def template_from_face(face: Face, gallery: Gallery, overrides: Overrides) -> Ne
     """Raises LowQualityError."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
     if reasons and not overrides.allow_low_quality:
-        raise LowQualityError(
-            f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict()
-        )
+        raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
     return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score)
 

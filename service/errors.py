@@ -133,7 +133,7 @@ class IdempotencyConflictError(KithError):
 
 class RiskUncalibratedError(KithError):
     status, code, title = 409, "risk_uncalibrated", "The pack has no calibration, so a risk has no threshold"
-    remedy = "Ask with an explicit threshold: {\"threshold\": 0.4}."
+    remedy = 'Ask with an explicit threshold: {"threshold": 0.4}.'
 
 
 # Load and storage

@@ -45,7 +45,9 @@ def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
     except UnidentifiedImageError as error:
         raise ImageFormatError("the bytes are not a photo in a supported format") from error
     except Image.DecompressionBombError as error:
-        raise ImageTooLargeError(f"the photo's header declares too many pixels, the limit is {limits.max_pixels}") from error
+        raise ImageTooLargeError(
+            f"the photo's header declares too many pixels, the limit is {limits.max_pixels}"
+        ) from error
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, MemoryError) as error:
         # What Pillow's decoders raise on damaged files is not one family.
         raise ImageDamagedError(f"the photo cannot be decoded: {error}") from error

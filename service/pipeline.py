@@ -18,7 +18,15 @@ from models.quality import Quality
 from models.risk import Calibration
 from models.runtime import Float
 from service.batching import Batcher
-from service.decision import Candidate, Decision, RiskTarget, Thresholds, decide, false_alarm_probability, thresholds_for
+from service.decision import (
+    Candidate,
+    Decision,
+    RiskTarget,
+    Thresholds,
+    decide,
+    false_alarm_probability,
+    thresholds_for,
+)
 from service.gallery.follower import Followers
 from service.gallery.subjects import Gallery
 from service.imaging import ImageLimits, decode
@@ -94,9 +102,7 @@ class Pipeline:
             chosen = photo.faces.index(photo.largest())
             photo, crops = replace(photo, faces=[photo.faces[chosen]]), crops[chosen : chosen + 1]
         vectors = await self._recogniser.submit(list(crops))
-        return replace(
-            photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)]
-        )
+        return replace(photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)])
 
     async def identify(
         self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None = None

@@ -94,7 +94,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy, for checkpoints, packs and reports."""
-        return _jsonable(asdict(self))
+        document: dict[str, Any] = _jsonable(asdict(self))
+        return document
 
 
 def _jsonable(value: Any) -> Any:

@@ -108,7 +108,7 @@ def store_in_fp16(source: Path, target: Path, metadata: dict[str, str]) -> None:
     """
     model = onnx.load(str(source))
     graph = model.graph
-    casts = []
+    casts: list[onnx.NodeProto] = []
     for tensor in list(graph.initializer):
         values = numpy_helper.to_array(tensor)
         if tensor.data_type != TensorProto.FLOAT or values.size < SMALLEST_HALVED:
@@ -117,7 +117,9 @@ def store_in_fp16(source: Path, target: Path, metadata: dict[str, str]) -> None:
         graph.initializer.remove(tensor)
         graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), halved))
         # Named so that no reader takes these first nodes for a built-in normalisation ("Sub", "Mul").
-        casts.append(helper.make_node("Cast", [halved], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT))
+        casts.append(
+            helper.make_node("Cast", [halved], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT)
+        )
     nodes = [*casts, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -137,7 +139,9 @@ def _check_cosine(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], 
     cosines = products / (np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1))
     worst = float(cosines.min())
     if not worst >= least:
-        raise ParityError(f"{what}: crop {int(cosines.argmin())} has cosine {worst:.6f} to torch's, {least} is asked for")
+        raise ParityError(
+            f"{what}: crop {int(cosines.argmin())} has cosine {worst:.6f} to torch's, {least} is asked for"
+        )
     return worst
 
 
@@ -153,5 +157,7 @@ def _check_detections(expected: Sequence[np.ndarray[Any, Any]], actual: Sequence
             if confident.any():
                 worst = max(worst, float(np.abs(expected[i + kind] - actual[i + kind])[confident].max()))
     if worst > MAX_BOX_SHIFT_STRIDES:
-        raise ParityError(f"a confident box or landmark moves by {worst:.4f} strides, {MAX_BOX_SHIFT_STRIDES} is allowed")
+        raise ParityError(
+            f"a confident box or landmark moves by {worst:.4f} strides, {MAX_BOX_SHIFT_STRIDES} is allowed"
+        )
     return worst

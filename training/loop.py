@@ -44,7 +44,7 @@ class Checkpoint:
 def bf16_is_native() -> bool:
     """Whether this machine multiplies bfloat16 in hardware (CUDA, AMX or AVX512-BF16)."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     return "amx_bf16" in flags or "avx512_bf16" in flags
 

@@ -41,8 +41,8 @@ Everything goes through the pack's own detector and alignment, as served; nothin
 {rows}
 
 View 2 is LFW's ten-fold protocol, each fold judged by the threshold of the other nine; a photo without a detected face
-counts as similar to nobody. Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds by
-hindsight. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean over five points
+counts as similar to nobody. Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds
+by hindsight. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean over five points
 against YuNet's, in eye distances.
 
 ## Where it fails
@@ -102,7 +102,8 @@ def rows(pack: ModelPack) -> list[tuple[str, str]]:
         ("WIDER val recall, faces ≥ 32 px, as served", f"{found['recall']:.1%} at precision {found['precision']:.1%}"),
         (
             "WIDER val recall at precision 90 %",
-            f"{found['recall_at_precision_90']:.1%} (score {found['score_at_precision_90']:.2f}, {found['faces']} faces)",
+            f"{found['recall_at_precision_90']:.1%} "
+            f"(score {found['score_at_precision_90']:.2f}, {found['faces']} faces)",
         ),
     ] + [(f"{task.path.name}", f"{_megabytes(task.path):.2f} MB") for task in (pack.detection, pack.recognition)]
 

@@ -100,9 +100,7 @@ def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: 
         "detector": {"run": _read_json(detector / "config.json"), "parity_worst_shift_strides": shift},
     }
     dimension = int(config["backbone"]["embedding_dim"])
-    draft = write_pack(
-        output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {}
-    )
+    draft = write_pack(output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {})
     evidence = _calibration(draft, data / "lfw")
     metrics = evaluate_pack(draft, data)
     pack = write_pack(
@@ -144,4 +142,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist: train first")
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
-

@@ -61,9 +61,7 @@ async def each_photo(images: list[bytes], stage: Callable[[bytes], Awaitable[Pho
     ]
 
 
-async def gather_photos(
-    images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]
-) -> list[Photo | ImageError]:
+async def gather_photos(images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]) -> list[Photo | ImageError]:
     """Raises InvalidRequestError without photos, and a lone photo's own error."""
     if not images:
         raise InvalidRequestError("images: at least one photo is needed")
@@ -100,9 +98,7 @@ def rounded(values: Float, digits: int) -> list[float]:
 
 
 def risk_out(target: RiskTarget, thresholds: Thresholds) -> RiskOut:
-    return RiskOut(
-        **{target.kind: target.value}, source=thresholds.source, extrapolated=thresholds.extrapolated
-    )
+    return RiskOut(**{target.kind: target.value}, source=thresholds.source, extrapolated=thresholds.extrapolated)
 
 
 @router.post("/v1/verify", response_model_exclude_none=True, openapi_extra=body_of(VerifyIn, ("a", "b")))

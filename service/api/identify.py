@@ -16,7 +16,7 @@ from service.api.openapi import PROBLEMS, body_of
 from service.api.problems import problem
 from service.api.requests import read_photos
 from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityOut
-from service.decision import Candidate, RiskTarget
+from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import InvalidRequestError, KithError
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
@@ -25,9 +25,7 @@ from service.pipeline import Found, Photo
 router = APIRouter(tags=["identify"], responses=PROBLEMS)
 
 
-@router.post(
-    "/v1/galleries/{gallery}/identify", response_model_exclude_none=True, openapi_extra=body_of(IdentifyIn)
-)
+@router.post("/v1/galleries/{gallery}/identify", response_model_exclude_none=True, openapi_extra=body_of(IdentifyIn))
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     body = await read_photos(request, IdentifyIn, kith.settings)
@@ -76,7 +74,7 @@ def _lay_out(
         for face in photo.faces:
             reasons = gate.reasons(face.quality) if gate else []
             seen = without_vector(face_out(face, gate) if gate else face_out(face))
-            outcome = "rejected_quality" if reasons else "unknown"
+            outcome: IdentifyOutcome = "rejected_quality" if reasons else "unknown"
             results.append(IdentityOut(image=i, face=seen, outcome=outcome, reasons=reasons))
             probes.append(None if reasons else face.vector)
     for i, vector in enumerate(vectors):

@@ -25,9 +25,7 @@ EXAMPLES: dict[type[BaseModel], Any] = {
 def body_of(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that takes ``model`` as JSON or multipart."""
     binary = {"type": "string", "format": "binary"}
-    parts: dict[str, Any] = {
-        name: {"type": "array", "items": binary} if name == "images" else binary for name in files
-    }
+    parts: dict[str, Any] = {name: {"type": "array", "items": binary} if name == "images" else binary for name in files}
     parts["request"] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
     return {
         "requestBody": {

@@ -46,7 +46,7 @@ async def read_verify(request: Request, settings: Settings) -> VerifyIn:
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
         raise InvalidRequestError("file parts of a verification are named 'a' and 'b', once each")
     # Stands in for the file until the rest is validated: base64 of nothing.
-    body = _validated(VerifyIn, {**dict.fromkeys(sides, {"image": ""}), **document})
+    body = _validated(VerifyIn, {name: {"image": ""} for name in sides} | document)
     return body.model_copy(update={name: Side.model_construct({"image"}, image=sides[name]) for name in sides})
 
 

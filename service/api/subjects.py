@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from models.runtime import Float
 from service.api.context import Context, Kith
 from service.api.faces import face_out, gather_photos, without_vector
 from service.api.galleries import Cursor, GalleryPath, Limit
@@ -43,7 +44,8 @@ router = APIRouter(prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"],
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Key = Annotated[
-    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats get the first answer.")
+    str | None,
+    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats get the first answer."),
 ]
 
 
@@ -147,14 +149,15 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
     check_recogniser(found, kith.recogniser.fingerprint)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
-        return _json(earlier)
+        return _json(earlier, 201)
 
     results, templates = await _examine(kith, found, subject, body)
     answer = EnrolOut(subject=subject, enrolled=len(templates), results=results).model_dump_json(exclude_none=True)
     if templates:
         keyed = Idempotent(key, digest, answer) if key else None
-        answer = await kith.run(kith.store.enrol, found, subject, templates, keyed) or answer
-    return _json(answer)
+        earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+        answer = earlier or answer
+    return _json(answer, 201 if templates else 200)
 
 
 async def _examine(
@@ -166,29 +169,30 @@ async def _examine(
     vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
     results: list[EnrolledOut] = []
     templates: list[NewTemplate] = []
-    items: list[tuple[dict[str, int], Photo | KithError | NewTemplate]] = [
-        *(({"image": i}, photo) for i, photo in enumerate(photos)),
-        *(({"embedding": i}, new_template(vector)) for i, vector in enumerate(vectors)),
+    items: list[tuple[EnrolledOut, Photo | KithError | Float]] = [
+        *((EnrolledOut(image=i), photo) for i, photo in enumerate(photos)),
+        *((EnrolledOut(embedding=i), vector) for i, vector in enumerate(vectors)),
     ]
-    for place, item in items:
+    for result, item in items:
         try:
             if isinstance(item, KithError):
                 raise item
-            seen = None
             if isinstance(item, Photo):
                 face = choose_face(item, body.face)
-                seen = without_vector(face_out(face, gallery.settings.quality_gate))
-                item = template_from_face(face, gallery, overrides)
+                result.face = without_vector(face_out(face, gallery.settings.quality_gate))
+                template = template_from_face(face, gallery, overrides)
+            else:
+                template = new_template(item)
             await kith.run(
-                check_identity, item, gallery, subject, kith.store, kith.followers, kith.pipeline, overrides
+                check_identity, template, gallery, subject, kith.store, kith.followers, kith.pipeline, overrides
             )
+            templates.append(template)
+            result.template = template.id
         except KithError as error:
             if len(items) == 1:
                 raise
-            results.append(EnrolledOut(**place, error=problem(error)))
-        else:
-            templates.append(item)
-            results.append(EnrolledOut(**place, template=item.id, face=seen))
+            result.error = problem(error)
+        results.append(result)
     return results, templates
 
 
@@ -201,5 +205,5 @@ def _digest(subject: str, body: EnrolIn) -> str:
     return digest.hexdigest()
 
 
-def _json(document: str) -> Response:
-    return Response(document, 201, media_type="application/json")
+def _json(document: str, status: int) -> Response:
+    return Response(document, status, media_type="application/json")

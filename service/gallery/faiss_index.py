@@ -29,10 +29,10 @@ class FaissIndex:
     def remove(self, keys: Sequence[int]) -> None:
         known = [key for key in keys if key in self._keys]
         if known:
-            self._index.remove_ids(np.asarray(known, np.int64))
+            self._index.remove_ids(faiss.IDSelectorBatch(np.asarray(known, np.int64)))
             self._keys.difference_update(known)
 
     def search(self, probes: Float, k: int, among: NDArray[np.int64] | None = None) -> tuple[Float, NDArray[np.int64]]:
-        options = None if among is None else faiss.SearchParameters(sel=faiss.IDSelectorBatch(among))
+        options = None if among is None else faiss.SearchParameters(sel=faiss.IDSelectorBatch(among))  # type: ignore[call-arg]
         similarities, keys = self._index.search(np.ascontiguousarray(probes, np.float32), k, params=options)
         return np.asarray(similarities, np.float32), np.asarray(keys, np.int64)

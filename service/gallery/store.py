@@ -132,16 +132,18 @@ class Store:
 
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
-        row = {
-            "name": name,
-            "fingerprint": fingerprint,
-            "dimension": dimension,
-            "settings": asdict(settings),
-            "created_at": _now(),
-        }
+        now = _now()
         with self._write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
-            pk = connection.execute(galleries.insert().values(row)).inserted_primary_key
-        return Gallery(int(pk[0]) if pk else 0, name, fingerprint, dimension, settings, row["created_at"])
+            pk = connection.execute(
+                galleries.insert().values(
+                    name=name,
+                    fingerprint=fingerprint,
+                    dimension=dimension,
+                    settings=asdict(settings),
+                    created_at=now,
+                )
+            ).inserted_primary_key
+        return Gallery(int(pk[0]) if pk else 0, name, fingerprint, dimension, settings, now)
 
     def gallery(self, name: str) -> Gallery:
         """Raises GalleryNotFoundError."""
@@ -234,9 +236,7 @@ class Store:
 
     # Templates
 
-    def enrol(
-        self, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], keyed: Idempotent | None
-    ) -> str | None:
+    def enrol(self, gallery: Gallery, subject_id: str, new: list[NewTemplate], keyed: Idempotent | None) -> str | None:
         """Store templates, their subject if need be, and their log lines, all or nothing.
 
         Returns the earlier response if ``keyed`` was answered before, and stores nothing then; else None.
@@ -414,6 +414,4 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
 
 
 def _subject(row: sa.Row[Any]) -> Subject:
-    return Subject(
-        row.pk, row.id, row.name, row.metadata, row.tags, row.created_at, row.updated_at, row.template_count
-    )
+    return Subject(row.pk, row.id, row.name, row.metadata, row.tags, row.created_at, row.updated_at, row.template_count)

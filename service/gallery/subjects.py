@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
 
+DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
 Fusion = Literal["max"]
 
 
 @dataclass(frozen=True)
 class GallerySettings:
-    risk: RiskTarget = RiskTarget("fpir", 0.001)
+    risk: RiskTarget = DEFAULT_RISK
     fusion: Fusion = "max"
     quality_gate: QualityGate = field(default_factory=QualityGate)
 

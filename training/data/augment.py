@@ -32,7 +32,9 @@ def augment(crops_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         out[low] = F.interpolate(small, size=out.shape[2:], mode="bilinear", align_corners=False)
 
     grey = chance(0.1)
-    out[grey] = (out[grey] * out.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True).expand(-1, 3, -1, -1)
+    out[grey] = (
+        (out[grey] * out.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True).expand(-1, 3, -1, -1)
+    )
     out = (out * uniform(0.75, 1.25) + uniform(-0.2, 0.2)).clamp(-1, 1)
 
     for i in chance(0.15).nonzero().flatten().tolist():

@@ -82,7 +82,9 @@ def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.flo
     upper = np.minimum(a[:, None, 2:], b[None, :, 2:])
     shared = np.clip(upper - lower, 0, None).prod(2)
     area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
-    result: NDArray[np.float32] = (shared / np.maximum(area_a[:, None] + area_b[None] - shared, 1e-6)).astype(np.float32)
+    result: NDArray[np.float32] = (shared / np.maximum(area_a[:, None] + area_b[None] - shared, 1e-6)).astype(
+        np.float32
+    )
     return result
 
 
@@ -108,19 +110,12 @@ def training_crop(photo: AnnotatedPhoto, size_px: int, rng: np.random.Generator)
     matrix = np.array([[scale_x, 0, shift[0]], [0, scale_y, shift[1]]])
     if flip:
         matrix[0] = [-scale_x, 0, size_px - 1 - shift[0]]
-    interpolation = cv2.INTER_AREA if scale < 0.5 else cv2.INTER_LINEAR
-    source = photo.image
+    source, placed = photo.image, matrix
     if scale < 0.5:
         # warpAffine has no area filter: shrink first, or small faces would be aliased as they never are when serving.
-        source = cv2.resize(source, None, fx=scale_x, fy=scale_y, interpolation=cv2.INTER_AREA)
-        adjusted = matrix.copy()
-        adjusted[:, 0] /= source.shape[1] / width
-        adjusted[:, 1] /= source.shape[0] / height
-        interpolation = cv2.INTER_LINEAR
-        image = cv2.warpAffine(source, adjusted, (size_px, size_px), flags=interpolation)
-    else:
-        image = cv2.warpAffine(source, matrix, (size_px, size_px), flags=interpolation)
-    image = _recolour(image, rng)
+        source = np.asarray(cv2.resize(source, None, fx=scale_x, fy=scale_y, interpolation=cv2.INTER_AREA), np.uint8)
+        placed = matrix / [source.shape[1] / width, source.shape[0] / height, 1.0]
+    image = _recolour(np.asarray(cv2.warpAffine(source, placed, (size_px, size_px)), np.uint8), rng)
 
     corners = photo.boxes.reshape(-1, 2, 2) @ matrix[:, :2].T + matrix[:, 2]
     boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
@@ -146,10 +141,10 @@ def _recolour(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
     out = image.astype(np.float32)
     if rng.random() < 0.15:
         out[:] = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
-    out = (out - 128) * rng.uniform(0.6, 1.4) + 128 + rng.uniform(-40, 40) + rng.normal(0, 8, 3)
+    shift = (rng.uniform(-40, 40) + rng.normal(0, 8, 3)).astype(np.float32)
+    out = (out - 128) * np.float32(rng.uniform(0.6, 1.4)) + 128 + shift
     if rng.random() < 0.15:
-        out = cv2.GaussianBlur(out, (0, 0), rng.uniform(0.4, 1.5))
+        out = np.asarray(cv2.GaussianBlur(out, (0, 0), rng.uniform(0.4, 1.5)), np.float32)
     if rng.random() < 0.15:
-        out = out + rng.normal(0, rng.uniform(1, 12), out.shape)
-    result: NDArray[np.uint8] = np.clip(out, 0, 255).astype(np.uint8)
-    return result
+        out = out + rng.normal(0, rng.uniform(1, 12), out.shape).astype(np.float32)
+    return np.clip(out, 0, 255).astype(np.uint8)

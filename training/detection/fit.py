@@ -74,7 +74,7 @@ def fit_detector(
             if not math.isfinite(float(loss.detach())):
                 raise NonFiniteLossError(f"loss is not finite at step {step}: {parts}")
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 10.0)
             optimiser.step()
             update_average(averaged, model, min(config.ema_decay, (step + 1) / (step + 10)))

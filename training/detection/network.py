@@ -64,6 +64,7 @@ class FaceDetector(nn.Module):
         self.box = nn.Conv2d(pyramid, SLOTS * 4, 1)
         self.points = nn.Conv2d(pyramid, SLOTS * 10, 1)
         # A prior of 1 % faces, or the first thousand steps only unlearn the background (Lin et al., 2017, section 3.3).
+        assert self.score.bias is not None  # noqa: S101 - for the type checker
         nn.init.constant_(self.score.bias, -4.6)
 
     def raw(self, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -18,7 +18,7 @@ class NormFace(CosineHead):
 
 
 class CosFace(CosineHead):
-    """s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; also AM-softmax, F. Wang et al., 2018, eq. 6."""
+    """s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; AM-softmax, F. Wang et al., 2018, eq. 6."""
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(embedding_dim, num_classes, scale)

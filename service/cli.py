@@ -1,0 +1,245 @@
+"""``kith``: serve, or use the service from a terminal, a remote one by ``--url`` or an embedded one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from models.errors import ModelError
+from service.client import Kith, KithClientError
+from service.demo import run_demo
+from service.doctor import diagnose
+from service.drawing import draw_decisions, label
+from service.errors import KithError, SettingsError
+from service.server import embedded, serve
+from service.settings import load_settings
+
+PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
+
+app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
+gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
+app.add_typer(gallery_app, name="gallery")
+
+Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
+Key = Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
+Fpir = Annotated[float | None, typer.Option(help="Accepted false positive identification rate.")]
+
+
+@contextmanager
+def connect(url: str | None, key: str | None) -> Iterator[Kith]:
+    """A client of ``url``, or of a service that runs as long as the command."""
+    if url is not None:
+        with Kith(url, key) as kith:
+            yield kith
+        return
+    settings = load_settings()
+    own_key = settings.api_key.get_secret_value() if settings.api_key else None
+    with embedded(settings) as own, Kith(own, own_key) as kith:
+        yield kith
+
+
+@app.command(name="serve")
+def serve_command(
+    host: Annotated[str | None, typer.Option(help="Overrides KITH_HOST.")] = None,
+    port: Annotated[int | None, typer.Option(help="Overrides KITH_PORT.")] = None,
+) -> None:
+    """Serve until interrupted."""
+    settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(settings)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo-output"),
+) -> None:
+    """Enrol, verify and identify real photos through a real server; exit 1 if a decision is wrong."""
+    console = Console(width=None if Console().is_terminal else 150)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        embedded(load_settings(data_dir=Path(folder), database_url=None, api_key=None)) as url,
+        Kith(url) as kith,
+    ):
+        console.print(f"server on {url}")
+        right = run_demo(kith, output, console)
+    console.print("server stopped")
+    if not right:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What is installed, and which execution provider really ran each network; exit 1 on an error."""
+    findings = diagnose(load_settings())
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        table = Table("What", "", "Detail")
+        colours = {"ok": "green", "warning": "yellow", "error": "red"}
+        for finding in findings:
+            table.add_row(finding.what, f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.detail)
+        Console().print(table)
+    if any(finding.verdict == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def enroll(
+    folder: Annotated[Path, typer.Argument(help="A folder per person, photos inside.", exists=True, file_okay=False)],
+    gallery: Gallery,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Enrol a folder of folders; creates the gallery if need be. Run again to resume: photos are taken once."""
+    people = sorted(p for p in folder.iterdir() if p.is_dir())
+    enrolled, refused = 0, []
+    with connect(url, api_key) as kith:
+        if gallery not in {g.name for g in kith.galleries()}:
+            kith.create_gallery(gallery)
+        for person in track(people, "enrolling", console=Console(stderr=True)):
+            for photo in sorted(f for f in person.iterdir() if f.suffix.lower() in PHOTO_SUFFIXES):
+                try:
+                    # The same photo of the same person has the same key, so a second run stores nothing twice.
+                    kith.enrol(gallery, person.name, photo, idempotency_key=f"{person.name}/{photo.name}"[:255])
+                    enrolled += 1
+                except KithClientError as error:
+                    refused.append({"photo": str(photo), "code": error.code, "detail": error.problem.get("detail")})
+    if as_json:
+        print(json.dumps({"enrolled": enrolled, "refused": refused}, indent=2))
+        return
+    console = Console()
+    console.print(f"{enrolled} photos enrolled, {len(refused)} refused")
+    if refused:
+        table = Table("Photo", "Code", "Detail")
+        for row in refused:
+            table.add_row(str(row["photo"]), str(row["code"]), str(row["detail"]))
+        console.print(table)
+
+
+@app.command()
+def identify(
+    photos: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
+    gallery: Gallery,
+    fpir: Fpir = None,
+    draw: Annotated[Path | None, typer.Option(help="Write the first photo with its decisions here.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say who is in the photos, or that they are unknown."""
+    options: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
+    table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "Chance of a stranger")
+    answers = {}
+    with connect(url, api_key) as kith:
+        for photo in photos:
+            answer = kith.identify(gallery, photo, **options)
+            answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
+            for number, result in enumerate(answer.results, start=1):
+                chance = result.false_alarm_probability
+                table.add_row(
+                    photo.name,
+                    str(number) if result.face else "",
+                    label(result),
+                    "" if result.similarity is None else f"{result.similarity:.3f}",
+                    "" if result.threshold is None else f"{result.threshold:.3f}",
+                    "" if chance is None else f"{chance:.2g}",
+                )
+            if draw is not None and photo == photos[0]:
+                draw_decisions(photo.read_bytes(), answer.results, draw)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+    else:
+        Console().print(table)
+
+
+@app.command()
+def verify(
+    a: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    b: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    fmr: Annotated[float, typer.Option(help="Accepted false match rate.")] = 0.001,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Are two photos of the same person?"""
+    with connect(url, api_key) as kith:
+        answer = kith.verify(a, b, fmr=fmr)
+    if as_json:
+        _print_json(answer)
+    elif answer.similarity is None:
+        print(f"{answer.outcome}: {', '.join(answer.reasons)}")
+    else:
+        print(f"{answer.outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at FMR {fmr:g}")
+
+
+@gallery_app.command("list")
+def gallery_list(url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """All galleries."""
+    with connect(url, api_key) as kith:
+        found = list(kith.galleries())
+    if as_json:
+        print(json.dumps([g.model_dump(mode="json") for g in found], indent=2))
+        return
+    table = Table("Gallery", "Subjects", "Templates", "Risk")
+    for g in found:
+        table.add_row(g.name, str(g.subjects), str(g.templates), ", ".join(f"{k} {v:g}" for k, v in g.risk.items()))
+    Console().print(table)
+
+
+@gallery_app.command("create")
+def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """Create a gallery."""
+    settings: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
+    with connect(url, api_key) as kith:
+        created = kith.create_gallery(name, **settings)
+    _print_json(created) if as_json else print(f"created {created.name}")
+
+
+@gallery_app.command("stats")
+def gallery_stats(name: str, url: Url = None, api_key: Key = None) -> None:
+    """One gallery's settings and counts, as JSON."""
+    with connect(url, api_key) as kith:
+        _print_json(kith.gallery(name))
+
+
+@gallery_app.command("delete")
+def gallery_delete(
+    name: str,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+) -> None:
+    """Delete a gallery with everyone in it."""
+    if not yes:
+        typer.confirm(f"Delete gallery {name!r} and everyone in it?", abort=True)
+    with connect(url, api_key) as kith:
+        deleted = kith.delete_gallery(name)
+    print(f"deleted {deleted.subjects} subjects, {deleted.templates} templates")
+
+
+def _print_json(answer: BaseModel) -> None:
+    print(answer.model_dump_json(indent=2, exclude_none=True))
+
+
+def main() -> None:
+    """Entry point: known errors become one line on stderr and exit status 2."""
+    try:
+        app()
+    except (KithError, KithClientError, ModelError) as error:
+        remedy = f" {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
+        Console(stderr=True).print(f"[red]error:[/red] {error}{remedy}", highlight=False)
+        raise SystemExit(2) from error

@@ -1,0 +1,240 @@
+"""A typed client of the service: ``Kith(url, api_key)``."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from service.api.schemas import (
+    DeletedOut,
+    EnrolOut,
+    FacesOut,
+    GalleriesOut,
+    GalleryOut,
+    HealthOut,
+    IdentifyOut,
+    ModelOut,
+    SubjectOut,
+    SubjectsOut,
+    TemplatesOut,
+    VerifyOut,
+)
+
+Photo = Path | str | bytes
+Vector = NDArray[np.floating[Any]] | Sequence[float]
+Answer = TypeVar("Answer", bound=BaseModel)
+RETRIED = frozenset({429, 503})
+
+
+class KithClientError(Exception):
+    """The service refused or failed. ``code`` is its stable code, ``problem`` the whole document."""
+
+    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+        self.status = status
+        self.code = str(problem.get("code", "unknown"))
+        self.problem = dict(problem)
+        super().__init__(f"{self.code}: {problem.get('detail', '')} {problem.get('remedy', '')}".strip())
+
+
+class Kith:
+    """Talks to one server. Busy answers (429, 503) and broken connections are tried again with growing pauses;
+    enrolment is repeated only because it carries an idempotency key.
+
+    Args:
+        url: of the server, like http://127.0.0.1:8000.
+        api_key: if the server asks for one.
+        timeout_s: for each attempt.
+        attempts: in all.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 4) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
+        self._attempts = attempts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # Faces
+
+    def detect(self, *photos: Photo) -> FacesOut:
+        return self._send(FacesOut, "POST", "/v1/detect", files=_parts(photos))
+
+    def embed(self, *photos: Photo) -> FacesOut:
+        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos))
+
+    def verify(
+        self, a: Photo | Vector | tuple[str, str], b: Photo | Vector | tuple[str, str], **risk: Any
+    ) -> VerifyOut:
+        """Compare two of: a photo, an embedding, a (gallery, subject). ``risk`` is one of fmr=, fpir=, preset=,
+        threshold=."""
+        options: dict[str, Any] = {"risk": risk} if risk else {}
+        files: list[tuple[str, tuple[str, bytes]]] = []
+        for name, side in (("a", a), ("b", b)):
+            if isinstance(side, tuple):
+                options[name] = {"subject": {"gallery": side[0], "subject": side[1]}}
+            elif isinstance(side, Path | str | bytes):
+                files.append((name, ("photo", _read(side))))
+            else:
+                options[name] = {"embedding": _floats(side)}
+        if not files:
+            return self._send(VerifyOut, "POST", "/v1/verify", json=options)
+        return self._send(VerifyOut, "POST", "/v1/verify", files=files, data={"request": json.dumps(options)})
+
+    # Galleries
+
+    def create_gallery(self, name: str, **settings: Any) -> GalleryOut:
+        """``settings``: risk={"fpir": 0.001}, fusion="max", quality_gate={...}."""
+        return self._send(GalleryOut, "POST", "/v1/galleries", json={"name": name, **settings})
+
+    def gallery(self, name: str) -> GalleryOut:
+        return self._send(GalleryOut, "GET", _path(name))
+
+    def galleries(self) -> Iterator[GalleryOut]:
+        cursor: str | None = None
+        while True:
+            page = self._send(GalleriesOut, "GET", "/v1/galleries", params=_cursor(cursor))
+            yield from page.galleries
+            if (cursor := page.next) is None:
+                return
+
+    def update_gallery(self, name: str, **settings: Any) -> GalleryOut:
+        return self._send(GalleryOut, "PATCH", _path(name), json=settings)
+
+    def delete_gallery(self, name: str) -> DeletedOut:
+        return self._send(DeletedOut, "DELETE", _path(name))
+
+    # Subjects
+
+    def put_subject(
+        self,
+        gallery: str,
+        subject: str,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        tags: Iterable[str] = (),
+    ) -> SubjectOut:
+        body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
+        return self._send(SubjectOut, "PUT", _path(gallery, subject), json=body)
+
+    def subject(self, gallery: str, subject: str) -> SubjectOut:
+        return self._send(SubjectOut, "GET", _path(gallery, subject))
+
+    def subjects(self, gallery: str, tags: Iterable[str] = ()) -> Iterator[SubjectOut]:
+        cursor: str | None = None
+        while True:
+            params = {**_cursor(cursor), "tag": list(tags)}
+            page = self._send(SubjectsOut, "GET", f"{_path(gallery)}/subjects", params=params)
+            yield from page.subjects
+            if (cursor := page.next) is None:
+                return
+
+    def delete_subject(self, gallery: str, subject: str) -> DeletedOut:
+        return self._send(DeletedOut, "DELETE", _path(gallery, subject))
+
+    def templates(self, gallery: str, subject: str) -> TemplatesOut:
+        return self._send(TemplatesOut, "GET", f"{_path(gallery, subject)}/templates")
+
+    def delete_template(self, gallery: str, subject: str, template: str) -> DeletedOut:
+        return self._send(DeletedOut, "DELETE", f"{_path(gallery, subject)}/templates/{template}")
+
+    def enrol(
+        self,
+        gallery: str,
+        subject: str,
+        *photos: Photo,
+        embeddings: Sequence[Vector] = (),
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> EnrolOut:
+        """``options``: face="largest", allow_duplicate, allow_inconsistent, allow_low_quality. The answer to several
+        photos says for each what became of it; a lone one refused raises."""
+        path = f"{_path(gallery, subject)}/templates"
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        if embeddings:
+            options["embeddings"] = [_floats(vector) for vector in embeddings]
+        if not photos:
+            return self._send(EnrolOut, "POST", path, json=options, headers=headers)
+        data = {"request": json.dumps(options)}
+        return self._send(EnrolOut, "POST", path, files=_parts(photos), data=data, headers=headers)
+
+    def identify(self, gallery: str, *photos: Photo, embeddings: Sequence[Vector] = (), **options: Any) -> IdentifyOut:
+        """``options``: risk={"fpir": 0.001}, faces="largest", top_k, filter={"tags": [...]}, check_quality."""
+        path = f"{_path(gallery)}/identify"
+        if embeddings:
+            options["embeddings"] = [_floats(vector) for vector in embeddings]
+        if not photos:
+            return self._send(IdentifyOut, "POST", path, json=options)
+        return self._send(IdentifyOut, "POST", path, files=_parts(photos), data={"request": json.dumps(options)})
+
+    # Service
+
+    def model(self) -> ModelOut:
+        return self._send(ModelOut, "GET", "/v1/models")
+
+    def ready(self) -> HealthOut:
+        return self._send(HealthOut, "GET", "/readyz")
+
+    def _send(self, model: type[Answer], method: str, path: str, **arguments: Any) -> Answer:
+        for attempt in range(self._attempts):
+            last = attempt == self._attempts - 1
+            try:
+                response = self._http.request(method, path, **arguments)
+            except httpx.TransportError:
+                if last:
+                    raise
+            else:
+                if response.is_success:
+                    return model.model_validate_json(response.content)
+                if last or response.status_code not in RETRIED:
+                    raise KithClientError(response.status_code, _problem(response))
+            time.sleep(0.2 * 2**attempt)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _problem(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}
+
+
+def _path(gallery: str, subject: str | None = None) -> str:
+    base = f"/v1/galleries/{quote(gallery, safe='')}"
+    return base if subject is None else f"{base}/subjects/{quote(subject, safe='')}"
+
+
+def _cursor(cursor: str | None) -> dict[str, Any]:
+    return {} if cursor is None else {"cursor": cursor}
+
+
+def _read(photo: Photo) -> bytes:
+    return photo if isinstance(photo, bytes) else Path(photo).read_bytes()
+
+
+def _parts(photos: Iterable[Photo]) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("images", ("photo", _read(photo))) for photo in photos]
+
+
+def _floats(vector: Vector) -> list[float]:
+    return [float(v) for v in np.asarray(vector, np.float64).ravel()]

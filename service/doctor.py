@@ -1,0 +1,94 @@
+"""What is installed, and what really runs where."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from models.errors import ModelError
+from models.pack import load_pack
+from models.runtime import Network, available_cores, available_providers, runtime_version
+from service.settings import Settings
+
+Verdict = Literal["ok", "warning", "error"]
+# Distributions that install the same import package: the later one overwrites the earlier one's files.
+RIVALS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
+    "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11"),
+    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+}
+GPU_RUNTIME = "onnxruntime-gpu"
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    verdict: Verdict
+    detail: str
+
+
+def diagnose(settings: Settings) -> list[Finding]:
+    """Look at the installation, then run the pack's networks under the profiler."""
+    installed = installed_versions()
+    findings = [
+        Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
+        Finding("cores", "ok", f"{available_cores()} usable"),
+        Finding("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(available_providers())}"),
+        *find_rivals(installed),
+        *find_overwritten_gpu(installed, available_providers()),
+    ]
+    try:
+        pack = load_pack(settings.pack)
+        pack.verify()
+        findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
+        for path, height, width in ((pack.detection.path, 256, 256), (pack.recognition.path, 112, 112)):
+            findings += _run(path, settings.provider, height, width)
+    except ModelError as error:
+        findings.append(Finding("pack", "error", str(error)))
+    return findings
+
+
+def installed_versions(found: list[Distribution] | None = None) -> dict[str, str]:
+    """Names and versions of all installed distributions."""
+    listed = distributions() if found is None else found
+    return {d.metadata["Name"].lower().replace("_", "-"): d.version for d in listed if d.metadata["Name"]}
+
+
+def find_rivals(installed: dict[str, str]) -> list[Finding]:
+    """Two distributions that overwrite each other."""
+    findings = []
+    for package, names in RIVALS.items():
+        present = [f"{name} {installed[name]}" for name in names if name in installed]
+        if len(present) > 1:
+            verdict: Verdict = "error" if package == "onnxruntime" else "warning"
+            remedy = "uninstall all of them and install one; insightface goes in with --no-deps (docs/decisions/0002)"
+            findings.append(Finding(package, verdict, f"{' and '.join(present)} overwrite each other: {remedy}"))
+    return findings
+
+
+def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> list[Finding]:
+    """onnxruntime-gpu is installed, yet the library that loads has no CUDA: another one lies over it."""
+    if GPU_RUNTIME in installed and "CUDAExecutionProvider" not in providers:
+        detail = "onnxruntime-gpu is installed, but what loads has no CUDA: another onnxruntime was installed over it"
+        return [Finding("gpu", "error", f"{detail}; uninstall every onnxruntime and install onnxruntime-gpu again")]
+    return []
+
+
+def _run(path: Path, provider: str | None, height: int, width: int) -> list[Finding]:
+    network = Network(path, provider)
+    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, height, width), strict=True)]
+    placed = network.placement(np.zeros(shape, np.float32))
+    detail = ", ".join(f"{count} nodes on {name}" for name, count in sorted(placed.items()))
+    findings = [Finding(path.name, "ok", f"ran {detail}")]
+    wanted = network.providers[0]
+    if placed.get(wanted, 0) == 0:
+        findings.append(Finding(path.name, "warning", f"{wanted} is first in line but ran no node: it fell back"))
+    gpu_offered = "CUDAExecutionProvider" in available_providers()
+    if gpu_offered and not placed.get("CUDAExecutionProvider"):
+        findings.append(Finding(path.name, "warning", "CUDA is installed but did not run: this is the CPU's speed"))
+    return findings

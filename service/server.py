@@ -1,0 +1,74 @@
+"""Running the application: in the foreground for ``kith serve``, or beside the caller for embedded use."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from service.app import create_app
+from service.errors import SettingsError
+from service.settings import Settings
+
+START_TIMEOUT_S = 60.0
+GRACE_S = 10
+
+
+def serve(settings: Settings) -> None:
+    """Serve until interrupted; requests already accepted are answered first.
+
+    Raises:
+        SettingsError: the address is exposed without a key, or cannot be bound.
+    """
+    settings.check_exposure()
+    _server(settings).run(sockets=[bind(settings.host, settings.port)])
+
+
+@contextmanager
+def embedded(settings: Settings) -> Iterator[str]:
+    """Serve on a free loopback port for as long as the block runs; gives the URL."""
+    listener = bind("127.0.0.1", 0)
+    server = _server(settings, log_level="warning")
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run(sockets=[listener])
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="kith-server", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise SettingsError("the embedded service did not start; its log says why") from next(iter(failure), None)
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(GRACE_S + 5)
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Raises SettingsError if the address cannot be had."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _server(settings: Settings, log_level: str | None = None) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(settings),
+        log_level=(log_level or settings.log_level).lower(),
+        timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
+    )
+    return uvicorn.Server(config)
