@@ -155,6 +155,14 @@ class Calibration:
             low, high = (low, middle) if self.fnmr(middle) > rate else (middle, high)
         return low
 
+    def equal_error_threshold(self) -> float:
+        """The similarity at which FMR and FNMR are equal."""
+        low, high = -1.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.fmr(middle).value > self.fnmr(middle) else (low, middle)
+        return high
+
     @staticmethod
     def _interpolated(above: NDArray[np.int64], t: float) -> float:
         position = min(max((t + 1) / BIN_WIDTH, 0.0), float(BIN_COUNT))

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel

@@ -28,8 +28,8 @@ from service.pipeline import Face, Photo, Pipeline
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """A newcomer is taken for an enrolled person at most this often, whatever risk the gallery answers with."""
-CONSISTENT_SHARE: Final = 0.99
-"""Of true pairs, the share that counts as consistent."""
+MAX_FALSE_INCONSISTENT: Final = 0.05
+"""Of true pairs, the share that may be refused as inconsistent; a recogniser with a lower EER refuses fewer."""
 
 FaceChoice = Literal["only", "largest"]
 
@@ -121,7 +121,7 @@ def check_identity(
                     threshold=round(threshold, 4),
                 )
     if own_best is not None and not overrides.allow_inconsistent:
-        threshold = calibration.threshold_at_fnmr(1 - CONSISTENT_SHARE)
+        threshold = min(calibration.equal_error_threshold(), calibration.threshold_at_fnmr(MAX_FALSE_INCONSISTENT))
         if own_best < threshold:
             raise InconsistentTemplateError(
                 f"the face is unlike the {len(own)} templates of subject {subject_id!r}",

@@ -74,6 +74,10 @@ def fit_tail(largest: NDArray[np.float64], pairs: int) -> tuple[Tail, dict[str, 
     start = float(ordered[count])
     excess = ordered[:count] - start
     shape, _, scale = stats.genpareto.fit(excess[excess > 0], floc=0)
+    if shape < 0:
+        # A negative shape ends: beyond some score it promises that no stranger ever comes. No finite evidence can
+        # promise that, so the tail is taken as exponential, which errs on the safe side.
+        shape, scale = 0.0, float(excess.mean())
     n = len(excess)
     errors = {
         "shape": float(np.sqrt((1 + shape) ** 2 / n)),

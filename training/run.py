@@ -95,8 +95,11 @@ def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: 
         backbone, to_tensor(_lfw_crops(finder, data / "lfw")), recogniser_file, {"kith.run": name}
     )
 
+    # Where things lay is nobody's business; what they were is.
+    recorded = {k: v for k, v in config.items() if k != "output"}
+    recorded["data"] = {**config["data"], "root": Path(config["data"]["root"]).name}
     provenance: dict[str, Any] = {
-        "recogniser": {"run": config, "parity_worst_cosine": cosine},
+        "recogniser": {"run": recorded, "parity_worst_cosine": cosine},
         "detector": {"run": _read_json(detector / "config.json"), "parity_worst_shift_strides": shift},
     }
     dimension = int(config["backbone"]["embedding_dim"])

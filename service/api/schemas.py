@@ -233,9 +233,9 @@ class RiskOut(BaseModel):
 
 class CandidateOut(BaseModel):
     subject: str
-    name: str | None
+    name: str | None = None
     similarity: float
-    false_alarm_probability: float | None
+    false_alarm_probability: float | None = None
 
 
 class IdentityOut(BaseModel):

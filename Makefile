@@ -1,0 +1,36 @@
+# Two commands matter: make demo, make test. Both set up what they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: setup demo run test bench clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,training,demo,dev]'
+	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
+	touch $@
+
+demo: setup
+	$(BIN)/kith demo
+
+run: setup
+	$(BIN)/kith serve
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/pytest
+
+bench: setup
+	$(BIN)/python -m bench.request
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

@@ -1,0 +1,135 @@
+"""Shared fixtures: real photos, a real server, real data where it is at hand."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from models.detection import Detector
+from models.pack import BUNDLED, ModelPack, load_pack
+from models.recognition import Recogniser
+from models.runtime import Network
+from service.client import Kith
+from service.demo import package_file
+from service.server import embedded
+from service.settings import Settings, load_settings
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_outside_settings() -> Iterator[None]:
+    """A developer's KITH_ variables must not steer the tests; KITH_DATA is the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("KITH_") and name != "KITH_DATA":
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The research data: skips, with the reason, where it is absent."""
+    root = Path(os.environ.get("KITH_DATA", ROOT.parent / "shared" / "data"))
+    if not (root / "lfw" / "images").is_dir():
+        pytest.skip(f"research data is not at {root}: set KITH_DATA")
+    return root
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """An InsightFace-style directory without a manifest; skips where it is absent."""
+    root = Path(os.environ.get("KITH_REFERENCE", ROOT.parent / "shared" / "reference"))
+    if not (root / "recognizer.onnx").is_file():
+        pytest.skip(f"reference models are not at {root}: set KITH_REFERENCE")
+    return root
+
+
+def photo_array(package: str, *parts: str) -> NDArray[np.uint8]:
+    with Image.open(package_file(package, *parts)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def jpeg(image: NDArray[np.uint8] | Image.Image, quality: int = 92) -> bytes:
+    buffer = io.BytesIO()
+    opened = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    opened.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def astronaut() -> NDArray[np.uint8]:
+    """One person, 512x512."""
+    return photo_array("skimage", "data", "astronaut.png")
+
+
+@pytest.fixture(scope="session")
+def actor() -> NDArray[np.uint8]:
+    """Another person."""
+    return photo_array("insightface", "data", "images", "Tom_Hanks_54745.png")
+
+
+@pytest.fixture(scope="session")
+def group() -> NDArray[np.uint8]:
+    """Six people, 1280x886."""
+    return photo_array("insightface", "data", "images", "t1.jpg")
+
+
+@pytest.fixture(scope="session")
+def nobody() -> NDArray[np.uint8]:
+    """A photo without a face."""
+    return photo_array("skimage", "data", "coffee.png")
+
+
+@pytest.fixture(scope="session")
+def pack() -> ModelPack:
+    return load_pack(BUNDLED)
+
+
+@pytest.fixture(scope="session")
+def detector(pack: ModelPack) -> Detector:
+    return Detector(Network(pack.detection.path), pack.detection)
+
+
+@pytest.fixture(scope="session")
+def recogniser(pack: ModelPack) -> Recogniser:
+    return Recogniser(Network(pack.recognition.path), pack.recognition)
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="WARNING")
+
+
+@pytest.fixture(scope="session")
+def server(settings: Settings) -> Iterator[str]:
+    """A real server on a free port, shared; tests use galleries of their own."""
+    with embedded(settings) as url:
+        yield url
+
+
+@pytest.fixture
+def kith(server: str) -> Iterator[Kith]:
+    with Kith(server) as client:
+        yield client
+
+
+@pytest.fixture
+def gallery(kith: Kith, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh gallery named after the test."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
+    kith.create_gallery(name)
+    yield name
+    kith.delete_gallery(name)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)

@@ -1,0 +1,60 @@
+"""The similarity is the least-squares one, and crops land where the template says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from skimage.transform import SimilarityTransform
+
+from models.alignment import CROP_SIZE_PX, TEMPLATE_XY, align, similarity_transforms, transform_points
+from models.detection import Detector
+
+
+@given(
+    angle=st.floats(-3.1, 3.1),
+    scale=st.floats(0.05, 50),
+    dx=st.floats(-2000, 2000),
+    dy=st.floats(-2000, 2000),
+)
+def test_a_transformed_template_returns_to_the_template(angle: float, scale: float, dx: float, dy: float) -> None:
+    c, s = scale * np.cos(angle), scale * np.sin(angle)
+    placed = TEMPLATE_XY @ np.array([[c, -s], [s, c]]).T + [dx, dy]
+    (matrix,) = similarity_transforms(placed[None])
+    assert np.allclose(transform_points(matrix, placed), TEMPLATE_XY, atol=1e-6)
+
+
+def test_equals_an_independent_umeyama(rng: np.random.Generator) -> None:
+    landmarks = TEMPLATE_XY * 3 + 100 + rng.normal(0, 8, (20, 5, 2))
+    ours = similarity_transforms(landmarks)
+    for points, matrix in zip(landmarks, ours, strict=True):
+        theirs = SimilarityTransform.from_estimate(points, TEMPLATE_XY)
+        assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "landmarks",
+    [np.zeros((1, 4, 2)), np.full((1, 5, 2), np.nan), np.ones((1, 5, 2))],
+    ids=["four points", "not finite", "coincident"],
+)
+def test_unusable_landmarks_are_refused(landmarks: NDArray[np.float64]) -> None:
+    with pytest.raises(ValueError, match="landmark"):
+        similarity_transforms(landmarks)
+
+
+def test_no_faces_give_no_crops(astronaut: NDArray[np.uint8]) -> None:
+    assert align(astronaut, np.empty((0, 5, 2))).shape == (0, CROP_SIZE_PX, CROP_SIZE_PX, 3)
+
+
+def test_a_crop_shows_the_landmarks_where_the_transform_puts_them(
+    astronaut: NDArray[np.uint8], detector: Detector
+) -> None:
+    (faces,) = detector.detect([astronaut])
+    (crop,) = align(astronaut, faces.landmarks_xy[:1])
+    (matrix,) = similarity_transforms(faces.landmarks_xy[:1])
+    (again,) = detector.detect([np.pad(np.kron(crop, np.ones((2, 2, 1), np.uint8)), ((64, 64), (64, 64), (0, 0)))])
+    seen = (again.landmarks_xy[again.largest()] - 64) / 2
+    off_px = np.linalg.norm(seen - transform_points(matrix, faces.landmarks_xy[0]), axis=1)
+    assert off_px.mean() < 3  # a shift or mirrored axis would be tens

@@ -1,0 +1,139 @@
+"""Decoding and suppression agree with plain loops, and real photos give the faces that are in them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from models.detection import Detector, Faces, SCRFDHead, YuNetHead, choose_canvas, suppress
+from models.errors import PackError
+from models.pack import Normalisation, load_pack
+from models.runtime import Network
+from tests.conftest import photo_array
+
+
+def greedy(boxes: NDArray[np.float32], scores: NDArray[np.float32], limit: float) -> list[int]:
+    """The textbook loop."""
+    kept: list[int] = []
+    for i in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
+        for j in kept:
+            w = min(boxes[i][2], boxes[j][2]) - max(boxes[i][0], boxes[j][0])
+            h = min(boxes[i][3], boxes[j][3]) - max(boxes[i][1], boxes[j][1])
+            shared = max(0.0, float(w)) * max(0.0, float(h))
+            union = sum(float((b[2] - b[0]) * (b[3] - b[1])) for b in (boxes[i], boxes[j])) - shared
+            if shared > limit * union:
+                break
+        else:
+            kept.append(i)
+    return kept
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(0, 2**32 - 1))
+def test_suppression_equals_the_textbook_loop(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    corner = rng.integers(0, 50, (count, 2))
+    boxes = np.concatenate([corner, corner + rng.integers(1, 40, (count, 2))], 1).astype(np.float32)
+    scores = rng.integers(0, 10, count).astype(np.float32)
+    assert suppress(boxes, scores).tolist() == greedy(boxes, scores, 0.4)
+
+
+def test_scrfd_decoding_equals_a_plain_loop(rng: np.random.Generator) -> None:
+    height, width = 64, 96
+    counts = [height // s * width // s * 2 for s in (8, 16, 32)]
+    outputs = [rng.random((2, n, k)).astype(np.float32) for k in (1, 4, 10) for n in counts]
+    found = SCRFDHead(9).decode(outputs, height, width)
+    row = 0
+    for level, stride in enumerate((8, 16, 32)):
+        n = 0
+        for y in range(height // stride):
+            for x in range(width // stride):
+                for _ in range(2):
+                    left, top, right, bottom = outputs[level + 3][1, n] * stride
+                    box = [x * stride - left, y * stride - top, x * stride + right, y * stride + bottom]
+                    assert np.allclose(found.boxes[1, row], box, atol=1e-4)
+                    points = outputs[level + 6][1, n].reshape(5, 2) * stride + [x * stride, y * stride]
+                    assert np.allclose(found.landmarks[1, row], points, atol=1e-4)
+                    assert found.scores[1, row] == outputs[level][1, n, 0]
+                    n, row = n + 1, row + 1
+
+
+def test_heads_refuse_outputs_they_cannot_read() -> None:
+    with pytest.raises(PackError, match="6 outputs"):
+        SCRFDHead(6)
+    with pytest.raises(PackError, match="YuNet"):
+        YuNetHead(["a"] * 12)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_a_canvas_holds_the_photo(height: int, width: int) -> None:
+    canvas = choose_canvas(height, width)
+    assert round(height * canvas.scale) <= canvas.height_px
+    assert round(width * canvas.scale) <= canvas.width_px
+    assert canvas.scale <= 1
+    assert canvas.height_px % 32 == canvas.width_px % 32 == 0
+
+
+def test_the_group_photo_shows_six_people(detector: Detector, group: NDArray[np.uint8]) -> None:
+    (faces,) = detector.detect([group])
+    assert len(faces) == 6
+    left_eye, right_eye, nose, left_mouth, right_mouth = faces.landmarks_xy.transpose(1, 0, 2)
+    assert (left_eye[:, 0] < right_eye[:, 0]).all()
+    assert (left_mouth[:, 0] < right_mouth[:, 0]).all()
+    assert (nose[:, 1] > left_eye[:, 1]).all()
+
+
+def test_photos_without_faces(detector: Detector, nobody: NDArray[np.uint8]) -> None:
+    texture = photo_array("skimage", "data", "brick.png")
+    assert [len(faces) for faces in detector.detect([nobody, texture])] == [0, 0]
+
+
+def test_a_batch_of_unequal_photos_equals_each_alone(
+    detector: Detector, astronaut: NDArray[np.uint8], group: NDArray[np.uint8], nobody: NDArray[np.uint8]
+) -> None:
+    photos = [group, astronaut, nobody, astronaut[::2, ::2], group[:, ::-1]]
+    together = detector.detect(photos)
+    for photo, faces in zip(photos, together, strict=True):
+        (alone,) = detector.detect([photo])
+        assert np.allclose(faces.boxes_xyxy, alone.boxes_xyxy, atol=0.1)
+        assert np.allclose(faces.scores, alone.scores, atol=1e-3)
+
+
+def test_scale_does_not_move_the_face(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
+    doubled = np.kron(astronaut, np.ones((2, 2, 1), np.uint8))
+    (one,), (two,) = detector.detect([astronaut]), detector.detect([doubled])
+    assert np.allclose(one.boxes_xyxy[0] * 2, two.boxes_xyxy[0], atol=12)
+
+
+def test_largest_and_nearest() -> None:
+    boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90]], np.float32)
+    faces = Faces(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
+    assert faces.largest() == 1
+    assert faces.nearest(0, 0) == 0
+
+
+def test_yunet_finds_lfw_faces_where_its_own_reference_does(reference: Path, data: Path) -> None:
+    spec = replace(
+        load_pack(reference).detection,
+        path=reference / "detector_yunet.onnx",
+        head="yunet",
+        normalisation=Normalisation(0.0, 1.0, "BGR"),
+    )
+    yunet = Detector(Network(spec.path), spec)
+    with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))[::1500]
+    for row in rows:
+        with Image.open(data / "lfw" / "images" / row["file"]) as image:
+            photo = np.asarray(image.convert("RGB"))
+        (faces,) = yunet.detect([photo])
+        at = faces.nearest(125, 125)
+        expected = [[float(row[f"lx{i}"]), float(row[f"ly{i}"])] for i in range(1, 6)]
+        assert np.abs(faces.landmarks_xy[at] - expected).max() < 1.5

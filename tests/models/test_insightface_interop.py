@@ -1,0 +1,74 @@
+"""Packs go both ways: ours in insightface.app.FaceAnalysis, an InsightFace-style directory in ours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.detection import Detector
+from models.pack import BUNDLED, load_pack
+from models.recognition import Recogniser
+from models.runtime import Network
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from insightface.app import FaceAnalysis
+
+DETECTION_SIDE_PX = 640
+
+
+def theirs(directory: Path, photo: NDArray[np.uint8]) -> list[Any]:
+    """InsightFace's answer for an RGB photo."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it calls what scikit-image has deprecated
+        analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
+        analysis.prepare(ctx_id=-1, det_size=(DETECTION_SIDE_PX, DETECTION_SIDE_PX))
+        faces: list[Any] = analysis.get(cv2.cvtColor(photo, cv2.COLOR_RGB2BGR))
+    return faces
+
+
+@pytest.fixture(params=["ours in theirs", "theirs in ours"])
+def directory(request: pytest.FixtureRequest) -> Path:
+    if request.param == "ours in theirs":
+        return BUNDLED
+    reference: Path = request.getfixturevalue("reference")
+    return reference
+
+
+@pytest.mark.parametrize("name", ["group", "large astronaut"])
+def test_same_boxes_and_embeddings(
+    directory: Path, name: str, group: NDArray[np.uint8], astronaut: NDArray[np.uint8]
+) -> None:
+    # InsightFace enlarges small photos to the detector's size, so the photo here has at least that.
+    photo = group if name == "group" else np.asarray(cv2.resize(astronaut, (1280, 1280)), np.uint8)
+    pack = load_pack(directory)
+    detector = Detector(Network(pack.detection.path), pack.detection, buckets=(DETECTION_SIDE_PX,))
+    recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    (faces,) = detector.detect([photo])
+    vectors = recogniser.embed(align(photo, faces.landmarks_xy))
+    expected = theirs(directory, photo)
+    assert len(faces) == len(expected) >= 1
+    for other in expected:
+        row = faces.nearest(*((other.bbox[:2] + other.bbox[2:]) / 2))
+        assert np.abs(faces.boxes_xyxy[row] - np.clip(other.bbox, 0, None)).max() <= 2
+        assert np.abs(faces.landmarks_xy[row] - other.kps).max() <= 2
+        assert float(vectors[row] @ (other.embedding / np.linalg.norm(other.embedding))) >= 0.999
+
+
+def test_same_crop_same_embedding(directory: Path, astronaut: NDArray[np.uint8], detector: Detector) -> None:
+    (faces,) = detector.detect([astronaut])
+    crops = align(astronaut, faces.landmarks_xy[:1])
+    pack = load_pack(directory)
+    (ours,) = Recogniser(Network(pack.recognition.path), pack.recognition).embed(crops)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
+    feature = analysis.models["recognition"].get_feat(cv2.cvtColor(crops[0], cv2.COLOR_RGB2BGR)).ravel()
+    assert float(ours @ (feature / np.linalg.norm(feature))) >= 0.999

@@ -1,0 +1,41 @@
+"""Crops become unit vectors: nearer for one person than for two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.detection import Detector
+from models.recognition import Recogniser, unit
+
+
+def test_vectors_have_unit_length(recogniser: Recogniser, rng: np.random.Generator) -> None:
+    crops = rng.integers(0, 255, (5, 112, 112, 3), dtype=np.uint8)
+    vectors = recogniser.embed(crops)
+    assert vectors.shape == (5, recogniser.dimension)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_no_crops_give_no_vectors(recogniser: Recogniser) -> None:
+    assert recogniser.embed(np.empty((0, 112, 112, 3), np.uint8)).shape == (0, recogniser.dimension)
+
+
+def test_one_person_is_nearer_than_two(
+    detector: Detector, recogniser: Recogniser, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+) -> None:
+    darker = (astronaut[:, ::-1] * 0.7).astype(np.uint8)
+    crops = []
+    for photo in (astronaut, darker, actor):
+        (faces,) = detector.detect([photo])
+        crops.append(align(photo, faces.landmarks_xy[faces.largest()][None])[0])
+    first, second, third = recogniser.embed(np.stack(crops))
+    same, other = float(first @ second), float(first @ third)
+    assert same > 0.6 > 0.4 > other
+
+
+@pytest.mark.parametrize("vectors", [np.zeros((1, 4)), np.array([[1.0, np.nan, 0, 0]]), np.array([[np.inf, 0, 0, 0]])])
+def test_vectors_without_a_direction_are_refused(vectors: NDArray[np.float64]) -> None:
+    with pytest.raises(ValueError, match="embedding"):
+        unit(vectors)

@@ -1,0 +1,137 @@
+"""Error rates are counted where counting can support them, never rise with the threshold, and invert."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from models.errors import PackError
+from models.pack import ModelPack
+from models.risk import (
+    BIN_COUNT,
+    MIN_SUPPORT,
+    Calibration,
+    Tail,
+    fmr_for_fpir,
+    fpir_from_fmr,
+    histogram,
+)
+from training.calibrate import calibrate, fit_tail
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    """Strangers at N(0, 0.1), mates at N(0.6, 0.15)."""
+    rng = np.random.default_rng(1)
+    impostors = rng.normal(0, 0.1, 1_000_000)
+    tail, _ = fit_tail(np.sort(impostors)[::-1][:20_000], len(impostors))
+    return Calibration(histogram(impostors), histogram(rng.normal(0.6, 0.15, 20_000)), tail)
+
+
+def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:
+    for t in (0.0, 0.1, 0.2, 0.3):
+        assert calibration.fmr(t).value == pytest.approx(stats.norm.sf(t, 0, 0.1), rel=0.05)
+        assert not calibration.fmr(t).extrapolated
+
+
+def test_beyond_the_evidence_it_says_so_and_stays_of_the_right_order(calibration: Calibration) -> None:
+    rate = calibration.fmr(0.5)
+    assert rate.extrapolated
+    truth = stats.norm.sf(0.5, 0, 0.1)
+    # The exponential tail errs on the side of caution, by less than two orders.
+    assert truth / 2 < rate.value < truth * 100
+
+
+@given(st.floats(-1, 1), st.floats(0, 1))
+def test_a_higher_threshold_never_admits_more(calibration: Calibration, t: float, step: float) -> None:
+    assert calibration.fmr(min(1.0, t + step)).value <= calibration.fmr(t).value
+    assert calibration.fnmr(min(1.0, t + step)) >= calibration.fnmr(t)
+
+
+@given(st.floats(1e-9, 0.9))
+def test_the_threshold_of_a_rate_keeps_to_the_rate(calibration: Calibration, rate: float) -> None:
+    threshold = calibration.threshold_at_fmr(rate)
+    assert calibration.fmr(threshold.similarity).value <= rate * (1 + 1e-9)
+    assert calibration.fmr(threshold.similarity - 0.002).value >= rate * 0.999
+
+
+@given(st.floats(0.001, 0.9))
+def test_the_threshold_of_misses_keeps_to_them(calibration: Calibration, rate: float) -> None:
+    assert calibration.fnmr(calibration.threshold_at_fnmr(rate)) <= rate + 1e-9
+
+
+def test_errors_are_equal_at_the_equal_error_threshold(calibration: Calibration) -> None:
+    t = calibration.equal_error_threshold()
+    assert calibration.fmr(t).value == pytest.approx(calibration.fnmr(t), rel=0.05)
+
+
+@given(st.floats(1e-9, 0.99), st.integers(1, 10**7))
+def test_fpir_and_fmr_invert(fpir: float, comparisons: int) -> None:
+    assert fpir_from_fmr(fmr_for_fpir(fpir, comparisons), comparisons) == pytest.approx(fpir, rel=1e-6)
+
+
+def test_fpir_is_that_of_independent_comparisons() -> None:
+    assert fpir_from_fmr(0.01, 100) == pytest.approx(1 - 0.99**100)
+    assert fpir_from_fmr(0.3, 0) == 0
+    assert fpir_from_fmr(1.0, 5) == 1
+    # Where 1 - (1 - x)^N in floating point gives 0.
+    assert fpir_from_fmr(1e-18, 1000) == pytest.approx(1e-15)
+
+
+@pytest.mark.parametrize("shape", [-0.2, 0.0, 0.1])
+def test_the_tail_is_scipys_generalised_pareto(shape: float) -> None:
+    tail = Tail(0.3, 0.001, shape, 0.05)
+    for t in (0.3, 0.35, 0.45):
+        expected = 0.001 * stats.genpareto.sf(t - 0.3, shape, scale=0.05)
+        assert tail.exceedance(t) == pytest.approx(expected)
+        assert tail.quantile(expected) == pytest.approx(t)
+
+
+def test_the_tail_never_ends() -> None:
+    """Bounded scores have a fit that ends; what is kept must not promise that strangers end there."""
+    rng = np.random.default_rng(2)
+    scores = np.sort(rng.uniform(0, 0.5, 1_000_000))[::-1]
+    tail, _ = fit_tail(scores[:20_000], len(scores))
+    assert tail.exceedance(0.51) > 0
+
+
+def test_calibration_counts_each_pair_once() -> None:
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(300, 64))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    labels = [str(i // 2) for i in range(300)]
+    document = calibrate(vectors.astype(np.float32), labels, "test")
+    assert document["genuine_pairs"] == 150
+    assert document["impostor_pairs"] == 300 * 299 // 2 - 150
+    loop = [float(vectors[i] @ vectors[j]) for i in range(300) for j in range(i) if labels[i] != labels[j]]
+    assert document["largest_impostors"][0] == pytest.approx(max(loop), abs=1e-4)
+    read = Calibration.from_document(document)
+    assert read.fmr(0.2).value == pytest.approx(np.mean(np.array(loop) >= 0.2), rel=0.1)
+
+
+def test_too_few_pairs_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        calibrate(np.eye(8, dtype=np.float32), list("aabbccdd"), "test")
+
+
+@pytest.mark.parametrize("broken", [{}, {"histograms": {"impostor": [1], "genuine": [1]}, "tail": {}}])
+def test_a_broken_calibration_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(PackError, match="calibration"):
+        Calibration.from_document(broken)
+
+
+def test_the_bundled_calibration_is_evidence(pack: ModelPack) -> None:
+    assert pack.calibration is not None
+    calibration = Calibration.from_document(pack.calibration)
+    assert calibration.impostor_pairs > 1_000_000
+    assert calibration.genuine_pairs > 1_000
+    assert len(pack.calibration["histograms"]["impostor"]) == BIN_COUNT
+    threshold = calibration.threshold_at_fmr(1e-3)
+    assert not threshold.extrapolated
+    assert calibration.fmr(threshold.similarity).value * calibration.impostor_pairs > MIN_SUPPORT
+    assert math.isfinite(calibration.threshold_at_fmr(1e-9).similarity)

@@ -1,0 +1,67 @@
+"""One session per network, in fixed batch sizes, on a provider that is told truly, without telemetry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.errors import RuntimeUnavailableError
+from models.pack import BUNDLED, ModelPack
+from models.runtime import BATCH_BUCKETS, Network, available_cores, bucket
+
+
+def test_buckets() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 9, 32, 33)] == [1, 2, 4, 16, 32, 32]
+
+
+def test_any_batch_size_gives_every_row(pack: ModelPack, rng: np.random.Generator) -> None:
+    network = Network(pack.recognition.path)
+    crops = rng.standard_normal((BATCH_BUCKETS[-1] + 5, 3, 112, 112)).astype(np.float32)
+    whole = network.run(crops)[0]
+    assert whole.shape[0] == len(crops)
+    alone = np.concatenate([network.run(crop[None])[0] for crop in crops[::9]])
+    assert np.allclose(whole[::9], alone, atol=1e-3)
+
+
+def test_says_which_provider_ran_the_nodes(pack: ModelPack) -> None:
+    placed = Network(pack.recognition.path).placement(np.zeros((1, 3, 112, 112), np.float32))
+    assert set(placed) <= {"CPUExecutionProvider", "CUDAExecutionProvider"}
+    assert sum(placed.values()) > 10
+
+
+def test_a_provider_that_is_absent_is_not_silently_replaced(pack: ModelPack) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="OtherExecutionProvider"):
+        Network(pack.recognition.path, "OtherExecutionProvider")
+
+
+def test_a_file_that_is_no_network(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"not a network")
+    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+        Network(tmp_path / "x.onnx")
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    only_one = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from models.runtime import available_cores; print(available_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", only_one], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
+    """onnxruntime 1.31 writes a device id and an event database there unless it is told not to."""
+    script = (
+        "import numpy as np\nfrom pathlib import Path\nfrom models.runtime import Network\n"
+        f"Network(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert not list(tmp_path.rglob("*"))

@@ -1,0 +1,262 @@
+"""The API as its callers meet it: a real server, real photos."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.risk import fpir_from_fmr
+from service.client import Kith, KithClientError
+from service.server import embedded
+from service.settings import Settings, load_settings
+from tests.conftest import jpeg
+
+Photo = NDArray[np.uint8]
+
+
+def darker(photo: Photo) -> bytes:
+    """The same people, mirrored and in worse light."""
+    return jpeg((photo[:, ::-1] * 0.75).astype(np.uint8), 60)
+
+
+def test_health_and_model(kith: Kith) -> None:
+    assert kith.ready().status == "ok"
+    model = kith.model()
+    assert model.calibrated
+    assert model.dimension > 0
+    assert model.recognition.providers
+
+
+def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
+    (photo,) = kith.detect(jpeg(group)).images
+    assert (photo.width, photo.height) == (group.shape[1], group.shape[0])
+    assert len(photo.faces) == 6
+    for face in photo.faces:
+        x0, y0, x1, y1 = face.box
+        assert 0 <= x0 < x1 <= group.shape[1]
+        assert 0 <= y0 < y1 <= group.shape[0]
+        assert len(face.landmarks) == 5
+        assert face.embedding is None
+
+
+def test_one_bad_photo_of_several_fails_alone(kith: Kith, astronaut: Photo) -> None:
+    good, bad, also_good = kith.embed(jpeg(astronaut), b"not a photo", jpeg(astronaut)).images
+    assert bad.error is not None
+    assert bad.error.code == "image_format"
+    for photo in (good, also_good):
+        assert photo.faces[0].embedding is not None
+        assert np.linalg.norm(photo.faces[0].embedding) == pytest.approx(1, abs=1e-4)
+
+
+def test_verify_photos_embeddings_and_subjects(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+    same = kith.verify(jpeg(astronaut), darker(astronaut), fmr=0.001)
+    assert same.outcome == "same"
+    assert same.false_match_probability is not None
+    assert same.false_match_probability < 0.001
+    assert same.risk is not None
+    assert (same.risk.fmr, same.risk.source) == (0.001, "pack")
+    assert kith.verify(jpeg(astronaut), jpeg(actor)).outcome == "different"
+    vector = kith.embed(darker(astronaut)).images[0].faces[0].embedding
+    assert vector is not None
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    assert kith.verify(vector, (gallery, "eileen")).outcome == "same"
+    assert kith.verify((gallery, "eileen"), jpeg(actor)).outcome == "different"
+
+
+def test_verify_without_a_face(kith: Kith, astronaut: Photo, nobody: Photo) -> None:
+    answer = kith.verify(jpeg(astronaut), jpeg(nobody))
+    assert (answer.outcome, answer.reasons, answer.similarity) == ("no_face", ["b: no_face"], None)
+
+
+def test_enrol_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo) -> None:
+    kith.put_subject(gallery, "eileen", name="Eileen Collins", metadata={"crew": "STS-93"}, tags=["nasa"])
+    enrolled = kith.enrol(gallery, "eileen", jpeg(astronaut))
+    assert enrolled.enrolled == 1
+    (found,) = kith.identify(gallery, darker(astronaut)).results
+    assert (found.outcome, found.subject, found.name) == ("identified", "eileen", "Eileen Collins")
+    assert found.similarity is not None
+    assert found.threshold is not None
+    assert found.similarity >= found.threshold > (found.review_threshold or 0)
+    assert found.false_alarm_probability is not None
+    assert found.false_alarm_probability < 0.001
+    strangers = kith.identify(gallery, jpeg(group)).results
+    assert {s.outcome for s in strangers} <= {"unknown", "rejected_quality"}
+    assert all(s.subject is None for s in strangers)
+    # Unknown still carries the best candidate.
+    assert any(s.candidates and s.candidates[0].subject == "eileen" for s in strangers)
+    assert kith.delete_subject(gallery, "eileen").templates == 1
+    (gone,) = kith.identify(gallery, darker(astronaut)).results
+    assert (gone.outcome, gone.candidates) == ("unknown", [])
+
+
+def test_no_face_and_low_quality_are_outcomes(kith: Kith, gallery: str, nobody: Photo, astronaut: Photo) -> None:
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    none, dark = kith.identify(gallery, jpeg(nobody), jpeg((astronaut * 0.12).astype(np.uint8))).results
+    assert none.outcome == "no_face"
+    assert dark.outcome == "rejected_quality"
+    assert "brightness" in dark.reasons
+    assert dark.face is not None
+    assert not dark.face.quality.usable
+
+
+def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    d = kith.model().dimension
+    vectors = rng.normal(size=(40, d))
+    kith.enrol(gallery, "first", embeddings=[vectors[0]])
+
+    def threshold(**risk: Any) -> float:
+        (result,) = kith.identify(gallery, embeddings=[vectors[0]], risk=risk).results
+        assert result.threshold is not None
+        return result.threshold
+
+    alone = threshold(fpir=0.001)
+    assert threshold(fpir=0.01) < alone < threshold(fpir=0.0001)
+    assert threshold(preset="standard") == alone
+    assert threshold(threshold=0.3) == 0.3
+    kith.enrol(gallery, "others", embeddings=list(vectors[1:]), allow_inconsistent=True)
+    assert threshold(fpir=0.001) > alone
+    # 40 comparisons at this FMR give this FPIR.
+    assert fpir_from_fmr(0.001, 40) == pytest.approx(0.0392, abs=1e-4)
+    assert threshold(fmr=0.001) == pytest.approx(threshold(fpir=fpir_from_fmr(0.001, 40)), abs=2e-4)
+
+
+def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    vectors = rng.normal(size=(4, kith.model().dimension))
+    for i, vector in enumerate(vectors):
+        kith.put_subject(gallery, f"s{i}", tags=["even"] if i % 2 == 0 else ["odd"], metadata={"floor": i})
+        kith.enrol(gallery, f"s{i}", embeddings=[vector])
+    (free,) = kith.identify(gallery, embeddings=[vectors[1]]).results
+    assert free.subject == "s1"
+    (even,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"tags": ["even"]}).results
+    assert {c.subject for c in even.candidates} == {"s0", "s2"}
+    (floor,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"metadata": {"floor": 3}}).results
+    assert [c.subject for c in floor.candidates] == ["s3"]
+    (none,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"tags": ["gone"]}).results
+    assert (none.outcome, none.candidates) == ("unknown", [])
+
+
+def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    probe = rng.normal(size=kith.model().dimension)
+    near = [probe + rng.normal(scale=0.1, size=probe.shape) for _ in range(30)]
+    kith.enrol(gallery, "many", embeddings=near, allow_inconsistent=True)
+    for i in range(3):
+        kith.enrol(gallery, f"other{i}", embeddings=[rng.normal(size=probe.shape)])
+    (result,) = kith.identify(gallery, embeddings=[probe], top_k=4).results
+    assert result.subject == "many"
+    assert len({c.subject for c in result.candidates}) == 4
+    unit_near = np.stack(near) / np.linalg.norm(near, axis=1, keepdims=True)
+    assert result.similarity == pytest.approx(float((unit_near @ (probe / np.linalg.norm(probe))).max()), abs=1e-3)
+
+
+def test_enrolment_says_no(
+    kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo, nobody: Photo
+) -> None:
+    def code(subject: str, photo: bytes, **options: Any) -> str:
+        with pytest.raises(KithClientError) as raised:
+            kith.enrol(gallery, subject, photo, **options)
+        return raised.value.code
+
+    assert code("x", jpeg(nobody)) == "no_face"
+    assert code("x", jpeg(group)) == "several_faces"
+    assert code("x", jpeg((astronaut * 0.12).astype(np.uint8))) == "low_quality"
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    with pytest.raises(KithClientError) as raised:
+        kith.enrol(gallery, "x", darker(astronaut))
+    assert raised.value.code == "duplicate_subject"
+    assert raised.value.problem["subject"] == "eileen"
+    assert code("eileen", jpeg(actor)) == "inconsistent_template"
+    assert kith.gallery(gallery).templates == 1
+    kith.enrol(gallery, "x", darker(astronaut), allow_duplicate=True)
+    kith.enrol(gallery, "eileen", jpeg(actor), allow_inconsistent=True)
+    kith.enrol(gallery, "y", jpeg(group), face="largest")
+    assert kith.gallery(gallery).templates == 4
+
+
+def test_of_several_photos_each_is_enrolled_or_refused_alone(
+    kith: Kith, gallery: str, astronaut: Photo, nobody: Photo
+) -> None:
+    answer = kith.enrol(gallery, "eileen", jpeg(astronaut), jpeg(nobody), b"text", darker(astronaut))
+    codes = [r.error.code if r.error else None for r in answer.results]
+    assert codes == [None, "no_face", "image_format", None]
+    listed = kith.templates(gallery, "eileen").templates
+    assert [t.id for t in listed] == [r.template for r in answer.results if r.template]
+    kith.delete_template(gallery, "eileen", listed[0].id)
+    assert kith.subject(gallery, "eileen").templates == 1
+
+
+def test_a_repeated_key_gives_the_first_answer(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+    first = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    again = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    assert first == again
+    assert kith.gallery(gallery).templates == 1
+    with pytest.raises(KithClientError) as raised:
+        kith.enrol(gallery, "eileen", jpeg(actor), idempotency_key="one")
+    assert raised.value.code == "idempotency_conflict"
+
+
+def test_gallery_settings(kith: Kith, gallery: str) -> None:
+    changed = kith.update_gallery(gallery, risk={"fpir": 0.01})
+    assert changed.risk == {"fpir": 0.01}
+    gate = changed.quality_gate.model_dump() | {"min_sharpness": 5.0}
+    assert kith.update_gallery(gallery, quality_gate=gate).risk == {"fpir": 0.01}
+    assert kith.gallery(gallery).quality_gate.min_sharpness == 5.0
+
+
+def test_subjects_are_paged_patched_and_named_freely(kith: Kith, gallery: str, server: str) -> None:
+    names = [f"s{i:03}" for i in range(120)] + ["Zoë (kitchen)", "渡辺"]
+    for name in names:
+        kith.put_subject(gallery, name)
+    assert [s.id for s in kith.subjects(gallery)] == sorted(names)
+    url = f"{server}/v1/galleries/{gallery}/subjects/s000"
+    patched = httpx.patch(url, json={"tags": ["a"]}).json()
+    assert patched["tags"] == ["a"]
+    assert httpx.patch(url, json={"name": "N"}).json()["tags"] == ["a"]
+
+
+def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, gallery: str, astronaut: Photo) -> None:
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    url = f"{server}/v1/galleries/{gallery}/identify"
+    photo = darker(astronaut)
+    by_json = httpx.post(url, json={"images": [base64.b64encode(photo).decode()], "top_k": 1}).json()
+    by_form = httpx.post(url, files=[("images", photo)], data={"request": json.dumps({"top_k": 1})}).json()
+    assert by_json == by_form
+
+
+def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
+    with embedded(load_settings(data_dir=tmp_path, api_key="secret", log_level="WARNING")) as url:
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        refused = httpx.get(f"{url}/v1/galleries")
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secre"}).status_code == 401
+        with Kith(url, "secret") as kith:
+            assert list(kith.galleries()) == []
+
+
+def test_the_database_survives_a_restart_and_binds_to_its_recogniser(
+    settings: Settings, tmp_path: Path, reference: Path, astronaut: Photo
+) -> None:
+    own = load_settings(data_dir=tmp_path, log_level="WARNING")
+    with embedded(own) as url, Kith(url) as kith:
+        kith.create_gallery("staff")
+        kith.enrol("staff", "eileen", jpeg(astronaut))
+    with embedded(own) as url, Kith(url) as kith:
+        (found,) = kith.identify("staff", darker(astronaut)).results
+        assert found.subject == "eileen"
+    with embedded(load_settings(data_dir=tmp_path, pack=reference, log_level="WARNING")) as url, Kith(url) as kith:
+        with pytest.raises(KithClientError) as raised:
+            kith.identify("staff", darker(astronaut))
+        assert raised.value.code == "recogniser_mismatch"
+        # A pack without calibration answers explicit thresholds, and says why it cannot answer risks.
+        kith.create_gallery("other", risk={"threshold": 0.4})
+        kith.enrol("other", "eileen", jpeg(astronaut))
+        assert kith.identify("other", darker(astronaut)).results[0].subject == "eileen"
+        with pytest.raises(KithClientError) as raised:
+            kith.identify("other", darker(astronaut), risk={"fpir": 0.01})
+        assert raised.value.code == "risk_uncalibrated"
