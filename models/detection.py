@@ -22,7 +22,7 @@ MAX_CANDIDATES: Final = 2000
 """Per photo, best first: bounds the quadratic work of suppression on hostile input."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Faces:
     """The faces of one photo, best score first, in pixels of that photo.
 
@@ -58,7 +58,7 @@ class Faces:
         return int(((centres - (x, y)) ** 2).sum(1).argmin())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidates:
     """Every cell's prediction for a batch: scores (B, n), boxes (B, n, 4), landmarks (B, n, 5, 2), canvas pixels."""
 

@@ -243,3 +243,7 @@ def main() -> None:
         remedy = f" {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
         Console(stderr=True).print(f"[red]error:[/red] {error}{remedy}", highlight=False)
         raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Face:
     """One face of a photo; ``vector`` (d,) where it was asked for."""
 
@@ -47,7 +47,7 @@ class Face:
     vector: Float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Photo:
     """An upright photo's size in pixels and its faces, best score first."""
 
@@ -55,9 +55,12 @@ class Photo:
     height: int
     faces: list[Face]
 
+    def largest_row(self) -> int:
+        """Row of the face with the largest box; call only where there is a face."""
+        return int(np.argmax([np.prod(face.box_xyxy[2:] - face.box_xyxy[:2]) for face in self.faces]))
+
     def largest(self) -> Face:
-        """The face with the largest box; call only where there is one."""
-        return max(self.faces, key=lambda face: float(np.prod(face.box_xyxy[2:] - face.box_xyxy[:2])))
+        return self.faces[self.largest_row()]
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class Pipeline:
         """Decode a photo, find its faces, and give each a vector. Raises ImageError."""
         photo, crops = await self._faces(payload)
         if largest_only and photo.faces:
-            chosen = photo.faces.index(photo.largest())
-            photo, crops = replace(photo, faces=[photo.faces[chosen]]), crops[chosen : chosen + 1]
+            row = photo.largest_row()
+            photo, crops = replace(photo, faces=[photo.faces[row]]), crops[row : row + 1]
         vectors = await self._recogniser.submit(list(crops))
         return replace(photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)])
 

@@ -16,7 +16,7 @@ from models.errors import ModelError
 from models.pack import load_pack
 from models.runtime import available_cores
 from training.config import ConfigError
-from training.detection.fit import DetectorLoopConfig
+from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
 from training.export import ParityError
 from training.loop import NonFiniteLossError
@@ -55,12 +55,14 @@ def run(
 def detector(
     data: Data,
     output: Output,
-    steps: Annotated[int, typer.Option(min=1)] = DetectorLoopConfig.steps,
+    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.")] = None,
+    polish: Annotated[Path | None, typer.Option(help="Refine the landmarks of this finished detector run.")] = None,
     threads: Annotated[int | None, typer.Option(help="Processor threads; default: all cores.")] = None,
 ) -> None:
     """Train the detector; run again to resume."""
     torch.set_num_threads(threads or available_cores())
-    train_detector(data, output, DetectorLoopConfig(steps=steps))
+    loop = POLISH if polish else DetectorLoopConfig()
+    train_detector(data, output, replace(loop, steps=steps or loop.steps), polish)
 
 
 @app.command()

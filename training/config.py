@@ -45,6 +45,9 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         _require(self.embedding_dim >= 2, "backbone.embedding_dim must be at least 2")
+        # torch 2.13's channels-last backward pass corrupts memory with 4 channels on processors without AVX-512.
+        channels = (*self.widths, self.stem)
+        _require(all(c >= 8 and c % 8 == 0 for c in channels), "backbone.widths and stem must be multiples of 8")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,13 @@ def fit(backbone: nn.Module, head: CosineHead, data: IdentitySet, config: LoopCo
 
     margin = margin_schedule(head, config.margin_warmup_steps)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=autocast_enabled(config.precision))
-    losses = LossLog(output / "losses.csv", step)
     last_saved = time.monotonic()
     backbone.train()
     head.train()
-    with tqdm(total=total_steps * config.batch_size, initial=step * config.batch_size, unit="img") as bar:
+    with (
+        closing(LossLog(output / "losses.csv", step)) as losses,
+        tqdm(total=total_steps * config.batch_size, initial=step * config.batch_size, unit="img") as bar,
+    ):
         while step < total_steps:
             epoch, position = divmod(step, steps_per_epoch)
             rows = batch_rows(len(data), config.batch_size, epoch, position, config.seed)
@@ -219,6 +222,9 @@ class LossLog:
         self._writer = csv.writer(self._stream)
         self._writer.writerow(["step", "loss", "learning_rate", "scale"])
         self._writer.writerows(kept)
+
+    def close(self) -> None:
+        self._stream.close()
 
     def add(self, step: int, loss: float, rate: float, scale: float) -> None:
         self._writer.writerow([step, repr(loss), repr(rate), repr(scale)])

@@ -27,9 +27,11 @@ written by `kith-train pack` from the measurements of that run.
 ## Commands
 
 ```
-kith-train detector --data DATA --output runs/detector --steps {detector_steps}
+kith-train detector --data DATA --output runs/detector
+kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
 kith-train run {recipe} --data DATA/celeba --output runs/{recipe}
-kith-train pack --recogniser runs/{recipe} --detector runs/detector --data DATA --output models/packs/{name}
+kith-train pack --recogniser runs/{recipe} --detector runs/detector-polished --data DATA \\
+    --output models/packs/{name}
 ```
 
 ## Figures
@@ -69,7 +71,6 @@ def write_model_card(pack: ModelPack) -> None:
             display_name=pack.display_name,
             recipe=run["name"],
             recogniser_data="42,303 aligned 112x112 CelebA crops of 8,130 people, from scratch, no teacher",
-            detector_steps=pack.provenance["detector"]["run"]["steps"],
             calibration_images=calibration["images"],
             calibration_people=calibration["people"],
             impostor_pairs=calibration["impostor_pairs"],

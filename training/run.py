@@ -58,13 +58,17 @@ def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Che
     return fit(backbone, head, data, config.loop, config.output)
 
 
-def train_detector(data: Path, output: Path, loop: DetectorLoopConfig) -> FaceDetector:
-    """Learn (or resume) the detector from ``data``/wider's training photos and ``data``/scenes."""
+def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
+    """Learn (or resume) the detector from ``data``/wider's training photos and ``data``/scenes; ``start_from`` is an
+    earlier run whose averaged weights are the beginning."""
     torch.manual_seed(loop.seed)
     output.mkdir(parents=True, exist_ok=True)
     (output / "config.json").write_text(json.dumps(asdict(loop), indent=2) + "\n", encoding="utf-8")
+    model = FaceDetector()
+    if start_from is not None:
+        model.load_state_dict(_averaged(start_from / "detector.pt"))
     photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
-    return fit_detector(FaceDetector(), photos, loop, output)
+    return fit_detector(model, photos, loop, output)
 
 
 def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: str, display_name: str) -> ModelPack:

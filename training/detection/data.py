@@ -18,7 +18,6 @@ from training.config import ConfigError
 from training.data.identities import read_rgb
 from training.detection.targets import Faces
 
-FACE_SIZES_PX = (10.0, 260.0)
 SMALLEST_PX = 8.0
 """Smaller faces are neither learned nor punished."""
 NO_FACE_SHARE = 0.08
@@ -88,14 +87,17 @@ def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.flo
     return result
 
 
-def training_crop(photo: AnnotatedPhoto, size_px: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], Faces]:
-    """Cut one varied (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recoloured."""
+def training_crop(
+    photo: AnnotatedPhoto, size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
+) -> tuple[NDArray[np.uint8], Faces]:
+    """Cut one varied (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recoloured. One face, chosen
+    by chance, gets a size drawn evenly over the octaves of ``face_sizes_px``."""
     certain = np.flatnonzero(~photo.doubtful & ((photo.boxes[:, 2:] - photo.boxes[:, :2]).min(1) >= 6))
     height, width = photo.image.shape[:2]
     if len(certain) and rng.random() > NO_FACE_SHARE:
         box = photo.boxes[rng.choice(certain)]
         side = math.sqrt(float((box[2:] - box[:2]).prod()))
-        low, high = FACE_SIZES_PX
+        low, high = face_sizes_px
         wanted = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
         # Enlarging a small face much would only teach blur.
         scale = min(wanted / side, 2.5)

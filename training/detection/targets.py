@@ -58,10 +58,11 @@ def assign(faces: Faces, height_px: int, width_px: int) -> tuple[Tensor, Tensor]
 
 
 def detection_loss(
-    model: FaceDetector, images: Tensor, batch: list[Faces], point_weight: float
+    model: FaceDetector, images: Tensor, batch: list[Faces], point_weight: float, point_beta: float
 ) -> tuple[Tensor, dict[str, float]]:
     """Quality focal loss (X. Li et al., "Generalized Focal Loss", 2020, eq. 2) on scores, GIoU on boxes (Rezatofighi
-    et al., 2019, eq. 3), smooth L1 on landmarks in units of the face size. Returns the sum and its parts."""
+    et al., 2019, eq. 3), smooth L1 on landmarks in units of the face size, quadratic below ``point_beta``. Returns the
+    sum and its parts."""
     height, width = images.shape[2:]
     raw = model.raw(images)
     logits = torch.cat([s for s, _, _ in raw], 1).squeeze(2).float()
@@ -97,7 +98,7 @@ def detection_loss(
     box_loss = (1 - giou).sum() / count
     size = torch.cat(sizes_px)[:, None, None]
     point_loss = F.smooth_l1_loss(
-        torch.cat(predicted_points) / size, torch.cat(true_points) / size, beta=0.02, reduction="sum"
+        torch.cat(predicted_points) / size, torch.cat(true_points) / size, beta=point_beta, reduction="sum"
     ) / (10 * max(1, len(size)))
     total = score_loss + BOX_WEIGHT * box_loss + point_weight * point_loss
     return total, {
