@@ -1,0 +1,107 @@
+"""The command line against a real server and against the local database, as a person and as a program use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from service.client import Kith, KithClientError
+from service.errors import SettingsError
+from service.settings import load_settings
+from tests.conftest import jpeg
+
+
+def kith_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments],
+        cwd=cwd,
+        env=os.environ | {"KITH_LOG_LEVEL": "WARNING", "COLUMNS": "200"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def people(tmp_path: Path, astronaut: NDArray[Any], actor: NDArray[Any], nobody: NDArray[Any]) -> Path:
+    for name, photo in (("eileen", astronaut), ("tom", actor)):
+        (tmp_path / "people" / name).mkdir(parents=True)
+        (tmp_path / "people" / name / "1.jpg").write_bytes(jpeg(photo))
+    (tmp_path / "people" / "tom" / "2.jpg").write_bytes(jpeg(nobody))
+    return tmp_path / "people"
+
+
+def test_embedded_enrol_resume_identify_verify(people: Path, tmp_path: Path, astronaut: NDArray[Any]) -> None:
+    first = kith_command("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    report = json.loads(first.stdout)
+    assert report["enrolled"] == 2
+    assert [r["code"] for r in report["refused"]] == ["no_face"]
+    again = kith_command("enroll", str(people), "--gallery", "g", cwd=tmp_path)
+    assert "no_face" in again.stdout
+    stats = json.loads(kith_command("gallery", "stats", "g", cwd=tmp_path).stdout)
+    assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
+
+    probe = tmp_path / "probe.jpg"
+    probe.write_bytes(jpeg(astronaut[:, ::-1], 60))
+    found = kith_command("identify", str(probe), "-g", "g", "--draw", "out.png", cwd=tmp_path)
+    assert "eileen" in found.stdout, found.stderr
+    with Image.open(tmp_path / "out.png") as drawn:
+        assert drawn.size == (512, 512)
+        assert drawn.convert("RGB").getcolors(2**24) != Image.open(probe).convert("RGB").getcolors(2**24)
+    answer = json.loads(kith_command("identify", str(probe), "-g", "g", "--json", cwd=tmp_path).stdout)
+    assert answer[str(probe)]["results"][0]["subject"] == "eileen"
+    same = kith_command("verify", str(probe), str(people / "eileen" / "1.jpg"), cwd=tmp_path)
+    assert same.stdout.startswith("same")
+    listed = kith_command("gallery", "list", cwd=tmp_path)
+    assert "fpir 0.001" in listed.stdout
+    assert kith_command("gallery", "delete", "g", "--yes", cwd=tmp_path).stdout.startswith("deleted 2 subjects")
+
+
+def test_against_a_server(server: str, people: Path, tmp_path: Path) -> None:
+    created = kith_command("gallery", "create", "by-url", "--fpir", "0.01", "--url", server, cwd=tmp_path)
+    assert created.stdout == "created by-url\n"
+    with Kith(server) as kith:
+        assert kith.gallery("by-url").risk == {"fpir": 0.01}
+        kith.delete_gallery("by-url")
+    assert not (tmp_path / "data").exists()
+
+
+def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -> None:
+    missing = kith_command("gallery", "stats", "none", "--url", server, cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "gallery_not_found" in missing.stderr
+    assert "POST /v1/galleries" in missing.stderr
+    exposed = kith_command("serve", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path)  # noqa: S104
+    assert exposed.returncode == 2
+    assert "KITH_API_KEY" in exposed.stderr
+    wrong = kith_command("serve", cwd=tmp_path, KITH_PORT="none")
+    assert wrong.returncode == 2
+    assert "KITH_PORT" in wrong.stderr
+    assert "Traceback" not in missing.stderr + exposed.stderr + wrong.stderr
+
+
+def test_exposure() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        load_settings(host=host).check_exposure()
+    for host in ("0.0.0.0", "::", "192.168.1.5", "kith.example"):  # noqa: S104
+        with pytest.raises(SettingsError, match="KITH_API_KEY"):
+            load_settings(host=host).check_exposure()
+        load_settings(host=host, api_key="k").check_exposure()
+        load_settings(host=host, allow_anonymous=True).check_exposure()
+
+
+def test_a_lone_refusal_raises_with_its_code(kith: Kith, gallery: str) -> None:
+    with pytest.raises(KithClientError) as raised:
+        kith.enrol(gallery, "x", b"not a photo")
+    assert (raised.value.status, raised.value.code) == (422, "image_format")
+    assert "JPEG" in str(raised.value)

@@ -1,0 +1,75 @@
+"""The doctor tells what overwrites what, and what really ran where."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib.metadata import requires
+
+import pytest
+from packaging.requirements import Requirement
+
+from service.cli import app
+from service.doctor import diagnose, find_overwritten_gpu, find_rivals, installed_versions
+from service.settings import load_settings
+from tests.conftest import ROOT
+
+GPU_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def test_two_runtimes_are_an_error() -> None:
+    (finding,) = find_rivals({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1", "faiss-cpu": "1"})
+    assert finding.verdict == "error"
+    assert "onnxruntime-gpu 1.31.1 overwrite each other" in finding.detail
+    assert find_rivals({"onnxruntime-gpu": "1.31.1", "opencv-python-headless": "5"}) == []
+
+
+def test_an_overwritten_gpu_runtime_is_an_error() -> None:
+    (finding,) = find_overwritten_gpu({"onnxruntime-gpu": "1.31.1"}, ["CPUExecutionProvider"])
+    assert finding.verdict == "error"
+    assert find_overwritten_gpu({"onnxruntime-gpu": "1.31.1"}, GPU_PROVIDERS) == []
+    assert find_overwritten_gpu({"onnxruntime": "1.31.1"}, ["CPUExecutionProvider"]) == []
+
+
+def test_this_installation_is_sound() -> None:
+    findings = diagnose(load_settings())
+    assert [f for f in findings if f.verdict != "ok"] == []
+    assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
+    assert any("nodes on CPUExecutionProvider" in f.detail for f in findings)
+
+
+def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
+    findings = diagnose(load_settings(pack=tmp_path))
+    assert any(f.what == "pack" and f.verdict == "error" for f in findings)
+
+
+def test_no_extra_brings_a_second_runtime() -> None:
+    """What docs/decisions/0002 promises: of our extras only 'cpu' may bring onnxruntime, only 'gpu' onnxruntime-gpu,
+    and InsightFace, which would bring the other one, is in none."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {extra: {Requirement(r).name for r in listed} for extra, listed in extras.items()}
+    assert names["cpu"] == {"faiss-cpu", "onnxruntime"}
+    assert names["gpu"] == {"faiss-gpu", "onnxruntime-gpu"}
+    # No dependency of ours, direct or not, asks for the CPU runtime behind the GPU extra's back.
+    waiting = [
+        Requirement(r).name for r in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ]
+    seen: set[str] = set()
+    installed = installed_versions()
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in seen or name not in installed:
+            continue
+        seen.add(name)
+        for text in requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
+    assert "torch" not in seen
+    assert not seen & {"onnxruntime", "onnxruntime-gpu", "insightface", "opencv-python"}
+    assert "onnxruntime" in {Requirement(r).name for r in requires("insightface") or []}, "the reason is gone"
+
+
+def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["doctor", "--json"], standalone_mode=False)
+    assert all({"what", "verdict", "detail"} == set(finding) for finding in json.loads(capsys.readouterr().out))

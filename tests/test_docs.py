@@ -1,0 +1,85 @@
+"""Documents say what the code does: every setting, error and command, and the other way round."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import packages_distributions
+
+import httpx2 as httpx
+import pytest
+import typer.main
+from pydantic_core import PydanticUndefined
+
+from service.cli import app
+from service.errors import all_errors
+from service.settings import Settings
+from tests.conftest import ROOT
+from training.cli import app as train_app
+
+
+def rows(document: str) -> list[list[str]]:
+    lines = (ROOT / "docs" / document).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+
+
+def test_settings() -> None:
+    documented = {row[0].strip("`"): row[2] for row in rows("settings.md")}
+    actual = {f"KITH_{name.upper()}": field.description for name, field in Settings.model_fields.items()}
+    assert documented == actual
+    defaults = {row[0].strip("`"): row[1].strip("`") for row in rows("settings.md")}
+    for name, field in Settings.model_fields.items():
+        if name == "pack":
+            continue
+        assert field.default is not PydanticUndefined
+        expected = "none" if field.default is None else str(field.default)
+        assert defaults[f"KITH_{name.upper()}"] == expected
+
+
+def test_errors() -> None:
+    documented = {row[0].strip("`"): row[1] for row in rows("errors.md")}
+    internal = {"demo_photos", "settings"}  # never answered over HTTP
+    actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
+    assert documented == actual
+    assert all(e.remedy and e.title for e in all_errors())
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/rest.md"])
+def test_commands_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for program, application in (("kith", app), ("kith-train", train_app)):
+        command = typer.main.get_command(application)
+        names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
+        used = set(re.findall(rf"(?:^|/|`|=\S+ ){program} ([a-z]+)", text, re.MULTILINE))
+        assert used <= names, document
+
+
+def test_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_route_is_documented_with_its_errors(server: str) -> None:
+    document = httpx.get(f"{server}/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            where = f"{method} {path}"
+            assert {"4XX", "5XX"} <= set(operation["responses"]), where
+            if method == "post":
+                assert operation["requestBody"]["content"], where
+                assert operation.get("description"), where
+    bodies = [o for m in document["paths"].values() for o in m.values() if "multipart/form-data" in str(o)]
+    assert len(bodies) == 5
+    for operation in bodies:
+        content = operation["requestBody"]["content"]["application/json"]
+        assert content["example"]
+        name = content["schema"]["$ref"].rsplit("/", 1)[1]
+        assert set(content["example"]) <= set(document["components"]["schemas"][name]["properties"])
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert references <= set(document["components"]["schemas"])
+
+
+def test_only_this_distribution_provides_its_import_names() -> None:
+    provided = packages_distributions()
+    for name in ("models", "service", "training"):
+        assert set(provided[name]) == {"kith-face"}
