@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 STRIDES: Final = (8, 16, 32)
 SLOTS: Final = 2
+TOWER_DEPTH: Final = 2
 # The face size that a slot answers for, sqrt(width * height) in pixels: an octave each.
 SLOT_SIZES_PX: Final = ((16.0, 32.0), (64.0, 128.0), (256.0, 512.0))
 
@@ -59,7 +60,12 @@ class FaceDetector(nn.Module):
         )
         self.lateral = nn.ModuleList(nn.Conv2d(c, pyramid, 1) for c in levels)
         self.smooth = nn.ModuleList(conv(pyramid, pyramid) for _ in levels)
-        self.tower = nn.Sequential(conv(pyramid, pyramid), conv(pyramid, pyramid))
+        self.tower = nn.ModuleList(nn.Conv2d(pyramid, pyramid, 3, 1, 1, bias=False) for _ in range(TOWER_DEPTH))
+        # The strides share the tower's kernels, not its norms: their features differ in scale, and a norm that
+        # averages over all of them is wrong for each in evaluation (it costs landmarks first).
+        self.tower_norms = nn.ModuleList(
+            nn.ModuleList(nn.BatchNorm2d(pyramid) for _ in range(TOWER_DEPTH)) for _ in STRIDES
+        )
         self.score = nn.Conv2d(pyramid, SLOTS, 1)
         self.box = nn.Conv2d(pyramid, SLOTS * 4, 1)
         self.points = nn.Conv2d(pyramid, SLOTS * 10, 1)
@@ -80,8 +86,10 @@ class FaceDetector(nn.Module):
             top = lateral(feature) if top is None else lateral(feature) + F.interpolate(top, scale_factor=2.0)
             merged.append(top)
         out = []
-        for feature, smooth in zip(reversed(merged), self.smooth, strict=True):
-            tower = self.tower(smooth(feature))
+        for feature, smooth, norms in zip(reversed(merged), self.smooth, self.tower_norms, strict=True):
+            tower = smooth(feature)
+            for kernel, norm in zip(self.tower, norms, strict=True):
+                tower = F.relu(norm(kernel(tower)))
             out.append((flat(self.score(tower), 1), flat(self.box(tower), 4), flat(self.points(tower), 10)))
         return out
 
