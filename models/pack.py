@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,10 +19,12 @@ from models.errors import PackError
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
+MAX_NUMBER: Final = 1e6
 LICENSE_FILE: Final = "MODEL.LICENSE"
 BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SAFE_FILE = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_./ -]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 ColourOrder = Literal["RGB", "BGR"]
@@ -195,10 +196,10 @@ def _optional_object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]
 def _file(directory: Path, value: Any, name: str, suffix: str) -> Path:
     if not isinstance(value, str) or not value.strip():
         raise PackError(name, "is required and must be a file name")
-    relative = PurePosixPath(value)
+    if not _SAFE_FILE.fullmatch(value) or ".." in PurePosixPath(value).parts:
+        raise PackError(name, f"{value!r} must be a plain relative path inside the pack")
     path = (directory / value).resolve()
-    unsafe = relative.is_absolute() or ".." in relative.parts or "\\" in value or ":" in value or "\0" in value
-    if unsafe or not path.is_relative_to(directory):
+    if not path.is_relative_to(directory):
         raise PackError(name, f"{value!r} must lie inside the pack")
     if path.suffix.lower() != suffix:
         raise PackError(name, f"{value!r} must end in {suffix}")
@@ -215,7 +216,7 @@ def _sha256(task: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise PackError(name, "must be a finite number")
     return float(value)
 

@@ -20,6 +20,8 @@ from models.errors import PackError
 BIN_WIDTH: Final = 0.001
 BIN_COUNT: Final = 2000
 """Bins of cosine similarity over [-1, 1]; bin i begins at -1 + i * 0.001."""
+UNREACHABLE: Final = 1.01
+"""Beyond every cosine, rounding included."""
 MIN_SUPPORT: Final = 30
 """Fewer pairs than this above a threshold cannot support its rate: the answer is marked extrapolated."""
 
@@ -44,13 +46,6 @@ class Tail:
         base = 1 + self.shape * x
         # A negative shape has an end point, beyond which the fit knows of no impostor at all.
         return self.share * float(math.pow(base, -1 / self.shape)) if base > 0 else 0.0
-
-    def quantile(self, rate: float) -> float:
-        """The score that impostors reach with probability ``rate`` (0 < rate <= share)."""
-        ratio = rate / self.share
-        if abs(self.shape) < 1e-9:
-            return self.start - self.scale * math.log(ratio)
-        return self.start + self.scale * (math.pow(ratio, -self.shape) - 1) / self.shape
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Calibration:
         """FMR(t): counted where at least 30 pairs lie above t, from the fitted tail beyond. Monotone in t."""
         above = self._interpolated(self._impostor_above, t)
         # The fit takes over where counting ends and is scaled to meet it there, or the rate would jump.
-        if above >= MIN_SUPPORT or t <= self._last_counted:
+        if t <= self._last_counted:
             return Rate(above / self.impostor_pairs, False)
         ratio = self.tail.exceedance(t) / self._tail_at_last_counted if self._tail_at_last_counted > 0 else 0.0
         return Rate(self._rate_at_last_counted * min(1.0, ratio), True)
@@ -132,9 +127,12 @@ class Calibration:
         return self.tail.exceedance(self._last_counted)
 
     def threshold_at_fmr(self, rate: float) -> Threshold:
-        """The smallest similarity whose FMR is at most ``rate``, in (0, 1]; found by bisection on :meth:`fmr`."""
+        """The smallest similarity whose FMR is at most ``rate``, in (0, 1]; found by bisection on :meth:`fmr`. Where
+        even identical vectors cannot be told from strangers at that rate, a similarity that none reaches."""
         if not 0 < rate <= 1:
             raise ValueError(f"a false match rate lies in (0, 1], not {rate}")
+        if self.fmr(1.0).value > rate:
+            return Threshold(UNREACHABLE, True)
         low, high = -1.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2

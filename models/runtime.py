@@ -21,11 +21,9 @@ from models.errors import RuntimeUnavailableError
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 try:
-    import onnxruntime as ort
-except ImportError as error:
-    raise RuntimeUnavailableError(
-        "onnxruntime is not installed: install the distribution with its 'cpu' or 'gpu' extra"
-    ) from error
+    import onnxruntime
+except ImportError:
+    onnxruntime = None  # said by _runtime when it is needed: the doctor must be able to start without it
 
 Float = NDArray[np.float32]
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
@@ -49,13 +47,26 @@ def available_cores() -> int:
     return cores
 
 
+def _runtime() -> Any:
+    if onnxruntime is None:
+        raise RuntimeUnavailableError(
+            "onnxruntime is not installed: install the distribution with its 'cpu' or 'gpu' extra"
+        )
+    return onnxruntime
+
+
 def available_providers() -> list[str]:
-    """Execution providers of the installed onnxruntime, whether or not they can start here."""
-    return list(ort.get_available_providers())
+    """Execution providers of the installed onnxruntime, whether or not they can start here.
+
+    Raises:
+        RuntimeUnavailableError: there is none.
+    """
+    return list(_runtime().get_available_providers())
 
 
 def runtime_version() -> str:
-    return str(ort.__version__)
+    """Raises RuntimeUnavailableError."""
+    return str(_runtime().__version__)
 
 
 def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
@@ -88,10 +99,13 @@ class Network:
         self.input_name: str = self._session.get_inputs()[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(self._session.get_inputs()[0].shape)
         self.output_names: list[str] = [o.name for o in self._session.get_outputs()]
-        self.fixed_batch = isinstance(self.input_shape[0], int)
+        outputs = self._session.get_outputs()
+        # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
+        flat = len(outputs) > 1 and min(len(o.shape) for o in outputs) < 3
+        self._fixed_batch = 1 if flat else self.input_shape[0] if isinstance(self.input_shape[0], int) else None
 
-    def _options(self) -> ort.SessionOptions:
-        options = ort.SessionOptions()
+    def _options(self) -> Any:
+        options = _runtime().SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -99,9 +113,9 @@ class Network:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return options
 
-    def _open(self, providers: list[str], options: ort.SessionOptions) -> ort.InferenceSession:
+    def _open(self, providers: list[str], options: Any) -> Any:
         try:
-            return ort.InferenceSession(str(self.path), options, providers=providers)
+            return _runtime().InferenceSession(str(self.path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
             raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {error}") from error
 
@@ -111,16 +125,17 @@ class Network:
         return list(self._session.get_providers())
 
     def run(self, batch: Float) -> list[Float]:
-        """Run ``batch`` (n, ...) and return every output, each with n rows."""
+        """Run ``batch`` (n, ...) and return every output with its rows in order: n of them, or where a network has no
+        batch axis in its outputs, those of each input one after the other."""
         count = len(batch)
-        size = int(self.input_shape[0] or 1) if self.fixed_batch else bucket(count)
+        size = self._fixed_batch or bucket(count)
         pieces = []
         for start in range(0, count, size):
             piece = batch[start : start + size]
             if (missing := size - len(piece)) > 0:
                 piece = np.concatenate([piece, np.zeros((missing, *piece.shape[1:]), np.float32)])
             outputs = self._session.run(self.output_names, {self.input_name: piece})
-            pieces.append([np.asarray(o)[: count - start] for o in outputs])
+            pieces.append([np.asarray(o)[: size - missing] if missing > 0 else np.asarray(o) for o in outputs])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
     def placement(self, batch: Float) -> dict[str, int]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
@@ -21,9 +19,9 @@ from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
 from service.api import faces, galleries, identify, problems, subjects, system
 from service.api.context import Context
+from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
-from service.errors import UnauthorizedError
 from service.gallery.faiss_index import FaissIndex
 from service.gallery.follower import Followers
 from service.gallery.store import Store, open_engine
@@ -71,25 +69,9 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (faces, galleries, subjects, identify, system):
         app.include_router(module.router)
-    _guard(app, settings)
+    app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
-
-
-def _guard(app: FastAPI, settings: Settings) -> None:
-    """Give every request an id, and ask for the key where one is set."""
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        request.state.request_id = uuid.uuid4().hex
-        if settings.api_key is not None and request.url.path.startswith("/v1/"):
-            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-            given = request.headers.get("x-api-key") or bearer
-            if not hmac.compare_digest(given.encode(), settings.api_key.get_secret_value().encode()):
-                return problems.respond(request, UnauthorizedError("the API key is missing or wrong"))
-        response = await call_next(request)
-        response.headers["X-Request-Id"] = request.state.request_id
-        return response
 
 
 def _document(app: FastAPI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import tempfile
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -22,7 +24,6 @@ from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
 from service.errors import KithError, SettingsError
-from service.server import embedded, serve
 from service.settings import load_settings
 
 PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
@@ -45,6 +46,9 @@ def connect(url: str | None, key: str | None) -> Iterator[Kith]:
         with Kith(url, key) as kith:
             yield kith
         return
+    # Imported here and below: doctor must run where what serving needs is broken or absent.
+    from service.server import embedded
+
     settings = load_settings()
     own_key = settings.api_key.get_secret_value() if settings.api_key else None
     with embedded(settings) as own, Kith(own, own_key) as kith:
@@ -59,6 +63,8 @@ def serve_command(
     """Serve until interrupted."""
     settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from service.server import serve
+
     serve(settings)
 
 
@@ -67,6 +73,8 @@ def demo(
     output: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo-output"),
 ) -> None:
     """Enrol, verify and identify real photos through a real server; exit 1 if a decision is wrong."""
+    from service.server import embedded
+
     console = Console(width=None if Console().is_terminal else 150)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -114,7 +122,8 @@ def enroll(
             for photo in sorted(f for f in person.iterdir() if f.suffix.lower() in PHOTO_SUFFIXES):
                 try:
                     # The same photo of the same person has the same key, so a second run stores nothing twice.
-                    kith.enrol(gallery, person.name, photo, idempotency_key=f"{person.name}/{photo.name}"[:255])
+                    key = hashlib.sha256(f"{person.name}/{photo.name}".encode()).hexdigest()
+                    kith.enrol(gallery, person.name, photo, idempotency_key=key)
                     enrolled += 1
                 except KithClientError as error:
                     refused.append({"photo": str(photo), "code": error.code, "detail": error.problem.get("detail")})
@@ -126,7 +135,7 @@ def enroll(
     if refused:
         table = Table("Photo", "Code", "Detail")
         for row in refused:
-            table.add_row(str(row["photo"]), str(row["code"]), str(row["detail"]))
+            table.add_row(*(escape(str(row[column])) for column in ("photo", "code", "detail")))
         console.print(table)
 
 
@@ -143,17 +152,24 @@ def identify(
     """Say who is in the photos, or that they are unknown."""
     options: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
     table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "Chance of a stranger")
-    answers = {}
+    answers: dict[str, Any] = {}
     with connect(url, api_key) as kith:
         for photo in photos:
-            answer = kith.identify(gallery, photo, **options)
+            try:
+                answer = kith.identify(gallery, photo, **options)
+            except KithClientError as error:
+                if not error.code.startswith("image_"):
+                    raise
+                answers[str(photo)] = {"error": error.problem}
+                table.add_row(escape(photo.name), "", error.code, "", "", "")
+                continue
             answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
             for number, result in enumerate(answer.results, start=1):
                 chance = result.false_alarm_probability
                 table.add_row(
-                    photo.name,
+                    escape(photo.name),
                     str(number) if result.face else "",
-                    label(result),
+                    escape(label(result)),
                     "" if result.similarity is None else f"{result.similarity:.3f}",
                     "" if result.threshold is None else f"{result.threshold:.3f}",
                     "" if chance is None else f"{chance:.2g}",
@@ -241,7 +257,7 @@ def main() -> None:
         app()
     except (KithError, KithClientError, ModelError) as error:
         remedy = f" {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
-        Console(stderr=True).print(f"[red]error:[/red] {error}{remedy}", highlight=False)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error}{remedy}')}", highlight=False)
         raise SystemExit(2) from error
 
 

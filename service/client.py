@@ -47,6 +47,14 @@ class KithClientError(Exception):
         super().__init__(f"{self.code}: {problem.get('detail', '')} {problem.get('remedy', '')}".strip())
 
 
+class KithUnreachableError(KithClientError):
+    """No answer: the server is not there, or the connection broke."""
+
+    def __init__(self, url: str, cause: Exception) -> None:
+        detail = f"no answer from {url} ({cause})."
+        super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": "Is the server running there?"})
+
+
 class Kith:
     """Talks to one server. Busy answers (429, 503) and broken connections are tried again with growing pauses;
     enrolment is repeated only because it carries an idempotency key.
@@ -199,9 +207,9 @@ class Kith:
             last = attempt == self._attempts - 1
             try:
                 response = self._http.request(method, path, **arguments)
-            except httpx.TransportError:
+            except httpx.TransportError as error:
                 if last:
-                    raise
+                    raise KithUnreachableError(str(self._http.base_url), error) from error
             else:
                 if response.is_success:
                     return model.model_validate_json(response.content)

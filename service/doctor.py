@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from models.errors import ModelError
+from models.errors import ModelError, RuntimeUnavailableError
 from models.pack import load_pack
 from models.runtime import Network, available_cores, available_providers, runtime_version
 from service.settings import Settings
@@ -38,10 +38,14 @@ def diagnose(settings: Settings) -> list[Finding]:
     findings = [
         Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         Finding("cores", "ok", f"{available_cores()} usable"),
-        Finding("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(available_providers())}"),
         *find_rivals(installed),
-        *find_overwritten_gpu(installed, available_providers()),
     ]
+    try:
+        providers = available_providers()
+        findings.append(Finding("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(providers)}"))
+        findings += find_overwritten_gpu(installed, providers)
+    except RuntimeUnavailableError as error:
+        return [*findings, Finding("onnxruntime", "error", str(error))]
     try:
         pack = load_pack(settings.pack)
         pack.verify()

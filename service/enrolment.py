@@ -85,6 +85,7 @@ def new_template(vector: Float) -> NewTemplate:
 
 def check_identity(
     template: NewTemplate,
+    siblings: list[NewTemplate],
     gallery: Gallery,
     subject_id: str,
     store: Store,
@@ -92,7 +93,8 @@ def check_identity(
     pipeline: Pipeline,
     overrides: Overrides,
 ) -> None:
-    """Refuse a face that belongs to somebody else, or that is unlike its own subject. Needs a calibrated pack.
+    """Refuse a face that belongs to somebody else, or that is unlike its own subject: the templates it has, and those
+    about to be enrolled with it (``siblings``). Needs a calibrated pack.
 
     Raises:
         DuplicateSubjectError, InconsistentTemplateError.
@@ -105,6 +107,7 @@ def check_identity(
         own_pk = store.subject(gallery, subject_id).pk
     except SubjectNotFoundError:
         own, own_pk = np.empty((0, gallery.dimension), np.float32), -1
+    own = np.stack([*own, *(sibling.vector for sibling in siblings)]) if len(own) or siblings else own
     own_best = float((own @ template.vector).max()) if len(own) else None
     if not overrides.allow_duplicate:
         (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)

@@ -70,7 +70,7 @@ class ImageTooLargeError(ImageError):
 
 class NoFaceError(ImageError):
     code, title = "no_face", "No face was found"
-    remedy = "Send a photo in which the face is upright, visible and at least about 24 pixels wide."
+    remedy = "Send a photo in which the face is upright, visible and not tiny."
 
 
 class SeveralFacesError(ImageError):

@@ -70,5 +70,6 @@ def _server(settings: Settings, log_level: str | None = None) -> uvicorn.Server:
         log_level=(log_level or settings.log_level).lower(),
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
+        access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
     )
     return uvicorn.Server(config)

@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from models.detection import Detector
 from models.errors import ModelError
 from models.pack import load_pack
-from models.runtime import available_cores
+from models.runtime import Network, available_cores
 from training.config import ConfigError
 from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
@@ -36,6 +37,10 @@ def run(
     output: Output,
     head: Annotated[str | None, typer.Option(help="Another head: arcface, cosface, normface, adacos...")] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    folder: Annotated[bool, typer.Option("--folder", help="DATA has a folder per person and no manifest.")] = False,
+    align_with: Annotated[
+        Path | None, typer.Option(help="Photos are no aligned crops: detect and align them with this pack.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Processor threads; default: all cores.")] = None,
 ) -> None:
     """Train a recogniser by a recipe; run again to resume."""
@@ -47,7 +52,14 @@ def run(
         config = replace(config, head=replace(config.head, name=head))  # type: ignore[arg-type]
     if epochs is not None:
         config = replace(config, loop=replace(config.loop, epochs=epochs))
-    checkpoint = train_recogniser(config)
+    if folder:
+        config = replace(config, data=replace(config.data, manifest=None))
+    detector = None
+    if align_with is not None:
+        spec = load_pack(align_with).detection
+        detector = Detector(Network(spec.path), spec)
+        config = replace(config, data=replace(config.data, aligned=False))
+    checkpoint = train_recogniser(config, detector)
     print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
 
 

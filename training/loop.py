@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def fit(backbone: nn.Module, head: CosineHead, data: IdentitySet, config: LoopCo
     backbone.train()
     head.train()
     with (
-        closing(LossLog(output / "losses.csv", step)) as losses,
+        closing(LossLog(output / "losses.csv", step, ("loss", "learning_rate", "scale"))) as losses,
         tqdm(total=total_steps * config.batch_size, initial=step * config.batch_size, unit="img") as bar,
     ):
         while step < total_steps:
@@ -211,20 +212,20 @@ def _diagnose(step: int, rows: NDArrayInt, embeddings: Tensor, head: CosineHead)
 
 
 class LossLog:
-    """losses.csv, cut back to the resumed step so that a replayed step is not written twice."""
+    """A CSV with one line a step, cut back to the resumed step so that a replayed step is not written twice."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, columns: Sequence[str]) -> None:
         kept: list[list[str]] = []
         if path.exists() and step > 0:
             with path.open(newline="", encoding="utf-8") as stream:
                 kept = [row for row in csv.reader(stream) if row[0].isdigit() and int(row[0]) <= step]
         self._stream = path.open("w", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._stream)
-        self._writer.writerow(["step", "loss", "learning_rate", "scale"])
+        self._writer.writerow(["step", *columns])
         self._writer.writerows(kept)
 
     def close(self) -> None:
         self._stream.close()
 
-    def add(self, step: int, loss: float, rate: float, scale: float) -> None:
-        self._writer.writerow([step, repr(loss), repr(rate), repr(scale)])
+    def add(self, step: int, *values: float) -> None:
+        self._writer.writerow([step, *map(repr, values)])

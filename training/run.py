@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,7 @@ def build_head(config: HeadConfig, embedding_dim: int, num_classes: int) -> Cosi
 def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Learn (or resume) a recogniser; ``detector`` is needed only for photos that are not aligned crops."""
     torch.manual_seed(config.loop.seed)
-    config.output.mkdir(parents=True, exist_ok=True)
-    (config.output / "config.json").write_text(json.dumps(config.as_dict(), indent=2) + "\n", encoding="utf-8")
+    record_config(config.output, config.as_dict(), config.output / "checkpoint.pt", free=("epochs", "root", "output"))
     data = load_identities(config.data, config.output.parent / "cache", detector)
     backbone = build_backbone(config.backbone)
     head = build_head(config.head, config.backbone.embedding_dim, data.num_classes)
@@ -62,13 +62,37 @@ def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_fro
     """Learn (or resume) the detector from ``data``/wider's training photos and ``data``/scenes; ``start_from`` is an
     earlier run whose averaged weights are the beginning."""
     torch.manual_seed(loop.seed)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "config.json").write_text(json.dumps(asdict(loop), indent=2) + "\n", encoding="utf-8")
+    record_config(output, asdict(loop), output / "detector.pt", free=("steps",))
     model = FaceDetector()
     if start_from is not None:
         model.load_state_dict(_averaged(start_from / "detector.pt"))
     photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
     return fit_detector(model, photos, loop, output)
+
+
+def record_config(output: Path, config: dict[str, Any], checkpoint: Path, free: tuple[str, ...]) -> None:
+    """Write config.json; a run with a checkpoint may only be resumed as it was begun, but for the ``free`` settings.
+
+    Raises:
+        ConfigError: another setting differs; the error names it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "config.json"
+    config = json.loads(json.dumps(config))
+    if checkpoint.exists() and path.exists():
+        before, now = (dict(_leaves(document)) for document in (_read_json(path), config))
+        changed = sorted(k for k in before | now if before.get(k) != now.get(k) and k.rsplit(".", 1)[-1] not in free)
+        if changed:
+            raise ConfigError(f"{output} was begun with other settings ({', '.join(changed)}); choose another --output")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: str, display_name: str) -> ModelPack:

@@ -107,15 +107,16 @@ async def verify(request: Request, kith: Kith) -> VerifyOut:
     body = await read_verify(request, kith.settings)
     sides = await asyncio.gather(*(_side(kith, side) for side in (body.a, body.b)))
     (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
+    reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
     if vectors_a is None or vectors_b is None:
-        reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
         return VerifyOut(outcome="no_face", reasons=reasons, a=out_a, b=out_b)
     target = body.risk.target("fmr")
-    # Every template of one side meets every template of the other: that many chances to match by accident.
+    # Every template of one side meets every template of the other, and the best counts: for the two people together
+    # to be within the asked rate, each comparison must be far below it.
     comparisons = len(vectors_a) * len(vectors_b)
-    thresholds = thresholds_for(target, kith.pipeline.calibration, comparisons)
+    joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
+    thresholds = thresholds_for(joint, kith.pipeline.calibration, comparisons)
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
-    reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
     return VerifyOut(
         outcome="rejected_quality" if reasons else decide_pair(similarity, thresholds),
         similarity=round(similarity, 4),

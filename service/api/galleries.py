@@ -44,8 +44,7 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 @router.patch("/{gallery}")
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Kith) -> GalleryOut:
     """Change the gallery's default risk, fusion or quality gate; what is not given stays."""
-    current = await kith.run(kith.store.gallery, gallery)
-    return GalleryOut.of(await kith.run(kith.store.update_gallery, gallery, body.over(current.settings)))
+    return GalleryOut.of(await kith.run(kith.store.update_gallery, gallery, body.over))
 
 
 @router.delete("/{gallery}")

@@ -46,6 +46,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
+        # FastAPI wraps whatever goes wrong while it reads a body.
+        if isinstance(error.__cause__, KithError):
+            return respond(request, error.__cause__)
+        if error.status_code == HTTPStatus.BAD_REQUEST:
+            return respond(request, InvalidRequestError(f"the body cannot be read: {error.detail}"))
         phrase = HTTPStatus(error.status_code).phrase
         document = Problem(
             type="about:blank",

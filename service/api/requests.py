@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from service.api.problems import validation_error
 from service.api.schemas import Photos, Side, VerifyIn
-from service.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
+from service.errors import InvalidRequestError, UnsupportedMediaTypeError
 from service.settings import Settings
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -22,10 +22,10 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
     """Read a request whose photos are ``images``.
 
     Raises:
-        InvalidRequestError, UnsupportedMediaTypeError, RequestTooLargeError.
+        InvalidRequestError, UnsupportedMediaTypeError.
     """
     if _is_json(request):
-        body = _validated_json(model, await read_body(request, settings))
+        body = _validated_json(model, await request.body())
     else:
         document, files = await _read_form(request, settings)
         wrong = {name for name, _ in files} - {"images", "image"}
@@ -40,7 +40,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
 async def read_verify(request: Request, settings: Settings) -> VerifyIn:
     """Read a verification, whose two sides are photos ``a`` and ``b``, or anything else in JSON."""
     if _is_json(request):
-        return _validated_json(VerifyIn, await read_body(request, settings))
+        return _validated_json(VerifyIn, await request.body())
     document, files = await _read_form(request, settings)
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
@@ -48,23 +48,6 @@ async def read_verify(request: Request, settings: Settings) -> VerifyIn:
     # Stands in for the file until the rest is validated: base64 of nothing.
     body = _validated(VerifyIn, {name: {"image": ""} for name in sides} | document)
     return body.model_copy(update={name: Side.model_construct({"image"}, image=sides[name]) for name in sides})
-
-
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """Read the whole body, giving up as soon as it exceeds the limit. Raises RequestTooLargeError."""
-    _check_declared_size(request, settings)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > settings.max_request_bytes:
-            raise RequestTooLargeError(f"more than {settings.max_request_bytes} bytes")
-    return bytes(body)
-
-
-def _check_declared_size(request: Request, settings: Settings) -> None:
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > settings.max_request_bytes:
-        raise RequestTooLargeError(f"{declared} bytes, the limit is {settings.max_request_bytes}")
 
 
 def _is_json(request: Request) -> bool:
@@ -78,18 +61,13 @@ def _is_json(request: Request) -> bool:
 
 async def _read_form(request: Request, settings: Settings) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
     """The JSON of part ``request``, and every file part as (name, content)."""
-    _check_declared_size(request, settings)
     document: dict[str, Any] = {}
     files: list[tuple[str, bytes]] = []
-    total = 0
     try:
         async with request.form(max_files=settings.max_images + 1, max_fields=4) as form:
             for name, value in form.multi_items():
                 if isinstance(value, UploadFile):
                     payload = await value.read()
-                    total += len(payload)
-                    if total > settings.max_request_bytes:
-                        raise RequestTooLargeError(f"more than {settings.max_request_bytes} bytes")
                     if name == "request":
                         document = _json_object(payload.decode("utf-8", "replace"))
                     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -31,6 +33,15 @@ def _printable(text: str) -> str:
     return text
 
 
+def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(metadata, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError("must hold finite numbers and valid Unicode, not nested too deeply") from error
+    return metadata
+
+
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=r"^[^/\\]{1,128}$"), AfterValidator(_printable)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -88,7 +99,7 @@ class EmbedIn(Photos):
 
 class FilterIn(Request):
     tags: list[Tag] = Field(default_factory=list, max_length=32)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+    metadata: Metadata = Field(default_factory=dict)
 
 
 class IdentifyIn(Photos):
@@ -136,12 +147,12 @@ class VerifyIn(Request):
 
 
 class QualityGateIn(Request):
-    min_eye_distance_px: float = Field(QualityGate.min_eye_distance_px, ge=0)
-    min_sharpness: float = Field(QualityGate.min_sharpness, ge=0)
-    min_brightness: float = Field(QualityGate.min_brightness, ge=0, le=255)
-    max_brightness: float = Field(QualityGate.max_brightness, ge=0, le=255)
-    min_contrast: float = Field(QualityGate.min_contrast, ge=0)
-    max_abs_yaw: float = Field(QualityGate.max_abs_yaw, ge=0, le=1)
+    min_eye_distance_px: FiniteFloat = Field(QualityGate.min_eye_distance_px, ge=0)
+    min_sharpness: FiniteFloat = Field(QualityGate.min_sharpness, ge=0)
+    min_brightness: FiniteFloat = Field(QualityGate.min_brightness, ge=0, le=255)
+    max_brightness: FiniteFloat = Field(QualityGate.max_brightness, ge=0, le=255)
+    min_contrast: FiniteFloat = Field(QualityGate.min_contrast, ge=0)
+    max_abs_yaw: FiniteFloat = Field(QualityGate.max_abs_yaw, ge=0, le=1)
 
 
 class GallerySettingsIn(Request):
@@ -151,10 +162,13 @@ class GallerySettingsIn(Request):
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
+        gate = self.quality_gate
         return GallerySettings(
             risk=self.risk.target("fpir") if self.risk else current.risk,
             fusion=self.fusion or current.fusion,
-            quality_gate=QualityGate(**self.quality_gate.model_dump()) if self.quality_gate else current.quality_gate,
+            quality_gate=replace(current.quality_gate, **gate.model_dump(exclude_unset=True))
+            if gate
+            else current.quality_gate,
         )
 
 
@@ -164,13 +178,13 @@ class GalleryIn(GallerySettingsIn):
 
 class SubjectIn(Request):
     name: str | None = Field(None, max_length=500)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=100)
+    metadata: Metadata = Field(default_factory=dict)
     tags: list[Tag] = Field(default_factory=list, max_length=100)
 
 
 class SubjectPatch(Request):
     name: str | None = Field(None, max_length=500)
-    metadata: dict[str, JsonValue] | None = Field(None, max_length=100)
+    metadata: Metadata | None = None
     tags: list[Tag] | None = Field(None, max_length=100)
 
 

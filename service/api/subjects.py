@@ -85,17 +85,9 @@ async def get_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) ->
 async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: SubjectPatch, kith: Kith) -> SubjectOut:
     """Change what is given; the rest stays."""
     found = await kith.run(kith.store.gallery, gallery)
-    current = await kith.run(kith.store.subject, found, subject)
-    given = body.model_fields_set
-    put, _ = await kith.run(
-        kith.store.put_subject,
-        found,
-        subject,
-        body.name if "name" in given else current.name,
-        body.metadata if "metadata" in given and body.metadata is not None else current.metadata,
-        body.tags if "tags" in given and body.tags is not None else current.tags,
-    )
-    return SubjectOut.of(put)
+    # A name may be taken away; metadata and tags are emptied, not nulled.
+    given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
+    return SubjectOut.of(await kith.run(kith.store.patch_subject, found, subject, given))
 
 
 @router.delete("/{subject}")
@@ -184,7 +176,15 @@ async def _examine(
             else:
                 template = new_template(item)
             await kith.run(
-                check_identity, template, gallery, subject, kith.store, kith.followers, kith.pipeline, overrides
+                check_identity,
+                template,
+                templates,
+                gallery,
+                subject,
+                kith.store,
+                kith.followers,
+                kith.pipeline,
+                overrides,
             )
             templates.append(template)
             result.template = template.id

@@ -81,7 +81,7 @@ class Follower:
                 break
             subject = self._subject_of[key]
             if subject not in best:
-                best[subject] = Hit(subject, similarity, key)
+                best[subject] = Hit(subject, similarity)
         return list(best.values())
 
 

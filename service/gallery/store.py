@@ -6,7 +6,7 @@ gallery's templates writes lines into its change log in the same transaction, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ import alembic.command
 import alembic.config
 import numpy as np
 import sqlalchemy as sa
+from alembic.util import CommandError
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -68,7 +69,7 @@ def open_engine(url: str) -> Engine:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
         return engine
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, CommandError, OSError) as error:
         raise StorageError(f"the database cannot be opened: {error}") from error
 
 
@@ -160,9 +161,14 @@ class Store:
         with self._read() as connection:
             return [_gallery(row) for row in connection.execute(query)]
 
-    def update_gallery(self, name: str, settings: GallerySettings) -> Gallery:
-        """Raises GalleryNotFoundError."""
-        with self._write(GalleryNotFoundError(f"there is no gallery {name!r}")) as connection:
+    def update_gallery(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
+        """Replace the settings by ``change`` of what they are. Raises GalleryNotFoundError."""
+        missing = GalleryNotFoundError(f"there is no gallery {name!r}")
+        with self._write(missing) as connection:
+            row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
+            if row is None:
+                raise missing
+            settings = change(_gallery(row).settings)
             connection.execute(galleries.update().where(galleries.c.name == name).values(settings=asdict(settings)))
         return self.gallery(name)
 
@@ -190,6 +196,12 @@ class Store:
                     subjects.insert().values(gallery_pk=gallery.pk, id=subject_id, created_at=now, **values)
                 )
         return self.subject(gallery, subject_id), not updated
+
+    def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
+        """Change the given columns (name, metadata, tags). Raises SubjectNotFoundError."""
+        with self._write(_deleted(gallery)) as connection:
+            connection.execute(subjects.update().where(_is(gallery, subject_id)).values(**given, updated_at=_now()))
+        return self.subject(gallery, subject_id)
 
     def subject(self, gallery: Gallery, subject_id: str) -> Subject:
         """Raises SubjectNotFoundError."""
@@ -230,7 +242,7 @@ class Store:
         """Delete a subject with its templates; return how many there were. Raises SubjectNotFoundError."""
         subject = self.subject(gallery, subject_id)
         with self._write(_deleted(gallery)) as connection:
-            removed = self._remove(connection, gallery, templates.c.subject_pk == subject.pk)
+            removed = self._remove(connection, gallery, subject.pk, templates.c.subject_pk == subject.pk)
             connection.execute(subjects.delete().where(subjects.c.pk == subject.pk))
         return removed
 
@@ -280,6 +292,7 @@ class Store:
                     idempotency.insert().values(
                         gallery_pk=gallery.pk,
                         key=keyed.key,
+                        subject_pk=subject_pk,
                         digest=keyed.digest,
                         response=keyed.response,
                         created_at=now,
@@ -328,18 +341,23 @@ class Store:
         subject = self.subject(gallery, subject_id)
         with self._write(_deleted(gallery)) as connection:
             chosen = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
-            if not self._remove(connection, gallery, chosen):
+            if not self._remove(connection, gallery, subject.pk, chosen):
                 raise TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
 
     @staticmethod
-    def _remove(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> int:
-        """Delete the chosen templates and log each removal."""
-        doomed = connection.execute(sa.select(templates.c.pk, templates.c.subject_pk).where(chosen)).all()
+    def _remove(connection: Connection, gallery: Gallery, subject_pk: int, chosen: sa.ColumnElement[bool]) -> int:
+        """Delete the chosen templates of a subject and log each removal.
+
+        The subject's remembered answers go too: they describe its photos, and a request repeated after a deletion
+        means to enrol again.
+        """
+        doomed = connection.execute(sa.select(templates.c.pk).where(chosen)).scalars().all()
         if doomed:
+            connection.execute(idempotency.delete().where(idempotency.c.subject_pk == subject_pk))
             connection.execute(templates.delete().where(chosen))
             connection.execute(
                 changes.insert(),
-                [{"gallery_pk": gallery.pk, "template_pk": r.pk, "subject_pk": r.subject_pk} for r in doomed],
+                [{"gallery_pk": gallery.pk, "template_pk": pk, "subject_pk": subject_pk} for pk in doomed],
             )
         return len(doomed)
 

@@ -93,7 +93,6 @@ class Hit:
 
     subject_pk: int
     similarity: float
-    template_pk: int
 
 
 @dataclass(frozen=True)

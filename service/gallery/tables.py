@@ -105,6 +105,7 @@ idempotency = Table(
     metadata,
     Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     Column("key", String(255), primary_key=True),
+    Column("subject_pk", ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
     Column("digest", String(64), nullable=False),
     Column("response", Text, nullable=False),
     Column("created_at", Utc, nullable=False),

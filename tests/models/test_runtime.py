@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, save
 
 from models.errors import RuntimeUnavailableError
 from models.pack import BUNDLED, ModelPack
@@ -65,3 +66,19 @@ def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
     environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     assert not list(tmp_path.rglob("*"))
+
+
+def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
+    """InsightFace's own SCRFD exports give (n, k) for one photo; two photos must give both, in order."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["a"]), helper.make_node("Reshape", ["x", "shape"], ["b"])]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
+    opset = [helper.make_opsetid("", 18)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs, [shape]), opset_imports=opset, ir_version=9
+    )
+    save(model, str(tmp_path / "flat.onnx"))
+    photos = rng.random((2, 3, 2, 2)).astype(np.float32)
+    first, _ = Network(tmp_path / "flat.onnx").run(photos)
+    assert np.array_equal(first.reshape(2, 12), photos.reshape(2, 12))

@@ -201,12 +201,41 @@ def test_a_repeated_key_gives_the_first_answer(kith: Kith, gallery: str, astrona
     assert raised.value.code == "idempotency_conflict"
 
 
+def test_deleting_forgets_the_key_too(kith: Kith, gallery: str, astronaut: Photo) -> None:
+    """Or enrolling again after a deletion would be answered and not done."""
+    first = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    kith.delete_subject(gallery, "eileen")
+    again = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    assert again.results[0].template != first.results[0].template
+    assert kith.gallery(gallery).templates == 1
+
+
+def test_photos_of_one_call_are_compared_with_each_other(
+    kith: Kith, gallery: str, astronaut: Photo, actor: Photo
+) -> None:
+    answer = kith.enrol(gallery, "eileen", jpeg(astronaut), jpeg(actor))
+    assert [r.error.code if r.error else None for r in answer.results] == [None, "inconsistent_template"]
+
+
+def test_more_templates_do_not_weaken_a_verification(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    vectors = rng.normal(size=(50, kith.model().dimension))
+    kith.enrol(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
+    one = kith.verify(vectors[0], vectors[1], fmr=0.001)
+    many = kith.verify(vectors[0], (gallery, "many"), fmr=0.001)
+    assert one.threshold is not None
+    assert many.threshold is not None
+    assert many.threshold > one.threshold
+    assert many.risk is not None
+    assert many.risk.fmr == 0.001
+
+
 def test_gallery_settings(kith: Kith, gallery: str) -> None:
     changed = kith.update_gallery(gallery, risk={"fpir": 0.01})
     assert changed.risk == {"fpir": 0.01}
-    gate = changed.quality_gate.model_dump() | {"min_sharpness": 5.0}
-    assert kith.update_gallery(gallery, quality_gate=gate).risk == {"fpir": 0.01}
-    assert kith.gallery(gallery).quality_gate.min_sharpness == 5.0
+    kith.update_gallery(gallery, quality_gate={"min_eye_distance_px": 40})
+    assert kith.update_gallery(gallery, quality_gate={"min_sharpness": 5.0}).risk == {"fpir": 0.01}
+    gate = kith.gallery(gallery).quality_gate
+    assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
 
 
 def test_subjects_are_paged_patched_and_named_freely(kith: Kith, gallery: str, server: str) -> None:
@@ -234,6 +263,7 @@ def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/v1/galleries")
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        assert refused.headers["x-request-id"] == refused.json()["request_id"]
         assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secre"}).status_code == 401
         with Kith(url, "secret") as kith:
             assert list(kith.galleries()) == []

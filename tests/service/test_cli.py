@@ -33,10 +33,10 @@ def kith_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.C
 
 @pytest.fixture
 def people(tmp_path: Path, astronaut: NDArray[Any], actor: NDArray[Any], nobody: NDArray[Any]) -> Path:
-    for name, photo in (("eileen", astronaut), ("tom", actor)):
+    for name, photo in (("eileen", astronaut), ("Tøm [b]", actor)):
         (tmp_path / "people" / name).mkdir(parents=True)
         (tmp_path / "people" / name / "1.jpg").write_bytes(jpeg(photo))
-    (tmp_path / "people" / "tom" / "2.jpg").write_bytes(jpeg(nobody))
+    (tmp_path / "people" / "Tøm [b]" / "2.jpg").write_bytes(jpeg(nobody))
     return tmp_path / "people"
 
 
@@ -87,6 +87,10 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     wrong = kith_command("serve", cwd=tmp_path, KITH_PORT="none")
     assert wrong.returncode == 2
     assert "KITH_PORT" in wrong.stderr
+    nowhere = kith_command("gallery", "list", "--url", "http://127.0.0.1:9", cwd=tmp_path)
+    assert nowhere.returncode == 2
+    assert "unreachable" in nowhere.stderr
+    assert "Traceback" not in nowhere.stderr
     assert "Traceback" not in missing.stderr + exposed.stderr + wrong.stderr
 
 
@@ -97,6 +101,8 @@ def test_exposure() -> None:
         with pytest.raises(SettingsError, match="KITH_API_KEY"):
             load_settings(host=host).check_exposure()
         load_settings(host=host, api_key="k").check_exposure()
+        with pytest.raises(SettingsError, match="KITH_API_KEY"):
+            load_settings(host=host, api_key="")  # an unset variable of a compose file must not open the service
         load_settings(host=host, allow_anonymous=True).check_exposure()
 
 

@@ -115,7 +115,10 @@ def test_too_many_bytes() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 600), st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"]))
 def test_damage_never_escapes_as_another_error(noise: bytes, position: int, kind: str) -> None:
-    whole = encode(Image.effect_noise((32, 32), 50).convert("RGB"), kind)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    options = {"exif": exif} if kind in {"JPEG", "PNG", "WEBP"} else {}
+    whole = encode(Image.effect_noise((32, 32), 50).convert("RGB"), kind, **options)
     damaged = whole[:position] + noise + whole[position + len(noise) :]
     try:
         decoded = decode(damaged, LIMITS)

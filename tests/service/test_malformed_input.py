@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -186,3 +187,31 @@ def test_a_body_beyond_the_limit_is_refused(server: str) -> None:
         answer = connection.recv(65536).decode()
     assert answer.startswith("HTTP/1.1 413")
     assert "request_too_large" in answer
+
+
+@pytest.mark.parametrize(
+    "metadata", ['{"k": "\\ud800"}', '{"k": NaN}', '{"k": 1e999}', '{"k": ' + "[" * 4000 + "]" * 4000 + "}"]
+)
+def test_metadata_that_could_not_be_given_back(server: str, gallery: str, metadata: str) -> None:
+    url = f"{server}/v1/galleries/{gallery}/subjects/a"
+    headers = {"Content-Type": "application/json"}
+    check(httpx.put(url, content=f'{{"metadata": {metadata}}}', headers=headers), 422, "invalid_request")
+    check(httpx.get(url), 404, "subject_not_found")
+
+
+def test_bounds_that_are_not_finite(server: str) -> None:
+    body = '{"name": "inf", "quality_gate": {"min_eye_distance_px": 1e999}}'
+    response = httpx.post(f"{server}/v1/galleries", content=body, headers={"Content-Type": "application/json"})
+    check(response, 422, "invalid_request")
+
+
+def test_requests_without_photos_are_small(server: str, gallery: str) -> None:
+    url = f"{server}/v1/galleries/{gallery}/subjects/a"
+    check(httpx.put(url, json={"metadata": {"k": "x" * 1_100_000}}), 413, "request_too_large")
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100_000
+
+    headers = {"Content-Type": "application/json"}
+    check(httpx.put(url, content=chunks(), headers=headers), 413, "request_too_large")

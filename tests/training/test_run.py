@@ -94,6 +94,13 @@ def test_a_run_cut_short_resumes_with_the_same_losses(
     assert torch.equal(whole.head.scale, resumed.head.scale)
 
 
+def test_a_run_is_resumed_only_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
+    train_recogniser(tiny_run(folder, tmp_path / "run", epochs=1, head="cosface"))
+    with pytest.raises(ConfigError, match=r"head\.name"):
+        train_recogniser(tiny_run(folder, tmp_path / "run", epochs=1, head="arcface"))
+    assert train_recogniser(tiny_run(folder, tmp_path / "run", epochs=2, head="cosface")).step == 6
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", head="cosface")
     data = load_identities(config.data, tmp_path / "cache")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-CROP_SIZE_PX = 112
+from models.alignment import CROP_SIZE_PX
 
 
 class Block(nn.Module):

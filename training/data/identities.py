@@ -114,7 +114,7 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
 
 def _need(detector: Detector | None) -> Detector:
     if detector is None:
-        raise ConfigError("photos that are not aligned crops need a detector: set data.aligned or name a pack")
+        raise ConfigError("photos that are not aligned crops need a detector: name a pack with --align-with")
     return detector
 
 
@@ -129,7 +129,7 @@ def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: D
         for i, image in enumerate(tqdm(images, total=len(listed.files), desc="decode", unit="img")):
             if detector is None:
                 if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
-                    raise ConfigError(f"{listed.files[i]} is not a 112x112 crop; set data.aligned to false")
+                    raise ConfigError(f"{listed.files[i]} is not a 112x112 crop; name a pack with --align-with")
                 crops[len(kept)] = image
             else:
                 faces = detector.detect([image])[0]

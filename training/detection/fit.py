@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, detection_loss
-from training.loop import NonFiniteLossError, save_atomically, update_average
+from training.loop import LossLog, NonFiniteLossError, save_atomically, update_average
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def fit_detector(
         first = int(state["step"])
     model.train()
     last_saved = time.monotonic()
-    with (output / "detector-losses.csv").open("a", newline="", encoding="utf-8", buffering=1) as stream:
-        losses = csv.writer(stream)
+    with closing(LossLog(output / "losses.csv", first, ("score", "box", "points", "positives"))) as losses:
         bar = tqdm(batches(photos, config, first), initial=first, total=config.steps, unit="step")
         for step, (images, faces) in enumerate(bar, start=first):
             for group in optimiser.param_groups:
@@ -92,7 +91,7 @@ def fit_detector(
             nn.utils.clip_grad_norm_(model.parameters(), 10.0)
             optimiser.step()
             update_average(averaged, model, min(config.ema_decay, (step + 1) / (step + 10)))
-            losses.writerow([step, *(f"{v:.5g}" for v in parts.values())])
+            losses.add(step + 1, *parts.values())
             bar.set_postfix({k: f"{v:.3f}" for k, v in parts.items() if k != "positives"})
             if time.monotonic() - last_saved > config.checkpoint_seconds or step + 1 == config.steps:
                 save_atomically(

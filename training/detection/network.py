@@ -88,7 +88,7 @@ class FaceDetector(nn.Module):
         out = []
         for feature, smooth, norms in zip(reversed(merged), self.smooth, self.tower_norms, strict=True):
             tower = smooth(feature)
-            for kernel, norm in zip(self.tower, norms, strict=True):
+            for kernel, norm in zip(self.tower, norms.children(), strict=True):
                 tower = F.relu(norm(kernel(tower)))
             out.append((flat(self.score(tower), 1), flat(self.box(tower), 4), flat(self.points(tower), 10)))
         return out

@@ -62,6 +62,7 @@ def upgrade() -> None:
         "idempotency",
         sa.Column("gallery_pk", KEY, sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
         sa.Column("key", sa.String(255), primary_key=True),
+        sa.Column("subject_pk", KEY, sa.ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("response", sa.Text, nullable=False),
         sa.Column("created_at", TIME, nullable=False),
