@@ -10,11 +10,13 @@ import pytest
 import typer.main
 from pydantic_core import PydanticUndefined
 
+from models.pack import ModelPack
 from service.cli import app
 from service.errors import all_errors
 from service.settings import Settings
 from tests.conftest import ROOT
 from training.cli import app as train_app
+from training.report import rows as figures
 
 
 def rows(document: str) -> list[list[str]]:
@@ -57,6 +59,15 @@ def test_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
+    measured = {f"| {name} | {value} |" for name, value in figures(pack)}
+    text = (ROOT / "README.md").read_text()
+    quoted = [line for line in text.splitlines() if line.startswith(("| LFW", "| WIDER"))]
+    assert len(quoted) >= 5
+    assert set(quoted) <= measured
+    assert measured <= set((pack.directory / "MODEL_CARD.md").read_text().splitlines())
 
 
 def test_every_route_is_documented_with_its_errors(server: str) -> None:

@@ -85,9 +85,10 @@ def pack(
     output: Output,
     name: Annotated[str, typer.Option()] = "kith-compact",
     display_name: Annotated[str, typer.Option()] = "Kith compact",
+    note: Annotated[str, typer.Option(help="For the model card: what the commands do not tell.")] = "",
 ) -> None:
     """Export two runs, calibrate, measure, and write the pack with its model card."""
-    _print(rows(make_pack(recogniser, detector, data, output, name, display_name)))
+    _print(rows(make_pack(recogniser, detector, data, output, name, display_name, note)))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ written by `kith-train pack` from the measurements of that run.
 
 ## Made from
 
-- Recogniser: {recogniser_data}. CelebA's terms allow non-commercial research only.
+- Recogniser: {recogniser_data}.
+  CelebA's terms allow non-commercial research only.
 - Detector: 649 training photos of WIDER FACE (boxes by people, landmarks by YuNet) and 450 whole CelebA photos (boxes
   and landmarks by YuNet). Both sets are for non-commercial research.
-- Calibration: LFW View 1 ({calibration_images} photos of {calibration_people} people, {impostor_pairs:,} impostor and
-  {genuine_pairs:,} genuine pairs). No network has been trained on a photo of LFW.
+- Calibration: LFW View 1 ({calibration_images:,} photos of {calibration_people:,} people, {impostor_pairs:,} impostor
+  and {genuine_pairs:,} genuine pairs). No network has been trained on a photo of LFW.
 - CelebA's identities are anonymous numbers; some of its people surely are in LFW too. Figures on LFW may be a little
   better for it than on strangers to both.
 
@@ -34,7 +36,7 @@ kith-train pack --recogniser runs/{recipe} --detector runs/detector-polished --d
     --output models/packs/{name}
 ```
 
-## Figures
+{note}## Figures
 
 Everything goes through the pack's own detector and alignment, as served; nothing is flip-averaged.
 
@@ -61,8 +63,9 @@ Kith works, then serve a pack whose data and terms fit your purpose.
 """
 
 
-def write_model_card(pack: ModelPack) -> None:
-    """Write MODEL_CARD.md from the pack's own provenance, calibration and metrics."""
+def write_model_card(pack: ModelPack, note: str = "") -> None:
+    """Write MODEL_CARD.md from the pack's own provenance, calibration and metrics; ``note`` tells what the commands
+    do not."""
     calibration = pack.calibration or {}
     run: dict[str, Any] = pack.provenance["recogniser"]["run"]
     (pack.directory / "MODEL_CARD.md").write_text(
@@ -70,6 +73,7 @@ def write_model_card(pack: ModelPack) -> None:
             name=pack.model_id,
             display_name=pack.display_name,
             recipe=run["name"],
+            note=f"{textwrap.fill(note, 120)}\n\n" if note else "",
             recogniser_data="42,303 aligned 112x112 CelebA crops of 8,130 people, from scratch, no teacher",
             calibration_images=calibration["images"],
             calibration_people=calibration["people"],

@@ -95,7 +95,9 @@ def _leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: str, display_name: str) -> ModelPack:
+def make_pack(
+    recogniser: Path, detector: Path, data: Path, output: Path, name: str, display_name: str, note: str = ""
+) -> ModelPack:
     """Export two finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
 
     Raises:
@@ -137,7 +139,7 @@ def make_pack(recogniser: Path, detector: Path, data: Path, output: Path, name: 
     pack = write_pack(
         output, name, display_name, detector_file, recogniser_file, dimension, evidence, provenance, metrics
     )
-    write_model_card(pack)
+    write_model_card(pack, note)
     return load_pack(output)
 
 

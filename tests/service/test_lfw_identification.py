@@ -1,4 +1,4 @@
-"""Fifty people of LFW enrolled over HTTP, their other photos and fifty strangers identified."""
+"""Fifty people of LFW enrolled over HTTP; their other photos (five each at most) and fifty strangers identified."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from service.client import Kith
 
 PEOPLE = 50
-PROBES_PER_PERSON = 2
+PROBES_PER_PERSON = 5
 FPIR = 0.01
 
 
@@ -61,7 +61,7 @@ def test_fifty_people_and_fifty_strangers(
             f"false alarms {alarms}/{len(strangers)}"
         )
     # Chance would be 1 in 50; false alarms at this risk are half a stranger of fifty expected.
-    assert rank1 >= 0.5 * len(mated)
+    assert rank1 >= 0.55 * len(mated)
     assert alarms <= 3
     assert wrong_names <= 3
     assert all(answers[f][0] in {"identified", "uncertain", "unknown"} for f in answers)
