@@ -110,7 +110,7 @@ def load_pack(directory: Path) -> ModelPack:
     """
     directory = directory.expanduser().resolve()
     if not directory.is_dir():
-        raise PackError("pack", f"{directory.name} is not a directory")
+        raise PackError("pack", f"{directory} is not a directory (KITH_PACK names the one to serve)")
     manifest = directory / MANIFEST
     if manifest.is_file():
         document = _read_json(manifest)

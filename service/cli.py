@@ -33,7 +33,9 @@ gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 
 Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
-Key = Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")]
+Key = Annotated[
+    str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url (the server's KITH_API_KEY).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
 Fpir = Annotated[float | None, typer.Option(help="Accepted false positive identification rate.")]
@@ -114,6 +116,8 @@ def enroll(
 ) -> None:
     """Enrol a folder of folders; creates the gallery if need be. Run again to resume: photos are taken once."""
     people = sorted(p for p in folder.iterdir() if p.is_dir())
+    if not people:
+        raise typer.BadParameter(f"{folder} has no folder per person; expected {folder}/PERSON/PHOTO")
     enrolled, refused = 0, []
     with connect(url, api_key) as kith:
         if gallery not in {g.name for g in kith.galleries()}:
@@ -150,6 +154,8 @@ def identify(
     as_json: AsJson = False,
 ) -> None:
     """Say who is in the photos, or that they are unknown."""
+    if draw is not None and (draw.suffix.lower() not in (".png", ".jpg", ".jpeg") or not draw.parent.is_dir()):
+        raise typer.BadParameter(f"{draw} must be a .png or .jpg file in a folder that exists", param_hint="--draw")
     options: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
     table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "Chance of a stranger")
     answers: dict[str, Any] = {}
@@ -197,7 +203,9 @@ def verify(
     if as_json:
         _print_json(answer)
     elif answer.similarity is None:
-        print(f"{answer.outcome}: {', '.join(answer.reasons)}")
+        print(
+            f"{answer.outcome}: {', '.join(r.replace('a: ', f'{a}: ').replace('b: ', f'{b}: ') for r in answer.reasons)}"
+        )
     else:
         print(f"{answer.outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at FMR {fmr:g}")
 
@@ -256,7 +264,7 @@ def main() -> None:
     try:
         app()
     except (KithError, KithClientError, ModelError) as error:
-        remedy = f" {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
+        remedy = f". {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
         Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error}{remedy}')}", highlight=False)
         raise SystemExit(2) from error
 

@@ -44,15 +44,23 @@ class KithClientError(Exception):
         self.status = status
         self.code = str(problem.get("code", "unknown"))
         self.problem = dict(problem)
-        super().__init__(f"{self.code}: {problem.get('detail', '')} {problem.get('remedy', '')}".strip())
+        sentences = [str(problem[part]).rstrip(".") + "." for part in ("detail", "remedy") if problem.get(part)]
+        super().__init__(f"{self.code}: {' '.join(sentences)}")
 
 
 class KithUnreachableError(KithClientError):
     """No answer: the server is not there, or the connection broke."""
 
     def __init__(self, url: str, cause: Exception) -> None:
-        detail = f"no answer from {url} ({cause})."
-        super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": "Is the server running there?"})
+        detail = f"no answer from {url} ({cause})"
+        super().__init__(
+            0,
+            {
+                "code": "unreachable",
+                "detail": detail,
+                "remedy": "Is a server running there, and does the address begin with http://?",
+            },
+        )
 
 
 class Kith:

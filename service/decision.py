@@ -35,6 +35,11 @@ class Thresholds:
     source: Literal["pack", "explicit"]
     extrapolated: bool
 
+    @property
+    def out_of_reach(self) -> bool:
+        """The asked risk is so small that no similarity keeps to it."""
+        return self.accept > 1
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -1,4 +1,4 @@
-"""The demo: enrol people from photos through a real server, name them in others, call strangers unknown.
+"""The demo: enrol people through a real server, name them in altered and group photos, call strangers unknown.
 
 The photos come with Python packages (scikit-image's astronaut, InsightFace's samples), since none is shipped here.
 """
@@ -54,7 +54,7 @@ def package_file(package: str, *parts: str) -> Path:
 
 
 def altered(photo: Image.Image, mirror: bool, turn_deg: float, scale: float, light: float, jpeg: int) -> bytes:
-    """Another photo of the same people, as a phone, a messenger and a bad lamp would make of it."""
+    """A copy of the photo, as another phone, a messenger and a bad lamp would make of it."""
     image = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else photo
     image = image.rotate(turn_deg, Image.Resampling.BICUBIC, expand=True)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -10,12 +11,14 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from models.pack import load_pack
 from service.app import create_app
 from service.errors import SettingsError
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 10
+log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -23,14 +26,20 @@ def serve(settings: Settings) -> None:
 
     Raises:
         SettingsError: the address is exposed without a key, or cannot be bound.
+        PackError: the pack cannot be used.
     """
     settings.check_exposure()
-    _server(settings).run(sockets=[bind(settings.host, settings.port)])
+    # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
+    load_pack(settings.pack).verify()
+    listener = bind(settings.host, settings.port)
+    log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
+    _server(settings).run(sockets=[listener])
 
 
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port for as long as the block runs; gives the URL."""
+    load_pack(settings.pack).verify()
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")
     failure: list[BaseException] = []

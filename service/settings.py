@@ -19,9 +19,13 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
-    api_key: SecretStr | None = Field(None, min_length=1, description="Required of every request to /v1 when set.")
+    api_key: SecretStr | None = Field(
+        None,
+        min_length=1,
+        description="Required of every request to /v1 when set, as bearer token or X-API-Key header.",
+    )
     allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
-    data_dir: Path = Field(Path("data"), description="Where the database lies.")
+    data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
     pack: Path = Field(BUNDLED, description="Directory of the model pack.")
     provider: str | None = Field(

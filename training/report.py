@@ -54,7 +54,9 @@ against YuNet's, in eye distances.
 - It was learned from 42 thousand small crops of celebrities: it is far below large recognisers. Faces of children, the
   old, and people unlike CelebA's (mostly light-skinned, young) must be expected to do worse; LFW cannot show by how
   much.
-- The detector misses faces under about 16 pixels, upside-down faces and many strong profiles.
+- The detector misses faces under about 16 pixels, upside-down and masked faces, and many strong profiles.
+- Its landmarks were learned from YuNet's, which differ from themselves by 5 to 8 % of the eye distance when a photo is
+  shifted, mirrored or scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
 
 ## Not for
 

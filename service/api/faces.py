@@ -116,9 +116,12 @@ async def verify(request: Request, kith: Kith) -> VerifyOut:
     comparisons = len(vectors_a) * len(vectors_b)
     joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
     thresholds = thresholds_for(joint, kith.pipeline.calibration, comparisons)
+    outcome_known = not reasons
+    if thresholds.out_of_reach:
+        reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
     return VerifyOut(
-        outcome="rejected_quality" if reasons else decide_pair(similarity, thresholds),
+        outcome=decide_pair(similarity, thresholds) if outcome_known else "rejected_quality",
         similarity=round(similarity, 4),
         threshold=round(thresholds.accept, 4),
         review_threshold=round(thresholds.review, 4),

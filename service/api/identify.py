@@ -111,6 +111,7 @@ def _answer(found: Found, named: dict[int, Subject], target: RiskTarget) -> dict
         "margin": round(decision.margin, 4) if decision.margin is not None else None,
         "false_alarm_probability": best.false_alarm_probability if best else None,
         "risk": risk_out(target, found.thresholds),
+        "reasons": ["risk_out_of_reach"] if found.thresholds.out_of_reach else [],
         "candidates": [_candidate(candidate, named) for candidate in found.candidates],
     }
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
+
+# It reports each faster build that its wheel does not have as if that were a fault.
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)
+
+import faiss  # noqa: E402
 
 
 class FaissIndex:

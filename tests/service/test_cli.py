@@ -91,6 +91,14 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     assert nowhere.returncode == 2
     assert "unreachable" in nowhere.stderr
     assert "Traceback" not in nowhere.stderr
+    (tmp_path / "flat").mkdir()
+    flat = kith_command("enroll", str(tmp_path / "flat"), "-g", "g", cwd=tmp_path)
+    assert flat.returncode == 2
+    assert "no folder per person" in flat.stderr
+    pack = kith_command("serve", cwd=tmp_path, KITH_PACK="/nowhere")
+    assert pack.returncode == 2
+    assert "/nowhere is not a directory" in pack.stderr
+    assert "Traceback" not in pack.stderr
     assert "Traceback" not in missing.stderr + exposed.stderr + wrong.stderr
 
 
