@@ -203,9 +203,9 @@ def verify(
     if as_json:
         _print_json(answer)
     elif answer.similarity is None:
-        print(
-            f"{answer.outcome}: {', '.join(r.replace('a: ', f'{a}: ').replace('b: ', f'{b}: ') for r in answer.reasons)}"
-        )
+        names = {"a": str(a), "b": str(b)}
+        seen = (f"{names[side]}: {what}" for side, _, what in (reason.partition(": ") for reason in answer.reasons))
+        print(f"{answer.outcome}: {', '.join(seen)}")
     else:
         print(f"{answer.outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at FMR {fmr:g}")
 
