@@ -86,6 +86,12 @@ class Calibration:
         # Entry i: pairs at or above the lower edge of bin i; one entry more for the upper end.
         self._impostor_above = np.concatenate([impostor[::-1].cumsum()[::-1], [0]])
         self._genuine_above = np.concatenate([genuine[::-1].cumsum()[::-1], [0]])
+        # The largest bin edge with enough impostor pairs at or above it, and what counting and the fit say there.
+        rows = np.flatnonzero(self._impostor_above >= MIN_SUPPORT)
+        row = int(rows[-1]) if len(rows) else 0
+        self._last_counted = -1.0 + BIN_WIDTH * row
+        self._rate_at_last_counted = float(self._impostor_above[row]) / self.impostor_pairs
+        self._tail_at_last_counted = tail.exceedance(self._last_counted)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
@@ -105,26 +111,11 @@ class Calibration:
 
     def fmr(self, t: float) -> Rate:
         """FMR(t): counted where at least 30 pairs lie above t, from the fitted tail beyond. Monotone in t."""
-        above = self._interpolated(self._impostor_above, t)
         # The fit takes over where counting ends and is scaled to meet it there, or the rate would jump.
         if t <= self._last_counted:
-            return Rate(above / self.impostor_pairs, False)
+            return Rate(self._interpolated(self._impostor_above, t) / self.impostor_pairs, False)
         ratio = self.tail.exceedance(t) / self._tail_at_last_counted if self._tail_at_last_counted > 0 else 0.0
         return Rate(self._rate_at_last_counted * min(1.0, ratio), True)
-
-    @property
-    def _last_counted(self) -> float:
-        """The largest bin edge with at least 30 impostor pairs at or above it."""
-        rows = np.flatnonzero(self._impostor_above >= MIN_SUPPORT)
-        return -1.0 + BIN_WIDTH * int(rows[-1]) if len(rows) else -1.0
-
-    @property
-    def _rate_at_last_counted(self) -> float:
-        return self._interpolated(self._impostor_above, self._last_counted) / self.impostor_pairs
-
-    @property
-    def _tail_at_last_counted(self) -> float:
-        return self.tail.exceedance(self._last_counted)
 
     def threshold_at_fmr(self, rate: float) -> Threshold:
         """The smallest similarity whose FMR is at most ``rate``, in (0, 1]; found by bisection on :meth:`fmr`. Where
@@ -164,7 +155,9 @@ class Calibration:
     @staticmethod
     def _interpolated(above: NDArray[np.int64], t: float) -> float:
         position = min(max((t + 1) / BIN_WIDTH, 0.0), float(BIN_COUNT))
-        return float(np.interp(position, np.arange(BIN_COUNT + 1), above))
+        row = min(int(position), BIN_COUNT - 1)
+        share = position - row
+        return float(above[row]) * (1 - share) + float(above[row + 1]) * share
 
 
 def fpir_from_fmr(fmr: float, comparisons: int) -> float:

@@ -18,7 +18,7 @@ from service.api.requests import read_photos
 from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.enrolment import check_recogniser, check_vectors
-from service.errors import InvalidRequestError, KithError
+from service.errors import KithError
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
 from service.pipeline import Found, Photo
 
@@ -29,10 +29,6 @@ router = APIRouter(tags=["identify"], responses=PROBLEMS)
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     body = await read_photos(request, IdentifyIn, kith.settings)
-    if not body.images and not body.embeddings:
-        raise InvalidRequestError("images, embeddings: at least one is needed")
-    if len(body.embeddings) > kith.settings.max_embeddings:
-        raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {kith.settings.max_embeddings}")
     found = await kith.run(kith.store.gallery, gallery)
     check_recogniser(found, kith.recogniser.fingerprint)
     target = body.risk.target("fpir") if body.risk else found.settings.risk

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from service.api.problems import validation_error
-from service.api.schemas import Photos, Side, VerifyIn
+from service.api.schemas import Photos, Probes, Side, VerifyIn
 from service.errors import InvalidRequestError, UnsupportedMediaTypeError
 from service.settings import Settings
 
@@ -34,6 +34,11 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
         body = _validated(model, document).model_copy(update={"images": [payload for _, payload in files]})
     if isinstance(body, Photos) and len(body.images) > settings.max_images:
         raise InvalidRequestError(f"{len(body.images)} photos, the limit is {settings.max_images}")
+    if isinstance(body, Probes):
+        if not body.images and not body.embeddings:
+            raise InvalidRequestError("images, embeddings: at least one is needed")
+        if len(body.embeddings) > settings.max_embeddings:
+            raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {settings.max_embeddings}")
     return body
 
 

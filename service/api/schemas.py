@@ -89,6 +89,12 @@ class Photos(Request):
     images: list[Base64Bytes] = Field(default_factory=list)
 
 
+class Probes(Photos):
+    """Photos, given embeddings, or both."""
+
+    embeddings: list[Embedding] = Field(default_factory=list)
+
+
 class DetectIn(Photos):
     pass
 
@@ -102,8 +108,7 @@ class FilterIn(Request):
     metadata: Metadata = Field(default_factory=dict)
 
 
-class IdentifyIn(Photos):
-    embeddings: list[Embedding] = Field(default_factory=list)
+class IdentifyIn(Probes):
     faces: Literal["all", "largest"] = "all"
     top_k: int = Field(5, ge=1, le=100)
     risk: RiskIn | None = Field(None, description="Default: the gallery's.")
@@ -111,8 +116,7 @@ class IdentifyIn(Photos):
     check_quality: bool = Field(True, description="Answer rejected_quality for faces below the gallery's gate.")
 
 
-class EnrolIn(Photos):
-    embeddings: list[Embedding] = Field(default_factory=list)
+class EnrolIn(Probes):
     face: FaceChoice = "only"
     allow_duplicate: bool = False
     allow_inconsistent: bool = False

@@ -36,7 +36,7 @@ from service.enrolment import (
     new_template,
     template_from_face,
 )
-from service.errors import InvalidRequestError, KithError, TemplateNotFoundError
+from service.errors import KithError, TemplateNotFoundError
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
 
@@ -133,10 +133,6 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
     Nothing is answered before it is on disk.
     """
     body = await read_photos(request, EnrolIn, kith.settings)
-    if not body.images and not body.embeddings:
-        raise InvalidRequestError("images, embeddings: at least one is needed")
-    if len(body.embeddings) > kith.settings.max_embeddings:
-        raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {kith.settings.max_embeddings}")
     found = await kith.run(kith.store.gallery, gallery)
     check_recogniser(found, kith.recogniser.fingerprint)
     digest = _digest(subject, body)

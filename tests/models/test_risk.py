@@ -20,18 +20,8 @@ from models.risk import (
     Tail,
     fmr_for_fpir,
     fpir_from_fmr,
-    histogram,
 )
 from training.calibrate import calibrate, fit_tail
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    """Strangers at N(0, 0.1), mates at N(0.6, 0.15)."""
-    rng = np.random.default_rng(1)
-    impostors = rng.normal(0, 0.1, 1_000_000)
-    tail, _ = fit_tail(np.sort(impostors)[::-1][:20_000], len(impostors))
-    return Calibration(histogram(impostors), histogram(rng.normal(0.6, 0.15, 20_000)), tail)
 
 
 def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:

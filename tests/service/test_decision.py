@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.risk import Calibration, histogram
+from models.risk import Calibration
 from service.decision import (
     MIN_MARGIN,
     Candidate,
@@ -19,17 +18,8 @@ from service.decision import (
     thresholds_for,
 )
 from service.errors import RiskUncalibratedError
-from training.calibrate import fit_tail
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    rng = np.random.default_rng(1)
-    impostors = rng.normal(0, 0.1, 1_000_000)
-    tail, _ = fit_tail(np.sort(impostors)[::-1][:20_000], len(impostors))
-    return Calibration(histogram(impostors), histogram(rng.normal(0.6, 0.1, 10_000)), tail)
 
 
 def candidates(*similarities: float) -> list[Candidate]:
