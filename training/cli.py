@@ -1,11 +1,11 @@
-"""``kith-train``: train, pack and measure."""
+"""``kith-train``: look at data, train, resume, compare, draw, export, measure, pack."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import torch
 import typer
@@ -14,53 +14,153 @@ from rich.table import Table
 
 from models.detection import Detector
 from models.errors import ModelError
-from models.pack import load_pack
+from models.pack import BUNDLED, load_pack
 from models.runtime import Network, available_cores
-from training.config import ConfigError
+from training import distributed, figures
+from training.config import ConfigError, DataConfig, RunConfig
+from training.data.preflight import contact_sheet, preflight
 from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
-from training.export import ParityError
-from training.loop import NonFiniteLossError
-from training.recipes import RECIPES
+from training.export import ParityError, Precision
+from training.html_report import write_pack_report
+from training.loop import Checkpoint, NonFiniteLossError
+from training.losses import HEADS, TERMS, options_of
+from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
 from training.report import rows
-from training.run import make_pack, train_detector, train_recogniser
+from training.run import compare as compare_losses
+from training.run import export_run, make_pack, report_run, train_detector, train_recogniser
+from training.runs import read_run
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)
 Data = Annotated[Path, typer.Option(help="Where the data lies.", exists=True, file_okay=False)]
+Identities = Annotated[
+    Path, typer.Option(help="A folder with manifest.csv, a folder of folders (--folder), or a .rec file.", exists=True)
+]
 Output = Annotated[Path, typer.Option(help="Where the run or pack is written.")]
+Folder = Annotated[bool, typer.Option("--folder", help="The data has a folder per person and no manifest.")]
+AlignWith = Annotated[
+    Path | None, typer.Option(help="Photos are no aligned crops: detect and align them with this pack.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value, e.g. head.margin=0.3, terms.intra=1, loop.epochs=2; repeatable."),
+]
+Threads = Annotated[int | None, typer.Option(help="Processor threads; default: all cores.")]
+
+
+@app.command()
+def inspect(
+    data: Identities,
+    folder: Folder = False,
+    unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are no aligned crops.")] = False,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here: look at it.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Decode so many images only.")] = None,
+) -> None:
+    """Look before a long run: people, images, damage, duplicates, colour order."""
+    config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned)
+    found = preflight(config, sample)
+    _print(found.rows)
+    for warning in found.warnings:
+        Console(stderr=True).print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+    if sheet is not None:
+        contact_sheet(config, sheet)
 
 
 @app.command()
 def run(
     recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
-    data: Data,
+    data: Identities,
     output: Output,
-    head: Annotated[str | None, typer.Option(help="Another head: arcface, cosface, normface, adacos...")] = None,
+    head: Annotated[str | None, typer.Option(help="Another head; `kith-train losses` lists them.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
-    folder: Annotated[bool, typer.Option("--folder", help="DATA has a folder per person and no manifest.")] = False,
-    align_with: Annotated[
-        Path | None, typer.Option(help="Photos are no aligned crops: detect and align them with this pack.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Processor threads; default: all cores.")] = None,
+    folder: Folder = False,
+    align_with: AlignWith = None,
+    settings: Settings = None,
+    threads: Threads = None,
 ) -> None:
-    """Train a recogniser by a recipe; run again to resume."""
+    """Train a recogniser by a recipe; run again to resume. Under torchrun, on many processes."""
     if recipe not in RECIPES:
         raise ConfigError(f"there is no recipe {recipe!r}; known are {', '.join(RECIPES)}")
-    torch.set_num_threads(threads or available_cores())
     config = RECIPES[recipe](data, output)
-    if head is not None:
-        config = replace(config, head=replace(config.head, name=head))  # type: ignore[arg-type]
-    if epochs is not None:
-        config = replace(config, loop=replace(config.loop, epochs=epochs))
-    if folder:
+    if folder or data.suffix == ".rec":
         config = replace(config, data=replace(config.data, manifest=None))
+    if align_with is not None:
+        config = replace(config, data=replace(config.data, aligned=False))
+    shortcuts = {"head.name": head, "loop.epochs": None if epochs is None else str(epochs)}
+    overrides = {key: value for key, value in shortcuts.items() if value is not None}
+    _train(config.overridden({**overrides, **_settings(settings)}), align_with, threads)
+
+
+@app.command()
+def resume(
+    output: Annotated[Path, typer.Argument(help="The run's folder.", exists=True, file_okay=False)],
+    settings: Settings = None,
+    align_with: AlignWith = None,
+    threads: Threads = None,
+) -> None:
+    """Go on with a run that was stopped; only loop.epochs and data.root may be --set otherwise."""
+    _train(replace(read_run(output).overridden(_settings(settings)), output=output), align_with, threads)
+
+
+def _settings(settings: list[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in settings or ()]
+    if bad := [key for key, equals, _ in pairs if not equals]:
+        raise ConfigError(f"--set takes section.key=value, not {bad[0]!r}")
+    return {key: value for key, _, value in pairs}
+
+
+def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> None:
+    torch.set_num_threads(threads or max(1, available_cores() // distributed.world_size_to_be()))
     detector = None
     if align_with is not None:
         spec = load_pack(align_with).detection
         detector = Detector(Network(spec.path), spec)
-        config = replace(config, data=replace(config.data, aligned=False))
-    checkpoint = train_recogniser(config, detector)
-    print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
+    with distributed.session():
+        checkpoint: Checkpoint = train_recogniser(config, detector)
+        if distributed.rank() == 0:
+            print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
+
+
+@app.command()
+def losses() -> None:
+    """List every head and term with its options."""
+    for title, section, factories in (("Head", "head", HEADS), ("Term", "terms", TERMS)):
+        table = Table(title, "Options (--set " + f"{section}.OPTION=...)")
+        for name, factory in factories.items():
+            table.add_row(name, ", ".join(f"{k}={v}" for k, v in options_of(factory).items()))
+        Console().print(table)
+
+
+@app.command()
+def compare(
+    data: Data,
+    output: Output,
+    losses: Annotated[
+        list[str] | None, typer.Argument(help=f"Some of: {', '.join(SEED_LOSSES)}. Default: all.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    people: Annotated[int, typer.Option(min=2, help="The subset's people.")] = COMPARED_PEOPLE,
+    pack: Annotated[Path, typer.Option(help="Whose detector aligns LFW.")] = BUNDLED,
+    threads: Threads = None,
+) -> None:
+    """Train the seed notes' losses on one subset and budget and print them side by side."""
+    chosen = losses or list(SEED_LOSSES)
+    if unknown := set(chosen) - set(SEED_LOSSES):
+        raise ConfigError(f"there is no loss {', '.join(sorted(unknown))} here; known are {', '.join(SEED_LOSSES)}")
+    torch.set_num_threads(threads or available_cores())
+    print(compare_losses(chosen, data, output, load_pack(pack).detection, epochs, people))
+
+
+@app.command()
+def plot(
+    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.FIGURES)}, or all.")],
+    output: Annotated[Path, typer.Option(help="A folder for PNG files.")],
+    classes: Annotated[int, typer.Option(min=50, help="C of the probability curves.")] = 10_575,
+    run: Annotated[Path | None, typer.Option(help="A run with the adacos head, for its scale over training.")] = None,
+) -> None:
+    """Redraw the seed notes' figures: probability by angle, target logits, decision boundaries, AdaCos's scale."""
+    for path in figures.draw(figure, output, classes, run):
+        print(path)
 
 
 @app.command()
@@ -69,7 +169,7 @@ def detector(
     output: Output,
     steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.")] = None,
     polish: Annotated[Path | None, typer.Option(help="Refine the landmarks of this finished detector run.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Processor threads; default: all cores.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Train the detector; run again to resume."""
     torch.set_num_threads(threads or available_cores())
@@ -78,33 +178,65 @@ def detector(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A finished run.", exists=True, file_okay=False)],
+    output: Annotated[Path, typer.Option(help="The ONNX file.")],
+    precision: Annotated[str, typer.Option(help="fp32, fp16 (weights stored in halves) or int8 (QDQ).")] = "fp16",
+    data: Annotated[Path | None, typer.Option(help="For int8: where lfw lies.", exists=True, file_okay=False)] = None,
+    pack: Annotated[Path, typer.Option(help="For int8: whose detector aligns LFW.")] = BUNDLED,
+) -> None:
+    """Write a run's network as ONNX, if it agrees with torch on the run's own crops."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision {precision!r} is not one of {', '.join(get_args(Precision))}")
+    lfw = None if data is None else data / "lfw"
+    worst = export_run(run, output, cast(Precision, precision), lfw, load_pack(pack).detection)
+    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
+
+
+@app.command()
 def pack(
     recogniser: Annotated[Path, typer.Option(help="A finished recogniser run.")],
-    detector: Annotated[Path, typer.Option(help="A finished detector run.")],
     data: Data,
     output: Output,
+    detector: Annotated[Path | None, typer.Option(help="A finished detector run.")] = None,
+    detector_of: Annotated[Path | None, typer.Option(help="A pack whose detector to take over.")] = None,
     name: Annotated[str, typer.Option()] = "kith-compact",
     display_name: Annotated[str, typer.Option()] = "Kith compact",
     note: Annotated[str, typer.Option(help="For the model card: what the commands do not tell.")] = "",
+    data_terms: Annotated[
+        str | None, typer.Option(help="For the model card: the terms of the training photos.")
+    ] = None,
 ) -> None:
     """Export two runs, calibrate, measure, and write the pack with its model card."""
-    _print(rows(make_pack(recogniser, detector, data, output, name, display_name, note)))
+    if (detector is None) == (detector_of is None):
+        raise ConfigError("name either --detector (a run) or --detector-of (a pack)")
+    source = detector or load_pack(detector_of or BUNDLED)
+    _print(rows(make_pack(recogniser, source, data, output, name, display_name, note, data_terms)))
 
 
 @app.command()
 def evaluate(
-    pack: Annotated[Path, typer.Argument(help="A pack, or an unversioned directory of ONNX files.")],
+    what: Annotated[Path, typer.Argument(help="A run, a pack, or an unversioned directory of ONNX files.")],
     data: Data,
     view1: Annotated[bool, typer.Option(help="LFW View 1 only: for choosing settings.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    pack: Annotated[Path, typer.Option(help="For a run: whose detector aligns LFW.")] = BUNDLED,
+    flip: Annotated[bool, typer.Option("--flip", help="For a run: average with the mirror image.")] = False,
 ) -> None:
-    """Measure a pack on LFW and WIDER FACE."""
-    loaded = load_pack(pack)
+    """Measure a run on LFW, or a pack on LFW and WIDER FACE."""
+    torch.set_num_threads(available_cores())
+    if (what / "config.json").is_file():
+        _print(report_run(what, data, load_pack(pack).detection, report, flip, view1))
+        return
+    loaded = load_pack(what)
     metrics = evaluate_pack(loaded, data, view1_only=view1)
     if view1:
         result = metrics["lfw_view1"]
         _print([("LFW View 1", f"{result['accuracy']['mean']:.2%}"), ("EER", f"{result['eer']:.2%}")])
     else:
         _print(rows(replace(loaded, metrics=metrics)))
+    if report is not None:
+        write_pack_report(report, loaded, data / "lfw", report.parent / "cache")
 
 
 def _print(figures: list[tuple[str, str]]) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-HeadName = Literal["arcface", "cosface", "normface", "adacos", "adacos_fixed"]
-Precision = Literal["auto", "fp32", "bf16"]
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+BackboneName = Literal["thin_iresnet", "iresnet18", "iresnet34", "iresnet50", "iresnet100", "mobilefacenet"]
+Optimiser = Literal["sgd", "adamw"]
+Schedule = Literal["cosine", "poly"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Option = float | int | bool | str
 
 
 class ConfigError(ValueError):
@@ -19,62 +26,151 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _one_of(value: str, kind: Any, name: str) -> None:
+    _require(value in get_args(kind), f"{name} {value!r} is not one of {', '.join(get_args(kind))}")
+
+
+class _Section:
+    """An unknown key is an error, not a silence."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
 @dataclass(frozen=True)
-class DataConfig:
-    """Identities to learn from: a manifest CSV (``file``, ``identity``) or a folder with one folder per person."""
+class DataConfig(_Section):
+    """Identities to learn from: a manifest CSV (``file``, ``identity``), a folder with one folder per person, or an
+    MXNet record file (``train.rec`` with ``train.idx`` beside it)."""
 
     root: Path
     manifest: str | None = "manifest.csv"
+    """Inside ``root``; None reads one folder per person. A record file needs neither."""
     aligned: bool = True
     """Files are 112x112 crops on the five-point template; otherwise they are detected and aligned first."""
     min_images: int = 2
     max_identities: int | None = None
+    images_per_person: int = 0
+    """0: every image once an epoch. k: identity-balanced batches, k images of each of batch_size / k people."""
 
     def __post_init__(self) -> None:
-        _require(self.root.is_dir(), f"data.root {self.root} is not a folder")
+        records = self.root.suffix == ".rec"
+        _require(self.root.is_file() if records else self.root.is_dir(), f"data.root {self.root} does not exist")
         _require(self.min_images >= 1, "data.min_images must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
+        _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
 
 
 @dataclass(frozen=True)
-class BackboneConfig:
+class AugmentConfig(_Section):
+    """How batches are varied. Probabilities in [0, 1] unless a unit is named."""
+
+    flip: float = 0.5
+    move: float = 0.5
+    """Probability of a random shift, zoom and rotation; the next three bound them."""
+    shift: float = 0.035
+    """Share of the side."""
+    zoom: float = 0.06
+    rotation_deg: float = 0.0
+    low_resolution: float = 0.2
+    """Shrunk to 28, 40 or 56 pixels and enlarged again."""
+    grey: float = 0.1
+    brightness: float = 0.2
+    """Largest shift, in units of half the range."""
+    contrast: float = 0.25
+    saturation: float = 0.0
+    erase: float = 0.15
+    mask: float = 0.0
+    """A synthetic face mask over nose, mouth and chin."""
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "move", "low_resolution", "grey", "erase", "mask"):
+            _require(0 <= getattr(self, name) <= 1, f"augment.{name} is a probability, not {getattr(self, name)}")
+        for name in ("shift", "zoom", "brightness", "contrast", "saturation"):
+            _require(0 <= getattr(self, name) < 1, f"augment.{name} lies in [0, 1), not {getattr(self, name)}")
+        _require(0 <= self.rotation_deg <= 45, f"augment.rotation_deg lies in [0, 45], not {self.rotation_deg}")
+
+
+@dataclass(frozen=True)
+class BackboneConfig(_Section):
+    name: BackboneName = "thin_iresnet"
     embedding_dim: int = 256
+    dropout: float = 0.0
+    """Of the IResNet head (BN-Dropout-FC-BN); the papers' is 0.4."""
     widths: tuple[int, int, int] = (48, 96, 192)
+    """Of the thin IResNet's stages, as are the next two."""
     depths: tuple[int, int, int] = (1, 2, 2)
     stem: int = 16
 
     def __post_init__(self) -> None:
+        _one_of(self.name, BackboneName, "backbone.name")
         _require(self.embedding_dim >= 2, "backbone.embedding_dim must be at least 2")
-        # torch 2.13's channels-last backward pass corrupts memory with 4 channels on processors without AVX-512.
+        _require(0 <= self.dropout < 1, f"backbone.dropout lies in [0, 1), not {self.dropout}")
+        _require(not self.dropout or self.name.startswith("iresnet"), f"backbone.dropout: {self.name} has no dropout")
+        # torch 2.13's channels-last backward pass corrupts memory in layers of 4 channels on processors without
+        # AVX-512, and in a stem of 8 on those with it.
         channels = (*self.widths, self.stem)
-        _require(all(c >= 8 and c % 8 == 0 for c in channels), "backbone.widths and stem must be multiples of 8")
+        fine = all(c >= 16 and c % 8 == 0 for c in channels)
+        _require(fine, "backbone.widths and stem must be multiples of 8, from 16 on")
 
 
 @dataclass(frozen=True)
-class HeadConfig:
-    name: HeadName = "cosface"
-    scale: float = 64.0
-    margin: float = 0.35
+class HeadConfig(_Section):
+    """A head of ``training.losses.HEADS`` and what its constructor is given: ``scale``, ``margin``..."""
+
+    name: str = "cosface"
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TermConfig(_Section):
+    """A loss of ``training.losses.TERMS`` added to the head's, and by how much."""
+
+    name: str
+    weight: float = 1.0
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = ("arcface", "cosface", "normface", "adacos", "adacos_fixed")
-        _require(self.name in known, f"head.name {self.name!r} is not one of {', '.join(known)}")
-        _require(self.scale > 0, f"head.scale must be positive, not {self.scale}")
+        _require(self.weight > 0, f"terms.{self.name} needs a positive weight, not {self.weight}")
 
 
 @dataclass(frozen=True)
-class LoopConfig:
+class DistillConfig(_Section):
+    """Learn a teacher's embeddings beside the labels: ``weight`` times the mean of 1 - cos(student, teacher)."""
+
+    teacher: Path | None = None
+    """A pack, a directory or file of ONNX, or a finished run."""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.teacher is None or self.teacher.exists(), f"distill.teacher {self.teacher} does not exist")
+        _require(self.weight > 0, "distill.weight must be positive")
+
+
+@dataclass(frozen=True)
+class LoopConfig(_Section):
     epochs: int = 8
     batch_size: int = 128
+    """Of all ranks together."""
+    optimiser: Optimiser = "sgd"
     learning_rate: float = 0.1
     momentum: float = 0.9
+    """SGD's; AdamW's first beta."""
     weight_decay: float = 5e-4
+    schedule: Schedule = "cosine"
+    poly_power: float = 2.0
     warmup_steps: int = 300
     margin_warmup_steps: int = 0
     """Steps over which the margin grows linearly from 0; from scratch a full margin can stall the first epochs."""
     gradient_clip: float = 5.0
     ema_decay: float = 0.999
     precision: Precision = "auto"
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    sync_batch_norm: bool = True
+    """Batch-norm statistics over all ranks' images."""
+    class_sampling: float = 0.0
+    """Partial FC: 0 keeps the whole classifier on every rank; otherwise each rank holds a share of the classes and
+    each step uses this fraction of them (1.0: all), those of the batch always among them."""
     checkpoint_seconds: float = 120.0
     seed: int = 7
 
@@ -82,28 +178,109 @@ class LoopConfig:
         _require(self.epochs >= 1, "loop.epochs must be at least 1")
         _require(self.batch_size >= 2, "loop.batch_size must be at least 2: batch norm needs company")
         _require(self.learning_rate > 0, "loop.learning_rate must be positive")
+        _require(0 <= self.momentum < 1, "loop.momentum lies in [0, 1)")
+        _require(self.gradient_clip > 0, "loop.gradient_clip must be positive")
         _require(0 <= self.ema_decay < 1, "loop.ema_decay lies in [0, 1)")
-        _require(self.precision in ("auto", "fp32", "bf16"), "loop.precision is auto, fp32 or bf16")
+        _require(0 <= self.class_sampling <= 1, "loop.class_sampling lies in [0, 1]")
+        _require(min(self.warmup_steps, self.margin_warmup_steps) >= 0, "loop.warmup_steps must not be negative")
+        _one_of(self.optimiser, Optimiser, "loop.optimiser")
+        _one_of(self.schedule, Schedule, "loop.schedule")
+        _one_of(self.precision, Precision, "loop.precision")
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(_Section):
     name: str
     output: Path
     data: DataConfig
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    terms: tuple[TermConfig, ...] = ()
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    validation: tuple[Path, ...] = ()
+    """LFW-style .bin sets that are judged after every epoch."""
+
+    def __post_init__(self) -> None:
+        k = self.data.images_per_person
+        _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
+        for path in self.validation:
+            _require(path.is_file(), f"validation set {path} does not exist")
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy, for checkpoints, packs and reports."""
-        document: dict[str, Any] = _jsonable(asdict(self))
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return document
 
+    def shareable(self) -> dict[str, Any]:
+        """For packs and cards: where things lay is nobody's business; what they were is."""
+        document = self.as_dict()
+        del document["output"]
+        document["data"]["root"] = self.data.root.name
+        document["validation"] = [path.name for path in self.validation]
+        if self.distill.teacher is not None:
+            document["distill"]["teacher"] = self.distill.teacher.name
+        return document
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> RunConfig:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            ConfigError: a key is unknown or a value cannot be used.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(document)
+        except ValidationError as error:
+            problems = (
+                f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
+            )
+            raise ConfigError("; ".join(problems)) from error
+
+    def overridden(self, settings: Mapping[str, str]) -> RunConfig:
+        """A copy with ``section.key`` = text replaced: ``loop.epochs``, ``head.name``, ``head.margin`` (an option of
+        the head), ``terms.intra`` (that term's weight, 0 to drop it), ``terms.intra.margin`` (its option).
+
+        Raises:
+            ConfigError: there is no such setting, or the text is no value for it.
+        """
+        document = self.as_dict()
+        for key, text in settings.items():
+            _override(document, key, text)
+        return RunConfig.from_dict(document)
+
+
+def _override(document: dict[str, Any], key: str, text: str) -> None:
+    section, _, rest = key.partition(".")
+    if section == "terms" and rest:
+        name, _, option = rest.partition(".")
+        term = next((t for t in document["terms"] if t["name"] == name), None)
+        if term is None:
+            term = {"name": name, "weight": 1.0, "options": {}}
+            document["terms"].append(term)
+        if option:
+            term["options"][option] = _value(text)
+        elif _value(text) == 0:
+            document["terms"].remove(term)
+        else:
+            term["weight"] = _value(text)
+    elif section == "head" and rest not in ("", "name"):
+        document["head"]["options"][rest] = _value(text)
+    elif section == "validation":
+        document["validation"] = text.split(",") if text else []
+    elif isinstance(document.get(section), dict) and rest in document[section]:
+        document[section][rest] = _value(text)
+        if (section, rest) == ("head", "name"):
+            document["head"]["options"] = {}
+    else:
+        known = [s + (f".{k}" if k else "") for s, v in document.items() for k in (v if isinstance(v, dict) else [""])]
+        raise ConfigError(f"there is no setting {key!r}; known are {', '.join(known)}")
+
+
+def _value(text: str) -> Any:
+    """Numbers, booleans, null and lists as in JSON; anything else is text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.export import Dim
 
-from models.runtime import Network
+from models.recognition import unit
+from models.runtime import Float, Network
 from training.detection.network import STRIDES, FaceDetector
+from training.quantisation import quantise
 
 OPSET = 18
 MIN_COSINE_FP32 = 0.9999
@@ -26,12 +29,23 @@ SMALLEST_HALVED = 256
 """Tensors with fewer elements stay fp32: they save nothing."""
 
 
+MAX_INT8_LOSS = 0.005
+Precision = Literal["fp32", "fp16", "int8"]
+Embed = Callable[[NDArray[np.uint8]], Float]
+
+
 class ParityError(RuntimeError):
     """onnxruntime and torch disagree; the message says where and by how much. No file was written."""
 
 
-def export_recogniser(backbone: nn.Module, crops_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:
-    """Write ``backbone`` as fp16-stored ONNX; returns the worst cosine between torch and onnxruntime.
+def export_recogniser(
+    backbone: nn.Module,
+    crops_BCHW: Tensor,
+    path: Path,
+    metadata: dict[str, str],
+    precision: Literal["fp32", "fp16"] = "fp16",
+) -> float:
+    """Write ``backbone`` as ONNX, its weights stored in fp32 or fp16; returns the worst cosine to torch.
 
     Args:
         crops_BCHW: real crops in [-1, 1], at least a dozen.
@@ -42,18 +56,60 @@ def export_recogniser(backbone: nn.Module, crops_BCHW: Tensor, path: Path, metad
     backbone = backbone.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     with torch.no_grad():
         expected = backbone(crops_BCHW).numpy()
-    exact = path.with_suffix(".fp32.onnx")
-    stored = path.with_suffix(".fp16.onnx")
+    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".stored.onnx")
     try:
         _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
-        _check_cosine(expected, Network(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
-        store_in_fp16(exact, stored, metadata)
-        worst = _check_cosine(expected, Network(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
+        worst = _check_cosine(expected, Network(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
+        store(exact, stored, metadata, halved=precision == "fp16")
+        if precision == "fp16":
+            worst = _check_cosine(expected, Network(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
         stored.replace(path)
         return worst
     finally:
         exact.unlink(missing_ok=True)
         stored.unlink(missing_ok=True)
+
+
+def export_int8(
+    backbone: nn.Module,
+    crops_BCHW: Tensor,
+    calibration_BCHW: Tensor,
+    path: Path,
+    metadata: dict[str, str],
+    accuracy: Callable[[Embed], float],
+) -> float:
+    """Write ``backbone`` in static INT8 (QDQ, per channel); returns the worst cosine to torch, for the record.
+
+    Args:
+        crops_BCHW: real crops in [-1, 1], at least a dozen.
+        calibration_BCHW: those whose activations set the ranges.
+        accuracy: of an embedder on a benchmark, in [0, 1]: a cosine says little of 8 bits.
+
+    Raises:
+        ParityError: INT8 loses more than half a point against fp32.
+    """
+    exact, small = path.with_suffix(".exact.onnx"), path.with_suffix(".int8.onnx")
+    try:
+        export_recogniser(backbone, crops_BCHW, exact, metadata, "fp32")
+        quantise(exact, small, calibration_BCHW.numpy())
+        before, after = (accuracy(_embed(Network(file))) for file in (exact, small))
+        if before - after > MAX_INT8_LOSS:
+            raise ParityError(f"int8 has accuracy {after:.2%}, fp32 {before:.2%}: more than {MAX_INT8_LOSS:.1%} lost")
+        expected, actual = (Network(file).run(crops_BCHW.numpy())[0] for file in (exact, small))
+        worst = _check_cosine(expected, actual, -1.0, "int8")
+        small.replace(path)
+        return worst
+    finally:
+        exact.unlink(missing_ok=True)
+        small.unlink(missing_ok=True)
+
+
+def _embed(network: Network) -> Embed:
+    def embed(crops: NDArray[np.uint8]) -> Float:
+        batch = (crops.transpose(0, 3, 1, 2).astype(np.float32) - 127.5) / 127.5
+        return unit(network.run(batch)[0])
+
+    return embed
 
 
 def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:
@@ -72,7 +128,7 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
         # Two unequal sides: a square example would be taken for a law.
         example = torch.zeros(2, 3, 256, 320)
         _export(model, example, exact, names, ({0: Dim("batch", min=1, max=512), 2: 32 * height, 3: 32 * width},))
-        store_in_fp16(exact, stored, metadata)
+        store(exact, stored, metadata)
         shift = _check_detections(expected, Network(stored).run(photos_BCHW.numpy()))
         stored.replace(path)
         return shift
@@ -100,8 +156,9 @@ def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str
         )
 
 
-def store_in_fp16(source: Path, target: Path, metadata: dict[str, str]) -> None:
-    """Halve a network's size: weights are stored as fp16 and cast to fp32 where they enter the graph.
+def store(source: Path, target: Path, metadata: dict[str, str], halved: bool = True) -> None:
+    """Write a network without the exporter's notes and, if ``halved``, in half the size: weights are stored as fp16 and
+    cast to fp32 where they enter the graph.
 
     The casts have constant inputs, so a runtime folds them when it loads the file: it computes in fp32, at fp32's
     speed, and inputs and outputs stay fp32, as every reader of InsightFace packs expects.
@@ -111,15 +168,13 @@ def store_in_fp16(source: Path, target: Path, metadata: dict[str, str]) -> None:
     casts: list[onnx.NodeProto] = []
     for tensor in list(graph.initializer):
         values = numpy_helper.to_array(tensor)
-        if tensor.data_type != TensorProto.FLOAT or values.size < SMALLEST_HALVED:
+        if not halved or tensor.data_type != TensorProto.FLOAT or values.size < SMALLEST_HALVED:
             continue
-        halved = f"{tensor.name}.fp16"
+        name = f"{tensor.name}.fp16"
         graph.initializer.remove(tensor)
-        graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), halved))
+        graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), name))
         # Named so that no reader takes these first nodes for a built-in normalisation ("Sub", "Mul").
-        casts.append(
-            helper.make_node("Cast", [halved], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT)
-        )
+        casts.append(helper.make_node("Cast", [name], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT))
     nodes = [*casts, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)

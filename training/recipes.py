@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from training.config import DataConfig, HeadConfig, LoopConfig, RunConfig
+from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig, TermConfig
+
+Recipe = Callable[[Path, Path], RunConfig]
 
 
 def compact(data: Path, output: Path) -> RunConfig:
@@ -18,7 +20,7 @@ def compact(data: Path, output: Path) -> RunConfig:
         name="compact",
         output=output,
         data=DataConfig(root=data),
-        head=HeadConfig(name="cosface", scale=20.0, margin=0.25),
+        head=HeadConfig("cosface", {"scale": 20.0, "margin": 0.25}),
         loop=LoopConfig(epochs=8, margin_warmup_steps=1000),
     )
 
@@ -29,10 +31,68 @@ def smoke(data: Path, output: Path) -> RunConfig:
         name="smoke",
         output=output,
         data=DataConfig(root=data, max_identities=40),
-        head=HeadConfig(name="adacos"),
+        head=HeadConfig("adacos"),
         loop=LoopConfig(epochs=1, batch_size=32, warmup_steps=2),
     )
 
 
-Recipe = Callable[[Path, Path], RunConfig]
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"compact": compact, "smoke": smoke})
+def papers(data: Path, output: Path) -> RunConfig:
+    """The papers' setting (ArcFace, section 3.1) for a GPU and a set of CASIA's or MS1M's size: IResNet-50, ArcFace,
+    512 images a batch, 20 epochs of SGD with a polynomial schedule."""
+    return RunConfig(
+        name="papers",
+        output=output,
+        data=DataConfig(root=data),
+        backbone=BackboneConfig("iresnet50", embedding_dim=512, dropout=0.4),
+        head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
+        augment=AugmentConfig(move=0.0, low_resolution=0.0, grey=0.0, brightness=0.0, contrast=0.0, erase=0.0),
+        loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, ema_decay=0.0),
+    )
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType({"compact": compact, "smoke": smoke, "papers": papers})
+
+# The seed notes' losses, each at its paper's setting. A head and the terms beside it.
+SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
+    {
+        "softmax": (HeadConfig("softmax"), ()),
+        "normface-64": (HeadConfig("normface", {"scale": 64.0}), ()),
+        "normface-20": (HeadConfig("normface", {"scale": 20.0}), ()),
+        "sphereface": (HeadConfig("sphereface", {"scale": 64.0, "margin": 1.35}), ()),
+        "cosface": (HeadConfig("cosface", {"scale": 64.0, "margin": 0.35}), ()),
+        "arcface": (HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}), ()),
+        "cm1": (HeadConfig("cm1", {"scale": 64.0}), ()),
+        "cm2": (HeadConfig("cm2", {"scale": 64.0}), ()),
+        "adacos-fixed": (HeadConfig("adacos_fixed"), ()),
+        "adacos": (HeadConfig("adacos"), ()),
+        "triplet": (HeadConfig("none"), (TermConfig("triplet", 1.0, {"margin": 0.35}),)),
+        "arcface-intra-inter": (
+            HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
+            (TermConfig("intra"), TermConfig("inter")),
+        ),
+    }
+)
+COMPARED_PEOPLE = 2000
+TRIPLET_IMAGES_PER_PERSON = 4
+
+
+def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARED_PEOPLE) -> RunConfig:
+    """One of SEED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
+    more. All runs see equally many images in batches of 128, with one schedule; nothing is tuned for any of them.
+
+    A loss over pairs of a batch needs people to come several times in it, so that the triplets' batches are balanced.
+    """
+    head, terms = SEED_LOSSES[loss]
+    return RunConfig(
+        name=loss,
+        output=output,
+        data=DataConfig(
+            root=data,
+            min_images=5,
+            max_identities=people,
+            images_per_person=TRIPLET_IMAGES_PER_PERSON if head.name == "none" else 0,
+        ),
+        head=head,
+        terms=terms,
+        loop=LoopConfig(epochs=epochs, warmup_steps=100, margin_warmup_steps=100, ema_decay=0.99),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,23 @@ written by `kith-train pack` from the measurements of that run.
 
 ## Made from
 
-- Recogniser: {recogniser_data}.
-  CelebA's terms allow non-commercial research only.
+- Recogniser: {images:,} aligned 112x112 crops of {people:,} people ({data}), {teacher}.
+  {terms}
 - Detector: 649 training photos of WIDER FACE (boxes by people, landmarks by YuNet) and 450 whole CelebA photos (boxes
   and landmarks by YuNet). Both sets are for non-commercial research.
 - Calibration: LFW View 1 ({calibration_images:,} photos of {calibration_people:,} people, {impostor_pairs:,} impostor
   and {genuine_pairs:,} genuine pairs). No network has been trained on a photo of LFW.
-- CelebA's identities are anonymous numbers; some of its people surely are in LFW too. Figures on LFW may be a little
+- Sets of celebrities share people: some that it was learned from are surely in LFW too. Figures on LFW may be a little
   better for it than on strangers to both.
 
-**Terms: non-commercial research only**, as those of the data it was learned from.
+**Terms: at most non-commercial research**, as those of the data it was learned from.
 
 ## Commands
 
 ```
 kith-train detector --data DATA --output runs/detector
 kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
-kith-train run {recipe} --data DATA/celeba --output runs/{recipe}
+kith-train run {recipe} --data DATA/{data} --output runs/{recipe}
 kith-train pack --recogniser runs/{recipe} --detector runs/detector-polished --data DATA \\
     --output models/packs/{name}
 ```
@@ -51,9 +52,9 @@ against YuNet's, in eye distances.
 
 ## Where it fails
 
-- It was learned from 42 thousand small crops of celebrities: it is far below large recognisers. Faces of children, the
-  old, and people unlike CelebA's (mostly light-skinned, young) must be expected to do worse; LFW cannot show by how
-  much.
+- It was learned from {images:,} crops: recognisers learned from millions are far better. Faces unlike those it was
+  learned from (with CelebA: children, the old, people who are not light-skinned) must be expected to do worse; LFW
+  cannot show by how much.
 - The detector misses faces under about 16 pixels, upside-down and masked faces, and many strong profiles.
 - Its landmarks were learned from YuNet's, which differ from themselves by 5 to 8 % of the eye distance when a photo is
   shifted, mirrored or scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
@@ -70,13 +71,19 @@ def write_model_card(pack: ModelPack, note: str = "") -> None:
     do not."""
     calibration = pack.calibration or {}
     run: dict[str, Any] = pack.provenance["recogniser"]["run"]
+    data: dict[str, Any] = pack.provenance["recogniser"]["data"]
+    teacher = run["distill"]["teacher"]
     (pack.directory / "MODEL_CARD.md").write_text(
         CARD.format(
             name=pack.model_id,
             display_name=pack.display_name,
             recipe=run["name"],
             note=f"{textwrap.fill(note, 120)}\n\n" if note else "",
-            recogniser_data="42,303 aligned 112x112 CelebA crops of 8,130 people, from scratch, no teacher",
+            images=data["images"],
+            people=data["people"],
+            data=run["data"]["root"],
+            teacher=f"taught by {teacher}" if teacher else "from scratch, no teacher",
+            terms=textwrap.fill(data["terms"] or terms_of(run["data"]["root"]), 118, subsequent_indent="  "),
             calibration_images=calibration["images"],
             calibration_people=calibration["people"],
             impostor_pairs=calibration["impostor_pairs"],
@@ -87,22 +94,45 @@ def write_model_card(pack: ModelPack, note: str = "") -> None:
     )
 
 
+def terms_of(data: str) -> str:
+    """What a card says of data whose terms nobody stated."""
+    if data == "celeba":
+        return "CelebA's terms allow non-commercial research only."
+    return "The terms of these photos were not stated (`--data-terms`): find them out before you give this pack away."
+
+
 def rows(pack: ModelPack) -> list[tuple[str, str]]:
-    """The figures of a measured pack, as a person would read them."""
+    """The figures of a measured pack, as a person would read them; intervals only where they were measured."""
     m = pack.metrics
     view1, view2, wide, central, found = (
         m[k] for k in ("lfw_view1", "lfw_view2", "lfw_open_set", "lfw_central_faces", "wider_val")
     )
+    intervals = view2.get("intervals", {})
     return [
-        ("LFW View 2 accuracy", f"{view2['accuracy']['mean']:.2%} ± {view2['accuracy']['std']:.2%}"),
-        ("LFW View 2 TAR at FAR 0.1 %", f"{view2['tar_at_far_1e3']:.1%}"),
-        ("LFW View 2 EER", f"{view2['eer']:.2%}"),
+        (
+            "LFW View 2 accuracy",
+            f"{view2['accuracy']['mean']:.2%} ± {view2['accuracy']['std']:.2%}{interval(intervals.get('accuracy'), 2)}",
+        ),
+        (
+            "LFW View 2 TAR at FAR 0.1 %",
+            f"{view2['tar_at_far_1e3']:.1%}{interval(intervals.get('tar_at_far_1e3'), 1)}",
+        ),
+        ("LFW View 2 EER", f"{view2['eer']:.2%}{interval(intervals.get('eer'), 2)}"),
         ("LFW View 2 photos without a face", str(view2["photos_without_face"])),
         ("LFW View 1 test accuracy (its own best threshold)", f"{view1['accuracy']['mean']:.2%}"),
-        ("LFW open set rank-1", f"{wide['rank1']:.1%}"),
+        ("LFW open set rank-1", f"{wide['rank1']:.1%}{interval(wide.get('rank1_interval'), 1)}"),
         *(
-            (f"LFW open set FNIR at FPIR {float(rate):.1%}", f"{fnir:.1%} (threshold {wide['thresholds'][rate]:.3f})")
+            (
+                f"LFW open set FNIR at FPIR {float(rate):.1%}",
+                f"{fnir:.1%} (threshold {wide['thresholds'][rate]:.3f})"
+                f"{interval(wide.get('fnir_intervals', {}).get(rate), 1)}",
+            )
             for rate, fnir in wide["fnir"].items()
+        ),
+        *(
+            (f"LFW open set FNIR at FPIR {float(rate):.1%} without five doubtful strangers", f"{fnir:.1%}")
+            for rate, fnir in wide.get("fnir_without_doubtful", {}).items()
+            if float(rate) <= 1e-3
         ),
         ("LFW central face found", f"{central['found']:.2%} of {central['photos']}"),
         ("LFW median landmark error", f"{central['median_landmark_error']:.2%} of the eye distance"),
@@ -113,6 +143,11 @@ def rows(pack: ModelPack) -> list[tuple[str, str]]:
             f"(score {found['score_at_precision_90']:.2f}, {found['faces']} faces)",
         ),
     ] + [(f"{task.path.name}", f"{_megabytes(task.path):.2f} MB") for task in (pack.detection, pack.recognition)]
+
+
+def interval(ends: Sequence[float] | None, digits: int) -> str:
+    """What stands behind a figure: its 95 % interval, or nothing where none was measured."""
+    return "" if ends is None else f" (95 %: {ends[0]:.{digits}%} to {ends[1]:.{digits}%})"
 
 
 def _megabytes(path: Path) -> float:

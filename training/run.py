@@ -2,122 +2,233 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from models.alignment import align
 from models.detection import Canvas, Detector, lay_out
 from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, write_pack
-from models.runtime import Network
-from training.backbones import ThinIResNet
+from models.recognition import unit
+from models.runtime import Float, Network
+from training import distributed, plots
+from training.backbones import build_backbone
+from training.benchmarks import PARTS, Embed, LfwCrops, Part, judge, judge_bin, load_lfw_crops
 from training.calibrate import calibrate
-from training.config import BackboneConfig, ConfigError, HeadConfig, RunConfig
-from training.data.identities import load_identities, read_rgb
+from training.compare import judge_run, markdown, own_angle_rows, own_angles, write_table
+from training.config import ConfigError, RunConfig
+from training.data.identities import list_identities, load_identities, read_rgb
+from training.data.verification import read_bin
 from training.detection.data import load_annotated
-from training.detection.fit import DetectorLoopConfig, fit_detector
+from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
 from training.detection.network import FaceDetector
 from training.evaluate import Embedder, evaluate_pack, read_pairs
-from training.export import export_detector, export_recogniser
-from training.loop import Checkpoint, fit, to_tensor
-from training.losses import AdaCos, ArcFace, CosFace, CosineHead, NormFace
+from training.export import Precision, export_detector, export_int8, export_recogniser
+from training.html_report import SAMPLE_CROPS, gather, headline_rows, write_report
+from training.loop import Checkpoint, Judge, fit, to_tensor
+from training.losses import build_head
+from training.objective import build_objective
+from training.recipes import compared
 from training.report import write_model_card
+from training.runs import (
+    CHECKPOINT,
+    CONFIG,
+    LOSSES,
+    averaged_weights,
+    load_checkpoint,
+    read_json,
+    read_run,
+    record_config,
+)
 
+Crops = NDArray[np.uint8]
 PARITY_IMAGES = 32
+INT8_CALIBRATION_IMAGES = 256
+VIEW1: tuple[Part, ...] = ("view1",)
 DETECTOR_PARITY_SIDE_PX = 384
-
-
-def build_backbone(config: BackboneConfig) -> ThinIResNet:
-    return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem)
-
-
-def build_head(config: HeadConfig, embedding_dim: int, num_classes: int) -> CosineHead:
-    match config.name:
-        case "arcface":
-            return ArcFace(embedding_dim, num_classes, config.scale, config.margin)
-        case "cosface":
-            return CosFace(embedding_dim, num_classes, config.scale, config.margin)
-        case "normface":
-            return NormFace(embedding_dim, num_classes, config.scale)
-        case "adacos" | "adacos_fixed":
-            return AdaCos(embedding_dim, num_classes, dynamic=config.name == "adacos")
 
 
 def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Learn (or resume) a recogniser; ``detector`` is needed only for photos that are not aligned crops."""
     torch.manual_seed(config.loop.seed)
-    record_config(config.output, config.as_dict(), config.output / "checkpoint.pt", free=("epochs", "root", "output"))
+    if distributed.rank() == 0:
+        record_config(config.output, config.as_dict(), config.output / CHECKPOINT, free=("epochs", "root", "output"))
+        # Decoded once; the other ranks wait for the cache.
+        load_identities(config.data, config.output.parent / "cache", detector)
+    distributed.barrier()
     data = load_identities(config.data, config.output.parent / "cache", detector)
     backbone = build_backbone(config.backbone)
-    head = build_head(config.head, config.backbone.embedding_dim, data.num_classes)
-    return fit(backbone, head, data, config.loop, config.output)
+    objective = build_objective(config, data.num_classes)
+    checkpoint = fit(backbone, objective, data, config, judge_of(config.validation))
+    if distributed.rank() == 0:
+        (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
+    return checkpoint
+
+
+def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
+    """Run the seed notes' losses one after the other (finished ones are not run again) and judge each on LFW, aligned
+    by this detector; the table grows in ``output`` run by run and is returned."""
+    crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
+    rows = []
+    for loss in losses:
+        config = compared(loss, data / "celeba", output / loss, epochs, people)
+        finished = train_recogniser(config)
+        rows.append(judge_run(config, finished, embedder(finished.backbone), crops))
+        write_table(rows, output)
+    return markdown(rows)
+
+
+def judge_of(validation: Sequence[Path]) -> Judge | None:
+    """Ten-fold accuracy on each .bin set, by its name."""
+    if not validation:
+        return None
+    sets = {path.stem: read_bin(path) for path in validation}
+
+    def judge(network: nn.Module) -> dict[str, float]:
+        return {f"{name} accuracy": judge_bin(embedder(network), pairs).accuracy.mean for name, pairs in sets.items()}
+
+    return judge
+
+
+def embedder(network: nn.Module) -> Callable[[Crops], Float]:
+    """A torch network as a function from (n, 112, 112, 3) uint8 crops to (n, d) unit vectors."""
+
+    @torch.no_grad()
+    def embed(crops: Crops) -> Float:
+        device = next(network.parameters()).device
+        parts = [
+            network(to_tensor(crops[i : i + 128], device)).float().cpu().numpy() for i in range(0, len(crops), 128)
+        ]
+        return unit(np.concatenate(parts))
+
+    return embed
 
 
 def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
     """Learn (or resume) the detector from ``data``/wider's training photos and ``data``/scenes; ``start_from`` is an
     earlier run whose averaged weights are the beginning."""
     torch.manual_seed(loop.seed)
-    record_config(output, asdict(loop), output / "detector.pt", free=("steps",))
+    record_config(output, asdict(loop), output / DETECTOR_CHECKPOINT, free=("steps",))
     model = FaceDetector()
     if start_from is not None:
-        model.load_state_dict(_averaged(start_from / "detector.pt"))
+        model.load_state_dict(averaged_weights(start_from / DETECTOR_CHECKPOINT))
     photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
     return fit_detector(model, photos, loop, output)
 
 
-def record_config(output: Path, config: dict[str, Any], checkpoint: Path, free: tuple[str, ...]) -> None:
-    """Write config.json; a run with a checkpoint may only be resumed as it was begun, but for the ``free`` settings.
+def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
+    """A run's settings and its averaged network, in evaluation mode.
 
     Raises:
-        ConfigError: another setting differs; the error names it.
+        ConfigError: the run has no checkpoint.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / "config.json"
-    config = json.loads(json.dumps(config))
-    if checkpoint.exists() and path.exists():
-        before, now = (dict(_leaves(document)) for document in (_read_json(path), config))
-        changed = sorted(k for k in before | now if before.get(k) != now.get(k) and k.rsplit(".", 1)[-1] not in free)
-        if changed:
-            raise ConfigError(f"{output} was begun with other settings ({', '.join(changed)}); choose another --output")
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = read_run(output)
+    backbone = build_backbone(config.backbone)
+    backbone.load_state_dict(averaged_weights(output / CHECKPOINT))
+    return config, backbone.eval()
 
 
-def _leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def export_run(run: Path, output: Path, precision: Precision, lfw: Path | None, detection: DetectionSpec) -> float:
+    """Write a run's network as ONNX and return its worst cosine to torch's, on the run's own crops.
+
+    Raises:
+        ConfigError: int8 without ``lfw``, on whose View 1 it is judged.
+        ParityError: onnxruntime disagrees with torch, or int8 loses too much accuracy; nothing is written.
+    """
+    config, backbone = load_run(run)
+    crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    output.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"kith.run": config.name}
+    if precision != "int8":
+        return export_recogniser(backbone, to_tensor(_spread(crops, PARITY_IMAGES)), output, metadata, precision)
+    if lfw is None:
+        raise ConfigError("int8 is judged on LFW View 1: name the data with --data")
+    benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+    return export_int8(
+        backbone,
+        to_tensor(_spread(crops, PARITY_IMAGES)),
+        to_tensor(_spread(crops, INT8_CALIBRATION_IMAGES)),
+        output,
+        metadata,
+        lambda embed: _view1_accuracy(embed, benchmark),
+    )
+
+
+def _view1_accuracy(embed: Embed, crops: LfwCrops) -> float:
+    view1 = judge(embed, crops).view1
+    assert view1 is not None  # noqa: S101  # these crops are View 1's
+    return view1.best_accuracy
+
+
+def _spread(crops: Crops, count: int) -> Crops:
+    """At most ``count`` crops, evenly from all people."""
+    return np.asarray(crops[np.unique(np.linspace(0, len(crops) - 1, count).astype(int))])
+
+
+def report_run(
+    run: Path, data: Path, detection: DetectionSpec, report: Path | None, flip: bool = False, view1: bool = False
+) -> list[tuple[str, str]]:
+    """Judge a run on LFW (``data``/lfw, aligned by this detector) and return its figures; write them, with curves,
+    worst pairs and sample crops, as HTML."""
+    config, backbone = load_run(run)
+    parts = VIEW1 if view1 else PARTS
+    crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", parts)
+    evidence = gather(embedder(backbone), crops, flip)
+    trained_on = load_identities(config.data, config.output.parent / "cache")
+    head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
+    head.load_whole_state(load_checkpoint(run / CHECKPOINT)["head"])
+    own = own_angles(embedder(backbone), trained_on, head.class_weights())
+    about = [("Head", _described(config)), *own_angle_rows(own)]
+    if report is not None:
+        samples = _spread(trained_on.crops_NHWC, SAMPLE_CROPS)
+        write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, samples)
+    return [*about, *((name, value) for name, value, _ in headline_rows(evidence.judgement))]
+
+
+def _described(config: RunConfig) -> str:
+    options = ", ".join(f"{k}={v}" for k, v in config.head.options.items())
+    terms = "".join(f" + {t.weight:g} {t.name}" for t in config.terms)
+    return f"{config.head.name}{f' ({options})' if options else ''}{terms}"
 
 
 def make_pack(
-    recogniser: Path, detector: Path, data: Path, output: Path, name: str, display_name: str, note: str = ""
+    recogniser: Path,
+    detector: Path | ModelPack,
+    data: Path,
+    output: Path,
+    name: str,
+    display_name: str,
+    note: str = "",
+    terms: str | None = None,
 ) -> ModelPack:
-    """Export two finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
+    """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
+
+    Args:
+        detector: a finished detector run, or a pack whose detector is taken over.
+        terms: of the recogniser's data, for the card.
 
     Raises:
         ConfigError: a run is unfinished or absent.
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
     output.mkdir(parents=True, exist_ok=True)
-    config = _read_json(recogniser / "config.json")
-    backbone = build_backbone(BackboneConfig(**config["backbone"]))
-    backbone.load_state_dict(_averaged(recogniser / "checkpoint.pt"))
-    model = FaceDetector()
-    model.load_state_dict(_averaged(detector / "detector.pt"))
-
+    config, backbone = load_run(recogniser)
     detector_file, recogniser_file = output / "detector.onnx", output / "recogniser.onnx"
-    photos = load_annotated(data / "wider", "val")[:4]
-    canvas = Canvas(DETECTOR_PARITY_SIDE_PX, DETECTOR_PARITY_SIDE_PX, 1.0)
-    side = DETECTOR_PARITY_SIDE_PX
     normalisation = Normalisation(127.5, 128.0)
-    batch = np.stack([lay_out(photo.image[:side, :side], canvas, normalisation) for photo in photos])
-    shift = export_detector(model, torch.from_numpy(batch), detector_file, {"kith.run": name})
+    if isinstance(detector, ModelPack):
+        if (detector.detection.head, detector.detection.normalisation) != ("scrfd", normalisation):
+            raise ConfigError(f"the detector of {detector.model_id} is of another kind; name a detector run")
+        shutil.copyfile(detector.detection.path, detector_file)
+        detector_provenance = detector.provenance.get("detector", {"pack": detector.model_id})
+    else:
+        detector_provenance = _export_detector(detector, data, detector_file, name, normalisation)
 
     spec = DetectionSpec(detector_file, None, normalisation, "scrfd", "insightface-scrfd-1")
     finder = Detector(Network(detector_file), spec)
@@ -125,14 +236,15 @@ def make_pack(
         backbone, to_tensor(_lfw_crops(finder, data / "lfw")), recogniser_file, {"kith.run": name}
     )
 
-    # Where things lay is nobody's business; what they were is.
-    recorded = {k: v for k, v in config.items() if k != "output"}
-    recorded["data"] = {**config["data"], "root": Path(config["data"]["root"]).name}
     provenance: dict[str, Any] = {
-        "recogniser": {"run": recorded, "parity_worst_cosine": cosine},
-        "detector": {"run": _read_json(detector / "config.json"), "parity_worst_shift_strides": shift},
+        "recogniser": {
+            "run": config.shareable(),
+            "data": _counted(config, terms),
+            "parity_worst_cosine": cosine,
+        },
+        "detector": detector_provenance,
     }
-    dimension = int(config["backbone"]["embedding_dim"])
+    dimension = config.backbone.embedding_dim
     draft = write_pack(output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {})
     evidence = _calibration(draft, data / "lfw")
     metrics = evaluate_pack(draft, data)
@@ -141,6 +253,22 @@ def make_pack(
     )
     write_model_card(pack, note)
     return load_pack(output)
+
+
+def _export_detector(run: Path, data: Path, path: Path, name: str, normalisation: Normalisation) -> dict[str, Any]:
+    model = FaceDetector()
+    model.load_state_dict(averaged_weights(run / DETECTOR_CHECKPOINT))
+    photos = load_annotated(data / "wider", "val")[:4]
+    side = DETECTOR_PARITY_SIDE_PX
+    canvas = Canvas(side, side, 1.0)
+    batch = np.stack([lay_out(photo.image[:side, :side], canvas, normalisation) for photo in photos])
+    shift = export_detector(model, torch.from_numpy(batch), path, {"kith.run": name})
+    return {"run": read_json(run / CONFIG), "parity_worst_shift_strides": shift}
+
+
+def _counted(config: RunConfig, terms: str | None) -> dict[str, Any]:
+    listed = list_identities(config.data)
+    return {"images": len(listed), "people": len(listed.names), "terms": terms}
 
 
 def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
@@ -152,7 +280,7 @@ def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
     return calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
 
 
-def _lfw_crops(detector: Detector, lfw: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _lfw_crops(detector: Detector, lfw: Path) -> Crops:
     files = sorted(set(read_pairs(lfw / "pairsDevTrain.txt").first))[:PARITY_IMAGES]
     crops = []
     for file in files:
@@ -161,17 +289,3 @@ def _lfw_crops(detector: Detector, lfw: Path) -> np.ndarray[Any, np.dtype[np.uin
         if len(faces):
             crops.append(align(image, faces.landmarks_xy[:1])[0])
     return np.stack(crops)
-
-
-def _averaged(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist: train first")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["averaged"]
-    return state
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist: train first")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document

@@ -1,119 +1,471 @@
-"""Heads agree with float64 derivations from the papers, in value and gradient, also where arccos has none."""
+"""Every head and term agrees with its paper, derived again in float64, in value and gradient; also where arccos has no
+gradient, under bf16, and after a save."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_metric_learning.losses as oracle
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from training.losses import AdaCos, ArcFace, CosFace, CosineHead, NormFace
-from training.losses.adacos import fixed_scale
+from tests.training import derivations as paper
+from training.config import ConfigError, HeadConfig, TermConfig
+from training.losses import (
+    HEADS,
+    TERMS,
+    AdaCos,
+    AdaFace,
+    ArcFace,
+    CombinedMargin,
+    CosineHead,
+    CurricularFace,
+    ElasticFace,
+    Head,
+    LSoftmax,
+    SphereFace,
+    build_head,
+    build_term,
+)
+from training.losses.bounds import fixed_scale, l2_softmax_alpha_bound
 from training.losses.margins import Beyond
 
-CLASSES, DIM, BATCH = 7, 5, 6
-Margin = Callable[[float], float]
+CLASSES, DIM, BATCH = 7, 5, 9
+S = 8.0
 
 
-def expected_loss(x: NDArray[np.float64], w: NDArray[np.float64], y: NDArray[np.int64], s: float, m: Margin) -> float:
-    """Cross-entropy written out, one sample at a time; ``m`` maps the target's angle to its new cosine."""
-    losses = []
-    for row, label in zip(x, y, strict=True):
-        cosines = [float(row @ v / (np.linalg.norm(row) * np.linalg.norm(v))) for v in w]
-        cosines[label] = m(math.acos(cosines[label]))
-        top = max(s * c for c in cosines)
-        total = sum(math.exp(s * c - top) for c in cosines)
-        losses.append(math.log(total) + top - s * cosines[label])
-    return float(np.mean(losses))
+def head(name: str, **options: Any) -> Head:
+    return build_head(HeadConfig(name, options), DIM, CLASSES)
 
 
-def arc(m: float, beyond: Beyond) -> Margin:
-    def target(theta: float) -> float:
-        if beyond == "easy":
-            return math.cos(theta + m) if theta < math.pi / 2 else math.cos(theta)
-        if theta < math.pi - m:
-            return math.cos(theta + m)
-        return math.cos(theta) - (m * math.sin(m) if beyond == "linear" else 1 - math.cos(m))
-
-    return target
+def term(name: str, **options: Any) -> nn.Module:
+    return build_term(TermConfig(name, 1.0, options), head("cosface"), DIM, CLASSES)
 
 
-CASES: list[tuple[str, Callable[[], CosineHead], float, Margin]] = [
-    ("normface", lambda: NormFace(DIM, CLASSES, 20.0), 20.0, math.cos),
-    ("cosface", lambda: CosFace(DIM, CLASSES, 16.0, 0.35), 16.0, lambda t: math.cos(t) - 0.35),
-    ("arcface linear", lambda: ArcFace(DIM, CLASSES, 16.0, 0.5, "linear"), 16.0, arc(0.5, "linear")),
-    ("arcface easy", lambda: ArcFace(DIM, CLASSES, 16.0, 0.5, "easy"), 16.0, arc(0.5, "easy")),
-    ("arcface continuous", lambda: ArcFace(DIM, CLASSES, 16.0, 0.5, "continuous"), 16.0, arc(0.5, "continuous")),
-    ("adacos fixed", lambda: AdaCos(DIM, CLASSES, dynamic=False), fixed_scale(CLASSES), math.cos),
-]
+HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
+    "normface": (partial(head, "normface", scale=S), paper.cosine_head(S, lambda t, _: math.cos(t))),
+    "cosface": (
+        partial(head, "cosface", scale=S, margin=0.35),
+        paper.cosine_head(S, lambda t, _: math.cos(t) - 0.35),
+    ),
+    "adaptive_cosface": (
+        partial(head, "adaptive_cosface", margin=0.2),
+        paper.cosine_head(math.sqrt(2) * math.log(CLASSES - 1), lambda t, _: math.cos(t) - 0.2),
+    ),
+    "adacos_fixed": (
+        partial(head, "adacos_fixed"),
+        paper.cosine_head(math.sqrt(2) * math.log(CLASSES - 1), lambda t, _: math.cos(t)),
+    ),
+    "arcface linear": (partial(head, "arcface", scale=S), paper.cosine_head(S, paper.arc(0.5))),
+    "arcface easy": (
+        partial(head, "arcface", scale=S, beyond="easy"),
+        paper.cosine_head(S, paper.arc(0.5, "easy")),
+    ),
+    "arcface continuous": (
+        partial(head, "arcface", scale=S, beyond="continuous"),
+        paper.cosine_head(S, paper.arc(0.5, "continuous")),
+    ),
+    "sphereface": (partial(head, "sphereface", scale=S), paper.cosine_head(S, paper.combined(1.35, 0, 0))),
+    "sphereface plain": (
+        partial(head, "sphereface", scale=S, past="plain"),
+        paper.cosine_head(S, paper.combined(1.35, 0, 0, "plain")),
+    ),
+    "cm1": (partial(head, "cm1", scale=S), paper.cosine_head(S, paper.combined(1, 0.3, 0.2))),
+    "cm2": (partial(head, "cm2", scale=S), paper.cosine_head(S, paper.combined(0.9, 0.4, 0.15))),
+    "combined plain": (
+        partial(head, "combined", scale=S, m1=1.2, m2=0.5, m3=0.1, past="plain"),
+        paper.cosine_head(S, paper.combined(1.2, 0.5, 0.1, "plain")),
+    ),
+    "a_softmax": (partial(head, "a_softmax", lambda_first=0.0), paper.multiplicative(4, 0.0, True)),
+    "a_softmax eased": (
+        partial(head, "a_softmax", margin=3, lambda_first=20.0),
+        paper.multiplicative(3, 20 / 1.12, True),
+    ),
+    "l_softmax": (partial(head, "l_softmax", lambda_first=0.0, margin=2), paper.multiplicative(2, 0.0, False)),
+    "magface": (
+        partial(head, "magface", scale=S, l_a=1.0, u_a=3.0),
+        paper.magface(S, 1.0, 3.0, 0.45, 0.8, 35.0),
+    ),
+    "subcenter_arcface": (partial(head, "subcenter_arcface", scale=S, centers=3), paper.subcenter(S, 0.5, 3)),
+    "elasticface without spread": (
+        partial(head, "elasticface", scale=S, sigma=0.0),
+        paper.cosine_head(S, paper.arc(0.5)),
+    ),
+    "elasticface cosine": (
+        partial(head, "elasticface", scale=S, sigma=0.0, kind="cos", margin=0.35),
+        paper.cosine_head(S, lambda t, _: math.cos(t) - 0.35),
+    ),
+}
+TERM_CASES: dict[str, tuple[Callable[[], nn.Module], paper.Derivation]] = {
+    "intra": (partial(term, "intra"), paper.intra),
+    "inter": (partial(term, "inter"), paper.inter),
+    "mhe": (partial(term, "mhe"), paper.energy(2.0)),
+    "mhe logarithmic": (partial(term, "mhe", power=0.0), paper.energy(0.0)),
+    "triplet": (partial(term, "triplet"), paper.triplet(0.35, "semi_hard")),
+    "triplet all": (partial(term, "triplet", mining="all"), paper.triplet(0.35, "all")),
+    "contrastive": (partial(term, "contrastive"), paper.contrastive(1.0, True)),
+    "contrastive raw": (partial(term, "contrastive", normalised=False, margin=2.0), paper.contrastive(2.0, False)),
+    "range": (partial(term, "range", margin=9.0, beta=0.5), paper.ranges(2, 9.0, 1.0, 0.5)),
+    "ring": (
+        partial(term, "ring", radius=2.0),
+        lambda x, w, y: paper.mean([0.5 * (paper.length(v) - 2) ** 2 for v in x]),
+    ),
+    "center": (partial(term, "center"), lambda x, w, y: paper.mean([0.5 * paper.length(v) ** 2 for v in x])),
+}
 
 
-@pytest.mark.parametrize(("make", "s", "margin"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_value_and_gradient(make: Callable[[], CosineHead], s: float, margin: Margin, rng: np.random.Generator) -> None:
-    head = make()
-    w = rng.normal(size=(CLASSES, DIM))
+@pytest.fixture
+def batch(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Embeddings, three rows of weights a class (sub-centres need them) and labels; some people twice, one sample
+    near its centre, one opposite of it."""
+    w = rng.normal(size=(3 * CLASSES, DIM))
+    y = np.array([0, 1, 2, 3, 3, 0, 4, 5, 5])
     x = rng.normal(size=(BATCH, DIM))
-    y = rng.integers(CLASSES, size=BATCH)
-    # One sample beyond theta = pi - m, one near 0: both sides of every boundary.
-    x[0] = -w[y[0]] + 0.1 * rng.normal(size=DIM)
-    x[1] = w[y[1]] + 0.1 * rng.normal(size=DIM)
+    x[0] = 1.3 * w[y[0]] + 0.1 * rng.normal(size=DIM)
+    x[1] = -w[y[1]] + 0.1 * rng.normal(size=DIM)
+    return x, w, y
+
+
+def weights_of(built: Head) -> nn.Parameter:
+    return next(p for p in built.parameters() if p.ndim == 2)
+
+
+@pytest.mark.parametrize(("make", "expected"), HEAD_CASES.values(), ids=HEAD_CASES.keys())
+def test_a_head_is_its_paper(make: Callable[[], Head], expected: paper.Derivation, batch: Any) -> None:
+    x, w, y = batch
+    built = make().double()
+    weight = weights_of(built)
+    w = w[: len(weight)]
     with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(w))
-    inputs = torch.tensor(x, dtype=torch.float32, requires_grad=True)
-    loss = head(inputs, torch.from_numpy(y))
-    assert loss.item() == pytest.approx(expected_loss(x, w, y, s, margin), rel=1e-4)
+        weight.copy_(torch.from_numpy(w))
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    assert loss.item() == pytest.approx(expected(x, w, y), rel=1e-9)
     loss.backward()
     assert inputs.grad is not None
-    step = 1e-5
-    for i in range(BATCH):
-        for j in range(DIM):
-            up, down = x.copy(), x.copy()
-            up[i, j] += step
-            down[i, j] -= step
-            slope = (expected_loss(up, w, y, s, margin) - expected_loss(down, w, y, s, margin)) / (2 * step)
-            assert float(inputs.grad[i, j]) == pytest.approx(slope, abs=2e-3, rel=2e-3)
+    assert weight.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope(lambda v: expected(v, w, y), x), atol=1e-6, rtol=1e-5)
+    np.testing.assert_allclose(weight.grad, paper.slope(lambda v: expected(x, v, y), w), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [case[1] for case in CASES], ids=[case[0] for case in CASES])
-@pytest.mark.parametrize("angle", [0.0, 1e-4, math.pi - 0.5, math.pi - 1e-4, math.pi])
-def test_gradients_are_finite_where_arccos_has_none(make: Callable[[], CosineHead], angle: float) -> None:
-    head = make()
+@pytest.mark.parametrize(("make", "expected"), TERM_CASES.values(), ids=TERM_CASES.keys())
+def test_a_term_is_its_paper(make: Callable[[], nn.Module], expected: paper.Derivation, batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    inputs, weights = torch.tensor(x, requires_grad=True), torch.tensor(w, requires_grad=True)
+    loss = make().double()(inputs, torch.from_numpy(y), weights)
+    assert loss.item() == pytest.approx(expected(x, w, y), rel=1e-9)
+    loss.backward()
+    for tensor, at, of in (
+        (inputs, x, lambda v: expected(v, w, y)),
+        (weights, w, lambda v: expected(x, v, y)),
+    ):
+        gradient = np.zeros_like(at) if tensor.grad is None else tensor.grad.numpy()
+        np.testing.assert_allclose(gradient, paper.slope(of, at), atol=1e-6, rtol=1e-5)
+
+
+def test_every_head_and_term_is_derived_or_tested_below() -> None:
+    elsewhere = {"softmax", "l2_softmax", "adacos", "curricularface", "adaface", "combined", "none"}
+    assert {name.split()[0] for name in HEAD_CASES} | elsewhere == set(HEADS)
+    assert {name.split()[0] for name in TERM_CASES} == set(TERMS)
+
+
+@pytest.mark.parametrize("alpha", [None, 3.0, 0.0])
+def test_softmax_and_its_fixed_length(alpha: float | None, batch: Any) -> None:
+    x, w, y = batch
+    built = head("softmax") if alpha is None else head("l2_softmax", alpha=alpha)
+    built = built.double()
+    bias = next(p for p in built.parameters() if p.ndim == 1)
+    w, b = w[:CLASSES], bias.detach().numpy().copy()
     with torch.no_grad():
-        head.weight.zero_()
-        head.weight[:, 2] = 1.0
-        head.weight[0] = torch.tensor([1.0, 0, 0, 0, 0])
-    x = torch.tensor([[math.cos(angle), math.sin(angle), 0, 0, 0]], requires_grad=True)
-    loss = head(x, torch.tensor([0]))
+        weights_of(built).copy_(torch.from_numpy(w))
+
+    def expected(x: NDArray[np.float64]) -> float:
+        size = l2_softmax_alpha_bound(CLASSES, 0.9) if alpha == 0 else alpha
+        v = [row if size is None else size * row / paper.length(row) for row in x]
+        return paper.softmax_over(x, y, lambda i, j: float(v[i] @ w[j]) + b[j], CLASSES)
+
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    assert loss.item() == pytest.approx(expected(x), rel=1e-12)
+    loss.backward()
+    assert inputs.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope(expected, x), atol=1e-7)
+
+
+def test_curricularface_and_its_t(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    built = CurricularFace(DIM, CLASSES, scale=S, margin=0.3, momentum=0.5).double()
+    with torch.no_grad():
+        built.weight.copy_(torch.from_numpy(w))
+    t = 0.0
+    for _ in range(3):
+        t = 0.5 * t + 0.5 * paper.mean([paper.cosine(v, w[k]) for v, k in zip(x, y, strict=True)])
+        inputs = torch.tensor(x, requires_grad=True)
+        loss = built(inputs, torch.from_numpy(y))
+        assert float(built.t) == pytest.approx(t)
+        expected = paper.curricular(S, 0.3, t)
+        assert loss.item() == pytest.approx(expected(x, w, y))
+        loss.backward()
+        assert inputs.grad is not None
+        np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6)
+    built.eval()
+    built(torch.from_numpy(x), torch.from_numpy(y))
+    assert float(built.t) == pytest.approx(t)
+
+
+def test_adaface_and_its_statistics(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    built = AdaFace(DIM, CLASSES, scale=S, alpha=0.5).double()
+    with torch.no_grad():
+        built.weight.copy_(torch.from_numpy(w))
+    lengths = [paper.length(v) for v in x]
+    average, spread = 20.0, 100.0
+    for _ in range(4):
+        average = 0.5 * average + 0.5 * paper.mean(lengths)
+        spread = 0.5 * spread + 0.5 * float(np.std(lengths, ddof=1))
+        expected = paper.adaface(
+            S, 0.4, [max(-1.0, min(1.0, 0.333 * (a - average) / (spread + 1e-3))) for a in lengths]
+        )
+        inputs = torch.tensor(x, requires_grad=True)
+        loss = built(inputs, torch.from_numpy(y))
+        assert loss.item() == pytest.approx(expected(x, w, y))
+        loss.backward()
+        assert inputs.grad is not None
+        np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6)
+
+
+def test_elasticface_draws_a_margin_a_sample() -> None:
+    cosines = torch.linspace(-0.5, 0.9, 2000, dtype=torch.float64)
+    drawn = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35)
+    torch.manual_seed(0)
+    margins = cosines - drawn.target_cosines(cosines, cosines)
+    assert float(margins.mean()) == pytest.approx(0.35, abs=0.005)
+    assert float(margins.std()) == pytest.approx(0.05, abs=0.005)
+    sorted_ones = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35, plus=True)
+    torch.manual_seed(0)
+    margins_plus = cosines - sorted_ones.target_cosines(cosines, cosines)
+    # The same draw, dealt so that the farther sample gets the larger margin.
+    assert torch.allclose(margins_plus.sort().values, margins.sort().values)
+    assert bool((margins_plus.diff() <= 0).all())
+
+
+ORACLES: dict[str, tuple[Callable[[], Head], Callable[[], Any]]] = {
+    "arcface": (
+        partial(head, "arcface", scale=64.0, margin=0.5),
+        lambda: oracle.ArcFaceLoss(CLASSES, DIM, margin=math.degrees(0.5), scale=64),
+    ),
+    "cosface": (partial(head, "cosface"), lambda: oracle.CosFaceLoss(CLASSES, DIM, margin=0.35, scale=64)),
+    "normface": (
+        partial(head, "normface", scale=20.0),
+        lambda: oracle.NormalizedSoftmaxLoss(CLASSES, DIM, temperature=1 / 20),
+    ),
+    "a_softmax": (
+        partial(head, "a_softmax", lambda_first=0.0),
+        lambda: oracle.SphereFaceLoss(CLASSES, DIM, margin=4, scale=1),
+    ),
+    "l_softmax": (
+        partial(head, "l_softmax", lambda_first=0.0),
+        lambda: oracle.LargeMarginSoftmaxLoss(CLASSES, DIM, margin=4, scale=1),
+    ),
+    "subcenter_arcface": (
+        partial(head, "subcenter_arcface"),
+        lambda: oracle.SubCenterArcFaceLoss(
+            num_classes=CLASSES, embedding_size=DIM, margin=math.degrees(0.5), scale=64, sub_centers=3
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of the oracle
+@pytest.mark.parametrize(("make", "make_oracle"), ORACLES.values(), ids=ORACLES.keys())
+def test_pytorch_metric_learning_says_the_same(
+    make: Callable[[], Head], make_oracle: Callable[[], Any], batch: Any
+) -> None:
+    x, w, y = batch
+    built, other = make().double(), make_oracle().double()
+    weight = weights_of(built)
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w[: len(weight)]))
+        other.W.copy_(torch.from_numpy(w[: len(weight)].T))
+    ours, theirs = (torch.tensor(x, requires_grad=True) for _ in range(2))
+    built(ours, torch.from_numpy(y)).backward()
+    other(theirs, torch.from_numpy(y)).backward()
+    assert built(ours, torch.from_numpy(y)).item() == pytest.approx(other(theirs, torch.from_numpy(y)).item())
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, other.W.grad.T, atol=1e-7)
+
+
+ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("angle", ANGLES)
+def test_a_heads_gradients_are_finite_where_arccos_has_none(name: str, angle: float) -> None:
+    built = head(name)
+    weight = weights_of(built) if name != "none" else None
+    if weight is not None:
+        with torch.no_grad():
+            weight.zero_()
+            weight[:, 2] = 1.0
+            weight[:3] = torch.eye(3, DIM)[:1]
+    x = torch.tensor([[math.cos(angle), math.sin(angle), 0, 0, 0]] * 2, requires_grad=True)
+    loss = built(x, torch.tensor([0, 0]))
     loss.backward()
     assert x.grad is not None
     assert torch.isfinite(loss)
     assert torch.isfinite(x.grad).all()
-    assert head.weight.grad is not None
-    assert torch.isfinite(head.weight.grad).all()
+    if weight is not None:
+        assert weight.grad is not None
+        assert torch.isfinite(weight.grad).all()
 
 
-def test_the_continuous_arc_has_no_jump_and_the_linear_one_does() -> None:
-    m = 0.5
-    edge = math.cos(math.pi - m)
-    both = torch.tensor([edge - 1e-5, edge + 1e-5])
-    smooth = ArcFace(DIM, CLASSES, 1.0, m, "continuous").target_cosines(both)
-    jumps = ArcFace(DIM, CLASSES, 1.0, m, "linear").target_cosines(both)
-    assert abs(float(smooth[1] - smooth[0])) < 1e-3
-    assert abs(float(jumps[1] - jumps[0])) > 0.1
+@pytest.mark.parametrize("name", TERMS)
+def test_a_terms_gradients_are_finite_for_equal_and_opposite_samples(name: str) -> None:
+    x = torch.tensor([[1.0, 0, 0, 0, 0]] * 3 + [[-1.0, 0, 0, 0, 0]], requires_grad=True)
+    w = torch.eye(CLASSES, DIM).index_fill(0, torch.tensor([5, 6]), 1.0).requires_grad_()
+    loss = term(name)(x, torch.tensor([0, 0, 1, 1]), w)
+    loss.backward()
+    assert torch.isfinite(loss)
+    for tensor in (x, w):
+        assert tensor.grad is None or bool(torch.isfinite(tensor.grad).all())
 
 
-def test_margins_survive_bf16_autocast(rng: np.random.Generator) -> None:
-    head = ArcFace(DIM, CLASSES)
-    x = torch.from_numpy(rng.normal(size=(BATCH, DIM))).float()
-    y = torch.from_numpy(rng.integers(CLASSES, size=BATCH))
-    exact = head(x, y)
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_computes_in_fp32_under_bf16_autocast(name: str, batch: Any) -> None:
+    x, _, y = batch
+    torch.manual_seed(1)
+    built = head(name).eval()
+    inputs, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
+    torch.manual_seed(2)
+    exact = built(inputs, labels)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = head(x.bfloat16().float(), y)
-    assert cast.dtype == torch.float32
-    assert cast.item() == pytest.approx(exact.item(), rel=0.02)
+        torch.manual_seed(2)
+        cast = built(inputs, labels)
+        torch.manual_seed(2)
+        rounded = built(inputs.bfloat16(), labels)
+    assert cast.dtype == rounded.dtype == torch.float32
+    assert cast.item() == exact.item()
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [*HEADS, *TERMS])
+def test_state_is_saved_and_restored(name: str, batch: Any) -> None:
+    x, _, y = batch
+    inputs, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
+    weights = torch.randn(CLASSES, DIM)
+
+    def make() -> nn.Module:
+        return head(name) if name in HEADS else term(name)
+
+    def value(module: nn.Module) -> Tensor:
+        torch.manual_seed(3)
+        return torch.as_tensor(module(inputs, labels) if name in HEADS else module(inputs, labels, weights))
+
+    trained = make()
+    for _ in range(3):
+        value(trained)
+    restored = make()
+    restored.load_state_dict(trained.state_dict())
+    # In training mode: the next step, which reads and moves the state, must be the same.
+    assert value(restored).item() == value(trained).item()
+    for key, tensor in trained.state_dict().items():
+        assert torch.equal(tensor, restored.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if isinstance(head(n), CosineHead)])
+def test_a_margin_grows_from_none(name: str, batch: Any) -> None:
+    x, _, y = batch
+    built = head(name).double().eval()
+    assert isinstance(built, CosineHead)
+    built.margin_share = 0.0
+    logits = built.logits(torch.from_numpy(x), torch.from_numpy(y))
+    if isinstance(built, CurricularFace):  # whose harder negatives stay
+        return
+    assert torch.allclose(logits, built.scale * built.cosines(torch.from_numpy(x)), atol=2e-3)
+
+
+@pytest.mark.parametrize("beyond", ["linear", "easy", "continuous"])
+def test_arcface_on_both_sides_of_its_boundary(beyond: Beyond) -> None:
+    m = 0.5
+    boundary = math.pi / 2 if beyond == "easy" else math.pi - m
+    cosines = torch.tensor([math.cos(boundary - 1e-7), math.cos(boundary + 1e-7)], dtype=torch.float64)
+    before, after = ArcFace(DIM, CLASSES, 1.0, m, beyond).target_cosines(cosines, cosines).tolist()
+    assert before == pytest.approx(math.cos(boundary + m), abs=1e-6)
+    jump = {
+        "linear": -1 - (math.cos(boundary) - m * math.sin(m)),
+        "easy": math.cos(boundary + m) - math.cos(boundary),
+        "continuous": 0.0,
+    }[beyond]
+    assert before - after == pytest.approx(jump, abs=1e-6)
+
+
+def test_a_combined_margin_never_rises_with_the_angle() -> None:
+    cosines = torch.cos(torch.linspace(1e-3, math.pi - 1e-3, 500, dtype=torch.float64))
+    for built in (SphereFace(DIM, CLASSES), CombinedMargin(DIM, CLASSES, m1=1.2, m2=0.6, m3=0.1)):
+        target = built.target_cosines(cosines, cosines)
+        assert bool((target.diff() < 0).all())
+        assert float(target.diff().abs().max()) < 0.02  # nor does it jump
+    plain = SphereFace(DIM, CLASSES, past="plain").target_cosines(cosines, cosines)
+    assert bool((plain.diff() > 0).any())
+
+
+def test_intra_and_inter_make_l5_and_l6(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    l2 = paper.cosine_head(S, lambda t, _: math.cos(t))(x, w, y)
+    built = head("normface", scale=S).double()
+    with torch.no_grad():
+        weights_of(built).copy_(torch.from_numpy(w))
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    weights = built.class_weights()
+    assert (built(inputs, labels) + term("intra")(inputs, labels, weights)).item() == pytest.approx(
+        l2 + sum(paper.angle(v, w[k]) for v, k in zip(x, y, strict=True)) / (math.pi * BATCH)
+    )
+    assert (built(inputs, labels) + term("inter")(inputs, labels, weights)).item() == pytest.approx(
+        l2
+        - sum(paper.angle(w[k], w[j]) for k in y for j in range(CLASSES) if j != k) / (math.pi * BATCH * (CLASSES - 1))
+    )
+
+
+def test_center_loss_moves_centres_as_its_algorithm_says(batch: Any) -> None:
+    x, _, y = batch
+    centres = np.zeros((CLASSES, DIM))
+    built = term("center", alpha=0.5).double()
+    for _ in range(3):
+        expected = np.mean([0.5 * ((v - centres[k]) ** 2).sum() for v, k in zip(x, y, strict=True)])
+        assert built(torch.from_numpy(x), torch.from_numpy(y), None).item() == pytest.approx(expected)
+        moved = centres.copy()
+        for j in range(CLASSES):
+            members = x[y == j]
+            moved[j] -= 0.5 * sum((centres[j] - v for v in members), np.zeros(DIM)) / (1 + len(members))
+        centres = moved
+        np.testing.assert_allclose(built.get_buffer("centers"), centres)
+    built.eval()
+    built(torch.from_numpy(x), torch.from_numpy(y), None)
+    np.testing.assert_allclose(built.get_buffer("centers"), centres)
+
+
+def test_the_original_margins_are_eased_in() -> None:
+    built = LSoftmax(DIM, CLASSES)
+    x, y = torch.randn(4, DIM), torch.tensor([0, 1, 2, 3])
+    built(x, y)
+    assert built.easing == pytest.approx(1000 / 1.12)
+    built.step.fill_(100)
+    assert built.easing == pytest.approx(1000 / (1 + 0.12 * 100))
+    built.step.fill_(3000)
+    assert built.easing == 5.0
 
 
 def test_adacos_starts_at_the_papers_scale() -> None:
@@ -122,56 +474,99 @@ def test_adacos_starts_at_the_papers_scale() -> None:
 
 
 def test_adacos_follows_equations_15_and_16(rng: np.random.Generator) -> None:
-    head = AdaCos(DIM, CLASSES)
+    built = AdaCos(DIM, CLASSES)
     x, y = rng.normal(size=(BATCH, DIM)), rng.integers(CLASSES, size=BATCH)
     s = fixed_scale(CLASSES)
     for _ in range(3):
-        w = head.weight.detach().double().numpy()
-        cosines = (x / np.linalg.norm(x, axis=1, keepdims=True)) @ (w / np.linalg.norm(w, axis=1, keepdims=True)).T
+        w = built.weight.detach().double().numpy()
+        cosines = [[paper.cosine(v, k) for k in w] for v in x]
         others = [
             sum(math.exp(s * c) for k, c in enumerate(row) if k != label) for row, label in zip(cosines, y, strict=True)
         ]
-        angles = sorted(math.acos(cosines[i, label]) for i, label in enumerate(y))
+        angles = sorted(math.acos(cosines[i][label]) for i, label in enumerate(y))
         median = angles[(BATCH - 1) // 2]  # torch's median of an even count is the lower one
-        s = max(1.0, math.log(float(np.mean(others))) / math.cos(min(math.pi / 4, median)))
-        head(torch.from_numpy(x).float(), torch.from_numpy(y))
-        assert float(head.scale) == pytest.approx(s, rel=1e-4)
+        s = max(1.0, math.log(paper.mean(others)) / math.cos(min(math.pi / 4, median)))
+        built(torch.from_numpy(x).float(), torch.from_numpy(y))
+        assert float(built.scale) == pytest.approx(s, rel=1e-4)
 
 
-def test_adacos_does_not_move_in_evaluation_and_is_saved(rng: np.random.Generator) -> None:
-    head = AdaCos(DIM, CLASSES)
+def test_adacos_does_not_move_in_evaluation_and_passes_no_gradient(rng: np.random.Generator) -> None:
+    built = AdaCos(DIM, CLASSES)
     x, y = torch.from_numpy(rng.normal(size=(BATCH, DIM))).float(), torch.zeros(BATCH, dtype=torch.long)
-    head(x, y)
-    moved = float(head.scale)
+    built(x, y)
+    moved = float(built.scale)
     assert moved != pytest.approx(fixed_scale(CLASSES))
-    head.eval()
-    head(x * -1, y)
-    assert float(head.scale) == moved
-    other = AdaCos(DIM, CLASSES)
-    other.load_state_dict(head.state_dict())
-    assert float(other.scale) == moved
-    assert not head.scale.requires_grad
+    assert not built.scale.requires_grad
+    built.eval()
+    built(x * -1, y)
+    assert float(built.scale) == moved
 
 
 def test_adacos_survives_scales_that_overflow_exp() -> None:
-    head = AdaCos(DIM, CLASSES)
-    head.scale.fill_(1000.0)
-    x = head.weight.detach()[:2] * 100
-    assert torch.isfinite(head(x, torch.tensor([1, 0])))
-    assert torch.isfinite(head.scale)
+    built = AdaCos(DIM, CLASSES)
+    built.scale.fill_(1000.0)
+    x = built.weight.detach()[:2] * 100
+    assert torch.isfinite(built(x, torch.tensor([1, 0])))
+    assert torch.isfinite(built.scale)
+
+
+def test_adacos_never_falls_through_its_floor() -> None:
+    built = AdaCos(DIM, 3)
+    with torch.no_grad():
+        built.weight.copy_(torch.tensor([[1.0, 0, 0, 0, 0], [-1, 0.1, 0, 0, 0], [-1, -0.1, 0, 0, 0]]))
+    for _ in range(5):
+        assert torch.isfinite(built(built.weight.detach()[:1], torch.tensor([0])))
+    assert float(built.scale) == 1.0
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("name", "options", "message"),
     [
-        lambda: CosFace(DIM, 1),
-        lambda: NormFace(DIM, CLASSES, -1.0),
-        lambda: ArcFace(DIM, CLASSES, margin=4.0),
-        lambda: CosFace(DIM, CLASSES, margin=-0.1),
-        lambda: AdaCos(DIM, 2),
-        lambda: ArcFace(DIM, CLASSES, beyond="sideways"),  # type: ignore[arg-type]
+        ("cosface", {"scale": -1.0}, "scale"),
+        ("cosface", {"margin": -0.1}, r"\[0, 2\)"),
+        ("cosface", {"margin": "wide"}, "must be a float"),
+        ("cosface", {"marjin": 0.3}, "has no option marjin; it has scale, margin"),
+        ("arcface", {"margin": 4.0}, r"\[0, pi\)"),
+        ("arcface", {"beyond": "sideways"}, "linear"),
+        ("sphereface", {"past": "future"}, "continuous"),
+        ("combined", {"m1": -1.0}, "m1 > 0"),
+        ("l_softmax", {"margin": 0}, "whole number"),
+        ("l2_softmax", {"alpha": -2.0}, "alpha"),
+        ("magface", {"l_a": 200.0}, "l_a < u_a"),
+        ("adaface", {"h": 0.0}, "h > 0"),
+        ("elasticface", {"kind": "tan"}, "arc"),
+        ("subcenter_arcface", {"centers": 0}, "one centre"),
+        ("curricularface", {"momentum": 1.5}, "momentum"),
+        ("softmaxx", {}, "not one of softmax"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make: Callable[[], CosineHead]) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        make()
+def test_heads_refuse_what_makes_no_sense(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        head(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("triplet", {"margin": 5.0}, "angular margin"),
+        ("triplet", {"mining": "none"}, "semi_hard"),
+        ("center", {"alpha": 0.0}, "alpha"),
+        ("range", {"k": 0}, "k >= 1"),
+        ("contrastive", {"margin": 0.0}, "positive"),
+        ("ring", {"radius": -1.0}, "positive"),
+        ("mhe", {"power": -1.0}, "power"),
+        ("tripplet", {}, "not one of"),
+    ],
+)
+def test_terms_refuse_what_makes_no_sense(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        term(name, **options)
+
+
+def test_terms_about_classes_need_a_head_that_has_some() -> None:
+    with pytest.raises(ConfigError, match="class weights"):
+        build_term(TermConfig("inter"), head("none"), DIM, CLASSES)
+    with pytest.raises(ConfigError, match="at least 3 classes"):
+        build_head(HeadConfig("adacos"), DIM, 2)
+    with pytest.raises(ConfigError, match="at least 2 classes"):
+        build_head(HeadConfig("normface"), DIM, 1)

@@ -1,12 +1,36 @@
-"""Metrics agree with plain loops."""
+"""Metrics agree with plain loops, and with scikit-learn where it has them."""
 
 from __future__ import annotations
+
+import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score, roc_curve
 
-from training.metrics import best_threshold, equal_error_rate, fold_accuracy, open_set, tar_at_far
+from training import metrics
+from training.metrics import (
+    angle_statistics,
+    best_threshold,
+    bootstrap,
+    cmc,
+    distractor_identification,
+    distractor_verification,
+    equal_error_rate,
+    flip_average,
+    fnir_at_fpir,
+    fnir_curve,
+    fold_accuracy,
+    mate_ranks,
+    open_set,
+    roc,
+    search,
+    tar_at_far,
+    template_similarities,
+    templates,
+)
 
 
 @pytest.fixture
@@ -77,3 +101,201 @@ def test_open_set(rng: np.random.Generator) -> None:
     assert result.rank1 == pytest.approx(
         np.mean([np.argmax(gallery @ p) == m for p, m in zip(mated, mates, strict=True)])
     )
+
+
+def whole_numbers(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
+    """Vectors with exact inner products, many of them equal: ties are ties whatever the order of summation."""
+    return rng.integers(-2, 3, (n, d)).astype(np.float64)
+
+
+def rounded_units(rng: np.random.Generator, n: int, d: int = 3) -> NDArray[np.float64]:
+    """Few distinct vectors: many equal similarities."""
+    v = rng.integers(-1, 2, (n, d)).astype(np.float64)
+    v[(v == 0).all(1), 0] = 1
+    return np.asarray(v / np.linalg.norm(v, axis=1, keepdims=True))
+
+
+def test_roc_is_scikit_learns(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
+    similarities, same, _ = pairs
+    ours = roc(similarities, same)
+    fmr, tar, thresholds = roc_curve(same, similarities, drop_intermediate=False)
+    assert np.array_equal(ours.thresholds, thresholds)
+    assert np.array_equal(ours.fmr, fmr)
+    assert np.array_equal(ours.tar, tar)
+    assert ours.auc == roc_auc_score(same, similarities)
+    i = len(thresholds) // 2
+    assert ours.fnmr[i] == pytest.approx((similarities[same] < thresholds[i]).mean())
+
+
+def test_the_fnir_curve_passes_through_every_threshold(rng: np.random.Generator) -> None:
+    gallery, strangers = rounded_units(rng, 10, 6), rounded_units(rng, 50, 6)
+    mates = rng.integers(10, size=80)
+    mated = gallery[mates] + 0.6 * rounded_units(rng, 80, 6)
+    mated /= np.linalg.norm(mated, axis=1, keepdims=True)
+    hits, alarms = search(gallery, mated, mates, strangers)
+    curve = fnir_curve(hits, alarms)
+    scores_MG, scores_SG = mated @ gallery.T, strangers @ gallery.T
+    reached = {float(row.max()) for row, m in zip(scores_MG, mates, strict=True) if np.argmax(row) == m}
+    reached |= {float(row.max()) for row in scores_SG}
+    assert curve.thresholds.tolist() == [math.inf, *sorted(reached, reverse=True)]
+    for threshold, fpir, fnir in zip(curve.thresholds, curve.fpir, curve.fnir, strict=True):
+        assert fpir == sum(max(row) >= threshold for row in scores_SG) / 50
+        missed = sum(np.argmax(row) != m or max(row) < threshold for row, m in zip(scores_MG, mates, strict=True))
+        assert fnir == pytest.approx(missed / 80, abs=1e-15)
+    assert 0 < curve.fnir[-1] < 1, "some mates are never the best candidate"
+    plain = open_set(gallery, mated, mates, strangers, (0.1, 0.02))
+    for rate, fnir in plain.fnir.items():
+        assert fnir == fnir_at_fpir(hits, alarms, rate) == min(curve.fnir[curve.fpir <= rate])
+
+
+def test_cmc_counts_ties_against_the_mate(rng: np.random.Generator) -> None:
+    similarity_MG = np.round(rng.normal(size=(60, 12)), 1)
+    mates = rng.integers(12, size=60)
+    ranks = [
+        1 + sum(row[j] >= row[mate] for j in range(12) if j != mate)
+        for row, mate in zip(similarity_MG, mates, strict=True)
+    ]
+    assert mate_ranks(similarity_MG, mates).tolist() == ranks
+    assert cmc(similarity_MG, mates, (1, 3, 12)).tolist() == [np.mean([r <= k for r in ranks]) for k in (1, 3, 12)]
+    assert mate_ranks(np.zeros((1, 5)), np.array([2])).tolist() == [5]
+
+
+def test_identification_among_distractors(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 150)  # three probes at a time
+    probes, distractors = whole_numbers(rng, 14, 3), whole_numbers(rng, 50, 3)
+    people = np.array([0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 4, 0, 1])
+    ours = distractor_identification(probes, people, distractors, (10, 20, 50), (2, 6))
+    for i, size in enumerate((10, 20, 50)):
+        for j, rank in enumerate((2, 6)):
+            outcomes = []
+            for person in range(5):
+                photos = probes[people == person]
+                for hidden in range(len(photos)):
+                    for probe in range(len(photos)):
+                        if probe == hidden:
+                            continue
+                        mate = float(photos[hidden] @ photos[probe])
+                        above = sum(float(d @ photos[probe]) >= mate for d in distractors[:size])
+                        outcomes.append(1 + above <= rank)
+            assert ours[i, j] == np.mean(outcomes)
+    assert len(np.unique(ours)) >= 3
+    with pytest.raises(ValueError, match="50 distractors"):
+        distractor_identification(probes, people, distractors, (51,))
+    with pytest.raises(ValueError, match="two photos"):
+        distractor_identification(probes[:2], np.array([0, 1]), distractors, (5,))
+
+
+def test_verification_against_distractors(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 150)
+    probes, distractors = whole_numbers(rng, 14, 5), whole_numbers(rng, 50, 5)
+    people = np.arange(14) // 3
+    mated = [probes[i] @ probes[j] for i, j in combinations(range(14), 2) if people[i] == people[j]]
+    impostors = [p @ d for p in probes for d in distractors]
+    similarities = np.array(mated + impostors)
+    same = np.arange(len(similarities)) < len(mated)
+    for far, tar in zip(
+        (0.3, 0.05, 0.001), distractor_verification(probes, people, distractors, (0.3, 0.05, 0.001)), strict=True
+    ):
+        assert tar == tar_at_far(similarities, same, far)
+
+
+def test_templates_weigh_media_not_frames(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = rng.normal(size=(40, 8)).astype(np.float32)
+    template_ids, media_ids = rng.choice([3, 7, 11, 90], 40), rng.integers(5, size=40)
+    ids, ours = templates(vectors, template_ids, media_ids)
+    assert ids.tolist() == [3, 7, 11, 90]
+    for template, vector in zip(ids, ours, strict=True):
+        media = sorted({m for t, m in zip(template_ids, media_ids, strict=True) if t == template})
+        means = [
+            np.mean(
+                [v for v, t, m in zip(vectors, template_ids, media_ids, strict=True) if (t, m) == (template, medium)], 0
+            )
+            for medium in media
+        ]
+        mean = np.mean(means, 0)
+        assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
+
+    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 16)  # two pairs at a time
+    listed = np.array([[3, 90], [7, 7], [90, 11], [11, 3], [3, 7]])
+    of = dict(zip(ids.tolist(), ours, strict=True))
+    assert template_similarities(ids, ours, listed) == pytest.approx([float(of[a] @ of[b]) for a, b in listed.tolist()])
+    with pytest.raises(ValueError, match="no template 8"):
+        template_similarities(ids, ours, np.array([[3, 8]]))
+
+
+def test_flip_averages_have_unit_length(rng: np.random.Generator) -> None:
+    a, b = rounded_units(rng, 9), rounded_units(rng, 9)
+    b[(a + b == 0).all(1)] *= -1
+    for one, other, average in zip(a, b, flip_average(a, b), strict=True):
+        assert average == pytest.approx([(x + y) / math.dist(one, -other) for x, y in zip(one, other, strict=True)])
+
+
+def test_angle_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 14)  # two or three rows at a time
+    labels = np.array([0, 2, 2, 5, 5, 5, 1, 0, 4, 4])  # nobody is 3
+    weights = rng.normal(size=(6, 4))
+    vectors = weights[labels] + 0.5 * rng.normal(size=(10, 4))
+
+    def angle(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+        return math.degrees(math.acos(min(1.0, sum(a * b) / math.hypot(*a) / math.hypot(*b))))
+
+    centres = {
+        j: np.mean([v / math.hypot(*v) for v, k in zip(vectors, labels, strict=True) if k == j], 0)
+        for j in sorted(set(labels.tolist()))
+    }
+    ours = angle_statistics(vectors, labels, weights)
+    assert ours.w_ec == pytest.approx(np.mean([angle(weights[j], c) for j, c in centres.items()]))
+    assert ours.w_inter == pytest.approx(
+        np.mean([min(angle(weights[j], weights[k]) for k in range(6) if k != j) for j in range(6)])
+    )
+    assert ours.intra == pytest.approx(
+        np.mean([angle(v, centres[k]) for v, k in zip(vectors, labels.tolist(), strict=True)])
+    )
+    assert ours.inter == pytest.approx(
+        np.mean([min(angle(c, centres[k]) for k in centres if k != j) for j, c in centres.items()])
+    )
+    without = angle_statistics(vectors, labels)
+    assert (without.w_ec, without.w_inter) == (None, None)
+    assert (without.intra, without.inter) == (ours.intra, ours.inter)
+    with pytest.raises(ValueError, match="direction"):
+        angle_statistics(np.zeros((2, 4)), np.array([0, 1]))
+
+
+def test_the_bootstrap_draws_whole_people_with_replacement(rng: np.random.Generator) -> None:
+    seen: list[dict[int, int]] = []
+
+    def count(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        seen.append({row: rows.tolist().count(row) for row in range(6)})
+        return np.array([len(rows)])
+
+    # Rows 0 and 1 are Ann's, 2 is Bob's, 3 is Cid's; 4 compares Ann with Bob, 5 Bob with Cid.
+    names = [("Ann", "Ann"), ("Ann", "Ann"), ("Bob", "Bob"), ("Cid", "Cid"), ("Ann", "Bob"), ("Bob", "Cid")]
+    bootstrap(count, np.array(names), rounds=200)
+    for times in seen:
+        assert times[0] == times[1]
+        assert times[0] + times[2] + times[3] == 3
+        assert times[4] == times[0] * times[2]
+        assert times[5] == times[2] * times[3]
+    assert {times[0] for times in seen} == {0, 1, 2, 3}
+    assert len(seen) == 200
+
+
+def test_intervals_cover_the_truth_where_people_differ(rng: np.random.Generator) -> None:
+    """Forty people of different difficulty, twenty photos each, a hundred times over: 95 of the intervals over people
+    should hold the true mean, while intervals over photos, which are not independent, hold it far less often."""
+    people = np.repeat(np.arange(40), 20)
+    covered = {"people": 0, "photos": 0}
+    for trial in range(100):
+        values = rng.normal(size=40)[people] + rng.normal(size=800)
+        for kind, owners in (("people", people), ("photos", np.arange(800))):
+            low, high = bootstrap(lambda rows: np.array([values[rows].mean()]), owners, 200, seed=trial)  # noqa: B023
+            covered[kind] += low[0] <= 0 <= high[0]
+    assert covered["people"] >= 87
+    assert covered["photos"] <= 60
+
+
+def test_the_width_of_an_interval_is_the_textbooks(rng: np.random.Generator) -> None:
+    values = rng.normal(size=2000)
+    low, high = bootstrap(lambda rows: np.array([values[rows].mean(), -values[rows].mean()]), np.arange(2000))
+    assert high[0] - low[0] == pytest.approx(2 * 1.96 * values.std() / math.sqrt(2000), rel=0.1)
+    assert (low[1], high[1]) == (pytest.approx(-high[0]), pytest.approx(-low[0]))

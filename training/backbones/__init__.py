@@ -1,5 +1,25 @@
 """Networks from a 112x112 crop to an embedding."""
 
-from training.backbones.thin_iresnet import ThinIResNet
+from __future__ import annotations
 
-__all__ = ["ThinIResNet"]
+from torch import nn
+
+from training.backbones.checkpointing import checkpoint_blocks
+from training.backbones.iresnet import DEPTHS, IResNet
+from training.backbones.mobilefacenet import MobileFaceNet
+from training.backbones.sync_batch_norm import synchronise
+from training.backbones.thin_iresnet import ThinIResNet
+from training.config import BackboneConfig
+
+__all__ = ["IResNet", "MobileFaceNet", "ThinIResNet", "build_backbone", "checkpoint_blocks", "synchronise"]
+
+
+def build_backbone(config: BackboneConfig) -> nn.Module:
+    """The network ``config`` names, with fresh weights: (B, 3, 112, 112) in [-1, 1] to (B, embedding_dim)."""
+    match config.name:
+        case "thin_iresnet":
+            return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem)
+        case "iresnet18" | "iresnet34" | "iresnet50" | "iresnet100":
+            return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout)
+        case "mobilefacenet":
+            return MobileFaceNet(config.embedding_dim)

@@ -1,15 +1,16 @@
-"""Identity-labelled face crops from a manifest or a folder, decoded once into a uint8 cache."""
+"""Identity-labelled face crops from a manifest, a folder or a record file, decoded once into a uint8 cache."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import cv2
 import numpy as np
@@ -19,18 +20,76 @@ from tqdm import tqdm
 from models.alignment import CROP_SIZE_PX, align
 from models.detection import Detector
 from training.config import ConfigError, DataConfig
+from training.data.cache import new_crops
+from training.data.recordio import FaceRecords
 
 PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
+READ_AHEAD = 64
+"""Images decoded and not yet used: bounds memory where photos are large and detection is slow."""
+T = TypeVar("T")
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class IdentityList:
-    """Which file shows whom. ``labels`` are 0..C-1, in the order of ``names``."""
+class ImageSource(Protocol):
+    """Encoded images by number."""
 
-    files: tuple[Path, ...]
+    def name(self, i: int) -> str:
+        """What messages call image ``i``."""
+        ...
+
+    def encoded(self, i: int) -> bytes:
+        """Raises ConfigError where it cannot be read."""
+        ...
+
+    def stamp(self, rows: NDArray[np.int64]) -> str:
+        """A text that is another one if these are other images, or were written anew."""
+        ...
+
+
+@dataclass(frozen=True)
+class PhotoFiles:
+    """Images that are files of their own."""
+
+    paths: tuple[Path, ...]
+
+    def name(self, i: int) -> str:
+        return str(self.paths[i])
+
+    def encoded(self, i: int) -> bytes:
+        return _read_bytes(self.paths[i])
+
+    def stamp(self, rows: NDArray[np.int64]) -> str:
+        return "\n".join(_file_stamp(self.paths[i]) for i in rows.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityList:
+    """Which image shows whom: ``labels`` (n,) are 0..C-1, in the order of ``names``; ``rows`` (n,) number the images
+    in ``source``; ``dropped`` people had fewer than ``min_images``."""
+
+    source: ImageSource
+    rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
+    dropped: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, i: int) -> str:
+        return self.source.name(int(self.rows[i]))
+
+    def encoded(self, i: int) -> bytes:
+        return self.source.encoded(int(self.rows[i]))
+
+    def read(self, i: int) -> NDArray[np.uint8]:
+        """Image ``i`` as (H, W, 3) uint8 RGB.
+
+        Raises:
+            ConfigError: it cannot be read as an image.
+        """
+        return decode_rgb(self.encoded(i), self.name(i))
 
 
 @dataclass(frozen=True)
@@ -50,19 +109,31 @@ class IdentitySet:
 
 
 def list_identities(config: DataConfig) -> IdentityList:
-    """Read the manifest or the folder; drop people with too few images.
+    """Read the manifest, the folder or the record file; drop people with too few images.
 
     Raises:
-        ConfigError: nothing usable was found, or the manifest lacks a column.
+        ConfigError: nothing usable was found, the manifest lacks a column, or the record file is damaged.
     """
-    pairs = list(_from_manifest(config.root / config.manifest) if config.manifest else _from_folder(config.root))
-    counts = Counter(name for _, name in pairs)
-    names = sorted(name for name, count in counts.items() if count >= config.min_images)[: config.max_identities]
-    if len(names) < 2:
+    source: ImageSource
+    people: NDArray[np.str_] | NDArray[np.int64]
+    if config.root.suffix == ".rec":
+        source = FaceRecords(config.root)
+        people = source.labels
+    else:
+        pairs = list(_from_manifest(config.root / config.manifest) if config.manifest else _from_folder(config.root))
+        source = PhotoFiles(tuple(file for file, _ in pairs))
+        people = np.array([name for _, name in pairs], np.str_)
+    names, owners, counts = np.unique(people, return_inverse=True, return_counts=True)
+    enough = np.flatnonzero(counts >= config.min_images)
+    chosen = enough[: config.max_identities]
+    if len(chosen) < 2:
         raise ConfigError(f"{config.root}: fewer than two people have {config.min_images} images or more")
-    index = {name: i for i, name in enumerate(names)}
-    kept = [(file, index[name]) for file, name in pairs if name in index]
-    return IdentityList(tuple(f for f, _ in kept), np.array([i for _, i in kept], np.int64), tuple(names))
+    labels = np.full(len(names), -1)
+    labels[chosen] = np.arange(len(chosen))
+    rows = np.flatnonzero(labels[owners] >= 0)
+    return IdentityList(
+        source, rows, labels[owners[rows]], tuple(map(str, names[chosen].tolist())), len(names) - len(enough)
+    )
 
 
 def _from_manifest(manifest: Path) -> Iterator[tuple[Path, str]]:
@@ -90,9 +161,40 @@ def read_rgb(file: Path) -> NDArray[np.uint8]:
     Raises:
         ConfigError: the file cannot be read as an image.
     """
-    image = cv2.imread(str(file), cv2.IMREAD_COLOR)
+    return decode_rgb(_read_bytes(file), str(file))
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _file_stamp(file: Path) -> str:
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    return f"{file} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{file} cannot be read ({error.strerror}); restore it or take it off the list")
+
+
+def decode_rgb(encoded: bytes, name: str) -> NDArray[np.uint8]:
+    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB.
+
+    Raises:
+        ConfigError: it is no image; the message calls it ``name``.
+    """
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # no bytes at all, or a header that promises more pixels than OpenCV allows
+        image = None
     if image is None:
-        raise ConfigError(f"{file} cannot be decoded as an image; remove it or fix it")
+        raise ConfigError(f"{name} cannot be decoded as an image; remove it or fix it")
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
@@ -100,13 +202,13 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
     """Return every crop decoded, from a memory-mapped cache that is built on first use.
 
     A photo set that is not aligned needs ``detector``: the largest face of each photo is cut out, and photos without
-    a face are dropped with a warning.
+    a face are dropped with a warning. Of several processes, let one come here first: the cache has one builder.
     """
     listed = list_identities(config)
-    key = hashlib.sha256("\n".join([str(config), *map(str, listed.files)]).encode()).hexdigest()[:16]
+    listing = f"{config.root} {config.aligned} {listed.source.stamp(listed.rows)}"
+    key = hashlib.sha256(listing.encode()).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
-        cache_dir.mkdir(parents=True, exist_ok=True)
         _build_cache(listed, cache, kept_file, None if config.aligned else _need(detector))
     kept = np.load(kept_file)
     return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names)
@@ -118,27 +220,32 @@ def _need(detector: Detector | None) -> Detector:
     return detector
 
 
-def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: Detector | None) -> None:
-    """Decode all files once. Both files appear under their names only when complete."""
-    partial = cache.with_suffix(".partial")
-    shape = (len(listed.files), CROP_SIZE_PX, CROP_SIZE_PX, 3)
-    crops = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-    kept: list[int] = []
+def in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """``map`` in threads, in order, at most READ_AHEAD results ahead of their use."""
     with ThreadPoolExecutor() as pool:
-        images = pool.map(read_rgb, listed.files)
-        for i, image in enumerate(tqdm(images, total=len(listed.files), desc="decode", unit="img")):
+        pending: deque[Future[R]] = deque()
+        for item in items:
+            pending.append(pool.submit(task, item))
+            if len(pending) > READ_AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: Detector | None) -> None:
+    kept: list[int] = []
+    with new_crops(cache, kept_file, len(listed)) as (crops, put_beside):
+        images = in_threads(listed.read, range(len(listed)))
+        for i, image in enumerate(tqdm(images, total=len(listed), desc="decode", unit="img")):
             if detector is None:
                 if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
-                    raise ConfigError(f"{listed.files[i]} is not a 112x112 crop; name a pack with --align-with")
+                    raise ConfigError(f"{listed.name(i)} is not a 112x112 crop; name a pack with --align-with")
                 crops[len(kept)] = image
             else:
                 faces = detector.detect([image])[0]
                 if not len(faces):
-                    log.warning("no face in %s: dropped", listed.files[i])
+                    log.warning("no face in %s: dropped", listed.name(i))
                     continue
                 crops[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None])[0]
             kept.append(i)
-    crops.flush()
-    del crops
-    np.save(kept_file, np.array(kept, np.int64))
-    partial.rename(cache)
+        put_beside(np.array(kept, np.int64))

@@ -19,7 +19,12 @@ from tqdm import tqdm
 from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, detection_loss
-from training.loop import LossLog, NonFiniteLossError, save_atomically, update_average
+from training.logs import LossLog
+from training.loop import NonFiniteLossError
+from training.runs import save_atomically
+from training.state import update_average
+
+DETECTOR_CHECKPOINT = "detector.pt"
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def fit_detector(
     Every step's crops are a function of (seed, step), so a resumed run sees what an uninterrupted one would.
     """
     output.mkdir(parents=True, exist_ok=True)
-    path = output / "detector.pt"
+    path = output / DETECTOR_CHECKPOINT
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     averaged = copy.deepcopy(model).requires_grad_(False)
     optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)

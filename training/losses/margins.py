@@ -1,4 +1,4 @@
-"""Heads with a fixed scale and margin."""
+"""Heads with a fixed scale and margin: what stands in the target's place is a function of its cosine alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from training.losses.bounds import fixed_scale
 from training.losses.core import CosineHead
 
 Beyond = Literal["linear", "easy", "continuous"]
+Past = Literal["continuous", "plain"]
 
 
 class NormFace(CosineHead):
-    """s * cos(theta): normalised softmax (F. Wang et al., "NormFace", 2017, eq. 9; CosFace's NSL, eq. 3)."""
+    """s * cos(theta): normalised softmax (F. Wang et al., "NormFace", 2017, eq. 9; CosFace's NSL, eq. 3; CoCo)."""
 
 
 class CosFace(CosineHead):
@@ -26,8 +28,15 @@ class CosFace(CosineHead):
             raise ValueError(f"a cosine margin lies in [0, 2), not {margin}")
         self.margin = margin
 
-    def target_cosines(self, cos_B: Tensor) -> Tensor:
-        return cos_B - self.margin
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        return cos_B - self.margin * self.margin_share
+
+
+class AdaptiveCosFace(CosFace):
+    """CosFace at s = sqrt(2) ln(C - 1), so that the scale follows the number of classes (bounds.fixed_scale)."""
+
+    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.35) -> None:
+        super().__init__(embedding_dim, num_classes, fixed_scale(num_classes), margin)
 
 
 class ArcFace(CosineHead):
@@ -56,15 +65,70 @@ class ArcFace(CosineHead):
         self.margin_rad = margin
         self.beyond = beyond
 
-    def target_cosines(self, cos_B: Tensor) -> Tensor:
-        m = self.margin_rad
-        with_margin = cos_B * math.cos(m) - torch.sqrt(1 - cos_B**2) * math.sin(m)
-        match self.beyond:
-            case "easy":
-                return torch.where(cos_B > 0, with_margin, cos_B)
-            case "linear":
-                fallback = cos_B - m * math.sin(m)
-            case "continuous":
-                # cos(pi - m) - (1 - cos m) = -1 = cos((pi - m) + m)
-                fallback = cos_B - (1 - math.cos(m))
-        return torch.where(cos_B > math.cos(math.pi - m), with_margin, fallback)
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share), self.beyond)
+
+
+def add_angle(cos_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") -> Tensor:
+    """cos(theta + m), by the addition theorem; beyond theta = pi - m as ArcFace's ``beyond`` says."""
+    m = margin_rad_B
+    with_margin = cos_B * torch.cos(m) - torch.sqrt(1 - cos_B**2) * torch.sin(m)
+    match beyond:
+        case "easy":
+            return torch.where(cos_B > 0, with_margin, cos_B)
+        case "linear":
+            fallback = cos_B - m * torch.sin(m)
+        case "continuous":
+            # cos(pi - m) - (1 - cos m) = -1 = cos((pi - m) + m)
+            fallback = cos_B - (1 - torch.cos(m))
+    return torch.where(cos_B > -torch.cos(m), with_margin, fallback)
+
+
+class CombinedMargin(CosineHead):
+    """s * (cos(m1 theta + m2) - m3): ArcFace, eq. 4. CM1 is (1, 0.3, 0.2), CM2 (0.9, 0.4, 0.15).
+
+    Past the angle where m1 theta + m2 = pi the formula rises again. ``past`` chooses what stands there:
+    ``continuous`` goes on downwards with the slope of cos(theta), ``plain`` takes the formula at its word.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        scale: float = 64.0,
+        m1: float = 1.0,
+        m2: float = 0.3,
+        m3: float = 0.2,
+        past: Past = "continuous",
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if not (m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 < 2):
+            raise ValueError(f"margins need m1 > 0, m2 in [0, pi) and m3 in [0, 2), not {m1}, {m2}, {m3}")
+        if past not in get_args(Past):
+            raise ValueError(f"past must be one of {get_args(Past)}, not {past!r}")
+        self.m1, self.m2_rad, self.m3, self.past = m1, m2, m3, past
+
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        share = self.margin_share
+        m1, m2, m3 = 1 + (self.m1 - 1) * share, self.m2_rad * share, self.m3 * share
+        angle_B = m1 * torch.arccos(cos_B) + m2
+        target_B = torch.cos(angle_B)
+        if self.past == "continuous":
+            # At theta = (pi - m2) / m1 the formula is -1.
+            boundary = math.cos(min(math.pi, (math.pi - m2) / m1))
+            target_B = torch.where(angle_B < math.pi, target_B, cos_B - boundary - 1)
+        return target_B - m3
+
+
+class SphereFace(CombinedMargin):
+    """s * cos(m theta), m = 1.35: SphereFace's margin as ArcFace's section 2.2 rewrites it, without integers."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        scale: float = 64.0,
+        margin: float = 1.35,
+        past: Past = "continuous",
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale, margin, 0.0, 0.0, past)

@@ -1,0 +1,48 @@
+"""Tiny runs on six people who are six colours: seconds, yet every part of a real one."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig
+
+TINY = BackboneConfig(embedding_dim=16, widths=(16, 16, 16), depths=(1, 1, 1), stem=16)
+PEOPLE, IMAGES, BATCH = 6, 4, 8
+STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
+
+
+def write_people(root: Path) -> Path:
+    """One folder per person, four noisy crops each."""
+    rng = np.random.default_rng(5)
+    for person in range(PEOPLE):
+        (root / f"p{person}").mkdir(parents=True)
+        colour = rng.integers(0, 255, 3)
+        for i in range(IMAGES):
+            image = np.clip(colour + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(root / f"p{person}" / f"{i}.png"), image)
+    return root
+
+
+def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, **loop: object) -> RunConfig:
+    config = LoopConfig(epochs=epochs, batch_size=BATCH, warmup_steps=2, checkpoint_seconds=0.0, precision="fp32")
+    return RunConfig(
+        "tiny",
+        output,
+        DataConfig(folder, manifest=None),
+        TINY,
+        HeadConfig(head),
+        loop=replace(config, **loop),  # type: ignore[arg-type]
+    )
+
+
+PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, grey=0, brightness=0, contrast=0, erase=0)
+
+
+def losses(output: Path) -> list[tuple[str, str]]:
+    with (output / "losses.csv").open(newline="") as stream:
+        return [(row["step"], row["loss"]) for row in csv.DictReader(stream)]

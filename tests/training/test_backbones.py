@@ -1,0 +1,252 @@
+"""Each backbone is the network its paper describes, trains, reloads and exports; recomputed blocks change nothing."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from training.backbones import IResNet, MobileFaceNet, ThinIResNet, build_backbone, checkpoint_blocks
+from training.backbones.iresnet import DEPTHS, Block
+from training.backbones.mobilefacenet import Bottleneck
+from training.config import BackboneConfig, BackboneName
+from training.export import export_recogniser
+
+SMALL: tuple[BackboneName, ...] = ("thin_iresnet", "iresnet18", "mobilefacenet")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums in one order on every machine, and no threads that wait for each other on a busy one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def crops(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 3, 112, 112, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def trained(backbone: nn.Module, steps: int) -> list[float]:
+    """The losses of so many steps of SGD."""
+    torch.manual_seed(1)
+    optimiser = torch.optim.SGD(backbone.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    losses = []
+    for step in range(steps):
+        optimiser.zero_grad()
+        embeddings = backbone(crops(2, seed=step))
+        loss = (embeddings - torch.linspace(-1, 1, embeddings.shape[1])).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", get_args(BackboneName))
+def test_every_parameter_of_every_network_gets_a_finite_gradient(name: BackboneName) -> None:
+    backbone = build_backbone(BackboneConfig(name, embedding_dim=32))
+    embeddings = backbone(crops(2))
+    assert embeddings.shape == (2, 32)
+    embeddings.square().sum().backward()
+    for key, parameter in backbone.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, key
+            assert torch.isfinite(parameter.grad).all(), key
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_state_dict_holds_all_there_is(name: BackboneName) -> None:
+    config = BackboneConfig(name, embedding_dim=32)
+    backbone, other = build_backbone(config), build_backbone(config)
+    trained(backbone, steps=1)
+    file = io.BytesIO()
+    torch.save(backbone.state_dict(), file)
+    file.seek(0)
+    with torch.no_grad():
+        expected = backbone.eval()(crops(2))
+        assert not torch.equal(other.eval()(crops(2)), expected)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(other(crops(2)), expected)
+
+
+def test_checkpoints_of_thin_networks_stay_readable() -> None:
+    """The names by which runs and packs have saved them."""
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    block = [*(f"body.0.{n}" for n in norm), "body.1.weight", *(f"body.2.{n}" for n in norm), "body.3.weight"]
+    block += ["body.4.weight", *(f"body.5.{n}" for n in norm)]
+    shortcut = ["shortcut.0.weight", *(f"shortcut.1.{n}" for n in norm)]
+    names = ["stem.0.weight", *(f"stem.1.{n}" for n in norm), "stem.2.weight"]
+    for index, first in enumerate((True, True, False, True, False)):
+        names += [f"body.{index}.{n}" for n in (block + shortcut if first else block)]
+    names += ["head.0.weight", *(f"head.1.{n}" for n in norm), "head.3.weight", *(f"head.4.{n}" for n in norm)]
+    assert list(ThinIResNet().state_dict()) == names
+
+
+def iresnet_parameters(depths: Sequence[int], embedding_dim: int) -> int:
+    """Layer by layer from the paper: k*k*in*out for a convolution, two for a channel's batch norm, one for PReLU."""
+    count = 3 * 3 * 3 * 64 + 2 * 64 + 64
+    channels = 64
+    for width, depth in zip((64, 128, 256, 512), depths, strict=True):
+        count += channels * width + 2 * width  # the shortcut of the first block
+        for _ in range(depth):
+            count += 2 * channels + 9 * channels * width + 2 * width + width + 9 * width * width + 2 * width
+            channels = width
+    return count + 2 * 512 + (512 * 7 * 7 + 1) * embedding_dim + 2 * embedding_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "published_millions"),
+    [("iresnet18", 24.03), ("iresnet34", 34.14), ("iresnet50", 43.59), ("iresnet100", 65.16)],
+)
+def test_iresnets_have_their_published_sizes(name: str, published_millions: float) -> None:
+    with torch.device("meta"):
+        count = sum(p.numel() for p in IResNet(DEPTHS[name]).parameters())
+    assert count == iresnet_parameters(DEPTHS[name], 512)
+    assert round(count / 1e6, 2) == published_millions
+
+
+def multiply_adds(backbone: nn.Module) -> int:
+    """Of convolutions and linear layers, for one crop."""
+    total = 0
+
+    def count(module: nn.Module, _inputs: object, out: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            total += out.numel() * module.weight[0].numel()
+
+    handles = [m.register_forward_hook(count) for m in backbone.modules()]
+    backbone.eval()(torch.empty(1, 3, 112, 112, device="meta"))
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+def test_iresnet100_costs_what_is_published() -> None:
+    """Open Model Zoo, face-recognition-resnet100-arcface-onnx: 24.2115 GFLOPs, two to a multiply-add."""
+    with torch.device("meta"):
+        assert 2 * multiply_adds(IResNet(DEPTHS["iresnet100"])) / 1e9 == pytest.approx(24.2115, rel=2e-3)
+
+
+def test_mobilefacenet_costs_what_is_published() -> None:
+    """Section 4.2: 0.99 million parameters, 4.0 MB, 221 million multiply-adds, at 128 dimensions."""
+    with torch.device("meta"):
+        backbone = MobileFaceNet()
+        assert round(multiply_adds(backbone) / 1e6) == 221
+    count = sum(p.numel() for p in backbone.parameters())
+    norms = sum(m.num_features for m in backbone.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
+    assert count == mobilefacenet_parameters()
+    # As deployed: each batch norm lies behind a linear layer and folds into it, which leaves its shift alone.
+    assert round((count - norms) / 1e6, 2) == 0.99
+    assert round((count - norms) * 4 / 1e6, 1) == 4.0
+
+
+def mobilefacenet_parameters() -> int:
+    """Row by row from Table 1; a row with PReLU has three numbers a channel beside the kernel, a linear one two."""
+    count = 9 * 3 * 64 + 3 * 64 + 9 * 64 + 3 * 64
+    rows = [(64, 128, 64)] * 5 + [(64, 256, 128)] + [(128, 256, 128)] * 6 + [(128, 512, 128)] + [(128, 256, 128)] * 2
+    for channels, expanded, out in rows:
+        count += channels * expanded + 3 * expanded + 9 * expanded + 3 * expanded + expanded * out + 2 * out
+    return count + 128 * 512 + 3 * 512 + 7 * 7 * 512 + 2 * 512 + 512 * 128 + 2 * 128
+
+
+def test_strides_sit_where_the_papers_put_them() -> None:
+    """ArcFace's networks see whole maps in a block's first convolution, the thin one in none."""
+
+    def strides(backbone: IResNet | ThinIResNet) -> list[tuple[int, ...]]:
+        block = next(backbone.body.children())
+        return [m.stride for m in block.modules() if isinstance(m, nn.Conv2d)]
+
+    with torch.device("meta"):
+        assert strides(IResNet(DEPTHS["iresnet18"])) == [(1, 1), (2, 2), (2, 2)]
+        assert strides(ThinIResNet()) == [(2, 2), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("block", [Block(8, 8, 1), Bottleneck(8, 16, 8, 1)], ids=["iresnet", "mobilefacenet"])
+def test_a_block_that_keeps_the_shape_adds_to_its_input(block: Block | Bottleneck) -> None:
+    nn.init.zeros_(block.body[-1].get_parameter("weight"))
+    x = torch.randn(2, 8, 7, 7)
+    assert torch.equal(block(x), x)
+
+
+def test_every_dimension_of_an_iresnet_keeps_an_equal_share() -> None:
+    backbone = build_backbone(BackboneConfig("iresnet18", embedding_dim=32))
+    trained(backbone, steps=2)
+    state = backbone.state_dict()
+    assert torch.equal(state["head.4.weight"], torch.ones(32))
+    assert not torch.equal(state["head.4.bias"], torch.zeros(32))
+
+
+def test_dropout_belongs_to_training() -> None:
+    backbone = build_backbone(BackboneConfig("iresnet18", embedding_dim=32, dropout=0.4))
+    with torch.no_grad():
+        assert not torch.equal(backbone(crops(2)), backbone(crops(2)))
+        backbone.eval()
+        assert torch.equal(backbone(crops(2)), backbone(crops(2)))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recomputed_blocks_train_alike(name: BackboneName) -> None:
+    plain = build_backbone(BackboneConfig(name, embedding_dim=32, dropout=0.4 if name.startswith("iresnet") else 0.0))
+    recomputing = copy.deepcopy(plain)
+    checkpoint_blocks(recomputing)
+    # The loop copies networks for averaging: a copy must recompute its own weights.
+    recomputing = copy.deepcopy(recomputing)
+    assert trained(recomputing, steps=2) == trained(plain, steps=2)
+    for (key, expected), actual in zip(plain.named_parameters(), recomputing.parameters(), strict=True):
+        if expected.grad is not None:
+            assert actual.grad is not None, key
+            assert torch.equal(actual.grad, expected.grad), key
+    assert list(recomputing.state_dict()) == list(plain.state_dict())
+    for key, value in plain.state_dict().items():
+        assert torch.equal(recomputing.state_dict()[key], value), key
+
+
+def test_recomputed_blocks_train_alike_when_compiled() -> None:
+    plain = ThinIResNet(32, widths=(8, 8, 16), depths=(1, 1, 1), stem=8)
+    recomputing = copy.deepcopy(plain)
+    checkpoint_blocks(recomputing)
+    recomputing.compile(backend="aot_eager")
+    assert trained(recomputing, steps=2) == pytest.approx(trained(plain, steps=2), rel=1e-5)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(recomputing.state_dict()[key], value, rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recomputed_blocks_save_memory(name: BackboneName) -> None:
+    def saved_bytes(backbone: nn.Module) -> int:
+        own = {p.data_ptr() for p in backbone.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.data_ptr() not in own:
+                kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = backbone(crops(2))
+        assert out.requires_grad
+        return sum(kept.values())
+
+    backbone = build_backbone(BackboneConfig(name))
+    whole = saved_bytes(backbone)
+    checkpoint_blocks(backbone)
+    assert saved_bytes(backbone) < 0.5 * whole
+
+
+@pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet"])
+def test_exports_agree_with_torch(name: BackboneName, tmp_path: Path, rng: np.random.Generator) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(BackboneConfig(name))
+    images = crops(12)
+    backbone(images)  # give batch norm statistics of its own
+    assert export_recogniser(backbone, images, tmp_path / "r.onnx", {}) >= 0.999
+    parameters = sum(p.numel() for p in backbone.parameters())
+    assert (tmp_path / "r.onnx").stat().st_size < 2.1 * parameters + 200_000

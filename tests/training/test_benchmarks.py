@@ -1,0 +1,305 @@
+"""Benchmarks read their lists aright, judge every network on the same crops, and agree with the long way round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.model_selection import KFold
+
+from models.detection import Detector
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from training import benchmarks
+from training.benchmarks import (
+    LfwCrops,
+    embed_crops,
+    embed_lfw,
+    judge,
+    judge_bin,
+    judge_embeddings,
+    load_lfw_crops,
+    read_ijb_media,
+    read_ijb_pairs,
+)
+from training.config import ConfigError
+from training.data.verification import VerificationSet
+from training.evaluate import (
+    DOUBTFUL_STRANGERS,
+    Embedder,
+    Embeddings,
+    evaluate_pairs,
+    read_open_set,
+    read_pairs,
+    verify,
+)
+from training.metrics import best_threshold, fold_accuracy, open_set
+from training.report import rows
+
+PEOPLE, STRANGERS = 40, 30
+
+
+def number(person: str, i: int) -> str:
+    return f"{person}/{person}_{i:04d}.jpg"
+
+
+def write_lists(root: Path, rng: np.random.Generator) -> tuple[str, ...]:
+    """LFW's lists for forty people of three photos and thirty strangers of one; returns the files they name."""
+    people, strangers = [f"P{i}" for i in range(PEOPLE)], sorted(DOUBTFUL_STRANGERS) + [f"S{i}" for i in range(25)]
+
+    def pairs(count: int) -> str:
+        same = [f"{p}\t1\t2" for p in rng.choice(people, count)]
+        different = ["\t".join([a, "1", b, "3"]) for a, b in (rng.choice(people, 2, replace=False) for _ in same)]
+        return "\n".join(same + different) + "\n"
+
+    root.mkdir(exist_ok=True)
+    (root / "pairsDevTrain.txt").write_text("30\n" + pairs(30))
+    (root / "pairsDevTest.txt").write_text("25\n" + pairs(25))
+    (root / "pairs.txt").write_text("10\t20\n" + "".join(pairs(20) for _ in range(10)))
+    protocol = {
+        "gallery": [number(p, 1) for p in people],
+        "mated_probes": [number(p, i) for p in people for i in (2, 3)],
+        "nonmated_probes": [number(s, 1) for s in strangers],
+    }
+    (root / "openset_protocol.json").write_text(json.dumps(protocol))
+    return tuple(sorted(chain(*protocol.values())))
+
+
+@pytest.fixture
+def embeddings(tmp_path: Path, rng: np.random.Generator) -> Embeddings:
+    """Vectors near one another where the person is the same; in the fifth photo no face was found."""
+    files = write_lists(tmp_path, rng)
+    centre = {person: rng.normal(size=16) for person in sorted({file.split("/")[0] for file in files})}
+    vectors = np.array([centre[file.split("/")[0]] + rng.normal(size=16) for file in files])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = np.arange(len(files)) != 4
+    return Embeddings(files, (vectors * found[:, None]).astype(np.float32), found)
+
+
+def test_view_1_is_judged_by_the_threshold_of_its_training_pairs(embeddings: Embeddings, tmp_path: Path) -> None:
+    vector = dict(zip(embeddings.files, embeddings.vectors.astype(np.float64), strict=True))
+
+    def scores(name: str) -> tuple[list[float], list[bool]]:
+        similarities, same = [], []
+        for fields in (line.split("\t") for line in (tmp_path / name).read_text().splitlines()[1:]):
+            a, b = (fields[0], fields[1]), (fields[0], fields[2]) if len(fields) == 3 else (fields[2], fields[3])
+            similarities.append(float(vector[number(a[0], int(a[1]))] @ vector[number(b[0], int(b[1]))]))
+            same.append(len(fields) == 3)
+        return similarities, same
+
+    judgement = judge_embeddings(embeddings, tmp_path, ["view1"])
+    assert judgement.view2 is None
+    assert judgement.open_set is None
+    assert judgement.view1 is not None
+    train, train_same = scores("pairsDevTrain.txt")
+    test, test_same = scores("pairsDevTest.txt")
+    threshold = best_threshold(np.array(train), np.array(train_same))
+    assert judgement.view1.threshold == pytest.approx(threshold)
+    assert judgement.view1.accuracy == np.mean([(s >= threshold) == k for s, k in zip(test, test_same, strict=True)])
+    best = max(np.mean([(s >= t) == k for s, k in zip(test, test_same, strict=True)]) for t in [*test, 2])
+    assert judgement.view1.best_accuracy == best
+    assert judgement.view1.accuracy < best
+
+
+def test_intervals_hold_their_figures(embeddings: Embeddings, tmp_path: Path) -> None:
+    judgement = judge_embeddings(embeddings, tmp_path)
+    view2, wide = judgement.view2, judgement.open_set
+    assert view2 is not None
+    assert wide is not None
+    assert view2.photos_without_face == 1
+    for name, value in (
+        ("accuracy", view2.accuracy.mean),
+        ("tar_at_far_1e3", view2.tar_at_far_1e3),
+        ("eer", view2.eer),
+    ):
+        low, high = view2.intervals[name]
+        assert low < value < high
+        assert high - low < 0.5
+    assert wide.rank1_interval[0] < wide.rank1 < wide.rank1_interval[1]
+    assert wide.fnir_intervals[0.1][0] < wide.fnir[0.1] < wide.fnir_intervals[0.1][1]
+    assert verify(embeddings, read_pairs(tmp_path / "pairsDevTest.txt")).intervals == {}
+    assert json.loads(json.dumps(judgement.as_dict()))["open_set"]["fnir"]["0.1"] == wide.fnir[0.1]
+
+
+def test_doubtful_strangers_are_left_out_beside_the_full_figure(embeddings: Embeddings, tmp_path: Path) -> None:
+    protocol = read_open_set(tmp_path / "openset_protocol.json")
+    # The doubtful are gallery people: the same vectors.
+    vectors = embeddings.vectors.copy()
+    vectors[embeddings.rows(protocol.strangers[:5])] = vectors[embeddings.rows(protocol.gallery[5:10])]
+    wide = judge_embeddings(replace(embeddings, vectors=vectors), tmp_path, ["open_set"]).open_set
+    assert wide is not None
+    gallery, mated, sure = (
+        vectors[embeddings.rows(files)].astype(np.float64)
+        for files in (protocol.gallery, protocol.mated, protocol.strangers[5:])
+    )
+    assert wide.fnir_without_doubtful == open_set(gallery, mated, protocol.mates(), sure).fnir
+    assert wide.fnir[0.1] > wide.fnir_without_doubtful[0.1]
+
+
+def test_the_doubtful_are_strangers_of_the_real_protocol(data: Path) -> None:
+    strangers = read_open_set(data / "lfw" / "openset_protocol.json").strangers
+    assert {file.split("/")[0] for file in strangers} >= DOUBTFUL_STRANGERS
+
+
+def test_a_report_shows_intervals_where_they_were_measured(
+    pack: ModelPack, embeddings: Embeddings, tmp_path: Path
+) -> None:
+    judgement = judge_embeddings(embeddings, tmp_path)
+    assert judgement.view2 is not None
+    assert judgement.open_set is not None
+    measured = {**pack.metrics, "lfw_view2": asdict(judgement.view2), "lfw_open_set": asdict(judgement.open_set)}
+    for metrics in (measured, json.loads(json.dumps(measured))):
+        table = dict(rows(replace(pack, metrics=metrics)))
+        low, high = judgement.view2.intervals["accuracy"]
+        assert table["LFW View 2 accuracy"].endswith(f"(95 %: {low:.2%} to {high:.2%})")
+        low, high = judgement.open_set.fnir_intervals[0.01]
+        assert table["LFW open set FNIR at FPIR 1.0%"].endswith(f"(95 %: {low:.1%} to {high:.1%})")
+        assert "LFW open set FNIR at FPIR 0.1% without five doubtful strangers" in table
+    bare = replace(pack, metrics={**pack.metrics, **before_intervals(pack)})
+    assert not any("95 %" in value or "doubtful" in name for name, value in rows(bare))
+
+
+def before_intervals(pack: ModelPack) -> dict[str, object]:
+    """Metrics as packs had them before intervals."""
+    view2, wide = pack.metrics["lfw_view2"], pack.metrics["lfw_open_set"]
+    return {
+        "lfw_view2": {k: view2[k] for k in ("accuracy", "tar_at_far_1e3", "eer", "photos_without_face")},
+        "lfw_open_set": {k: wide[k] for k in ("rank1", "fnir", "thresholds")},
+    }
+
+
+def mean_colours(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """A network of a kind: mean colours of the left, which a mirror changes, and of the whole."""
+    wide = crops_NHWC.astype(np.float64) + 1
+    vectors = np.concatenate([wide[:, :, :20].mean((1, 2)), wide.mean((1, 2))], 1)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+def test_flipped_crops_are_mirror_images(rng: np.random.Generator) -> None:
+    crops = rng.integers(0, 255, (70, 112, 112, 3), dtype=np.uint8)  # more than one batch
+    mirrored = np.stack([cv2.flip(crop, 1) for crop in crops]).astype(np.uint8)
+    expected = mean_colours(crops) + mean_colours(mirrored)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert embed_crops(mean_colours, crops, flip=True) == pytest.approx(expected, abs=1e-6)
+    assert np.array_equal(embed_crops(mean_colours, crops), mean_colours(crops))
+
+
+def test_parts_are_judged_on_their_own_photos(tmp_path: Path, rng: np.random.Generator) -> None:
+    files = write_lists(tmp_path, rng)
+    crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
+    crops[:, ::2] //= rng.integers(1, 9, (len(files), 1, 1, 3), dtype=np.uint8)
+    found = np.arange(len(files)) != 4
+    lfw = LfwCrops(tmp_path, benchmarks.PARTS, files, crops, found)
+    some = embed_lfw(mean_colours, lfw, parts=["view1"])
+    lists = [read_pairs(tmp_path / f"pairsDev{kind}.txt") for kind in ("Train", "Test")]
+    assert set(some.files) == {file for pairs in lists for file in (*pairs.first, *pairs.second)}
+    everything = embed_lfw(mean_colours, lfw)
+    assert np.array_equal(everything.vectors[everything.rows(some.files)], some.vectors)
+    assert not everything.vectors[4].any()
+    assert judge(mean_colours, lfw, parts=["view1"]).view1 == judge(mean_colours, lfw).view1
+
+
+def test_a_bin_set_has_ten_contiguous_folds(rng: np.random.Generator) -> None:
+    crops = rng.integers(0, 255, (2 * 57, 112, 112, 3), dtype=np.uint8)
+    crops[:, ::2] //= rng.integers(1, 9, (2 * 57, 1, 1, 3), dtype=np.uint8)
+    same = rng.random(57) < 0.5
+    result = judge_bin(mean_colours, VerificationSet(crops, same))
+    vectors = mean_colours(crops).astype(np.float64)
+    similarities = np.array([vectors[2 * p] @ vectors[2 * p + 1] for p in range(57)])
+    folds = np.zeros(57, np.int64)
+    for fold, (_, held_out) in enumerate(KFold(10, shuffle=False).split(folds)):
+        folds[held_out] = fold
+    assert result.accuracy == fold_accuracy(similarities, same, folds)
+    assert result.intervals == {}
+
+
+@pytest.fixture
+def small_lfw(data: Path, tmp_path: Path) -> Path:
+    """View 1 with twelve pairs a list and one photo without a face, on links to the real photos."""
+    root = tmp_path / "lfw"
+    for kind in ("Train", "Test"):
+        lines = (data / "lfw" / f"pairsDev{kind}.txt").read_text().splitlines()[1:]
+        half = len(lines) // 2
+        (root / "images").mkdir(parents=True, exist_ok=True)
+        (root / f"pairsDev{kind}.txt").write_text("\n".join(["12", *lines[:12], *lines[half : half + 12]]) + "\n")
+        pairs = read_pairs(root / f"pairsDev{kind}.txt")
+        for file in {*pairs.first, *pairs.second}:
+            (root / "images" / file).parent.mkdir(exist_ok=True)
+            (root / "images" / file).symlink_to(data / "lfw" / "images" / file)
+    faceless = root / "images" / pairs.first[-1]
+    faceless.unlink()
+    cv2.imwrite(str(faceless), np.zeros((250, 250, 3), np.uint8))
+    return root
+
+
+def test_cached_crops_give_the_packs_own_figures(
+    small_lfw: Path, pack: ModelPack, recogniser: Recogniser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crops = load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
+    assert crops.found.sum() == len(crops.files) - 1
+    pairs = read_pairs(small_lfw / "pairsDevTest.txt")
+    direct = evaluate_pairs(Embedder(pack), pairs, small_lfw / "images")
+    assert verify(embed_lfw(recogniser.embed, crops), pairs) == direct
+    assert direct.photos_without_face == 1
+
+    # A second look neither detects nor decodes.
+    def refuse(detector: Detector, files: object) -> None:
+        raise AssertionError("aligned again")
+
+    monkeypatch.setattr(benchmarks, "central_crops", refuse)
+    again = load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
+    assert np.array_equal(again.crops_NHWC, crops.crops_NHWC)
+    assert np.array_equal(again.found, crops.found)
+    # Other photos, or a detector that sees them otherwise, do.
+    with pytest.raises(AssertionError, match="aligned again"):
+        load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], min_score=0.6)
+    changed = small_lfw / "images" / pairs.first[-1]
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    with pytest.raises(AssertionError, match="aligned again"):
+        load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
+
+
+def test_an_alignment_cut_short_leaves_no_cache(small_lfw: Path, pack: ModelPack, tmp_path: Path) -> None:
+    (small_lfw / "images" / read_pairs(small_lfw / "pairsDevTest.txt").first[-1]).write_bytes(b"not a photo")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be decoded"):
+            load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
+
+
+def test_absent_photos_are_named(tmp_path: Path, rng: np.random.Generator, pack: ModelPack) -> None:
+    write_lists(tmp_path, rng)
+    with pytest.raises(ConfigError, match=r"Carlos_Ruckauf_0001\.jpg does not exist"):
+        load_lfw_crops(tmp_path, pack.detection, tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"openset_protocol\.json does not exist"):
+        load_lfw_crops(tmp_path / "nowhere", pack.detection, tmp_path / "cache", ["open_set"])
+
+
+def test_ijb_lists(tmp_path: Path) -> None:
+    media, pairs = tmp_path / "face_tid_mid.txt", tmp_path / "template_pair_label.txt"
+    media.write_text("1.jpg 1 69544\n2.jpg 1 10017\n10.jpg\t20 69544\n")
+    pairs.write_text("1 20 1\n1 11066 0\n")
+    read = read_ijb_media(media)
+    assert read.files == ("1.jpg", "2.jpg", "10.jpg")
+    assert read.template_ids.tolist() == [1, 1, 20]
+    assert read.media_ids.tolist() == [69544, 10017, 69544]
+    listed = read_ijb_pairs(pairs)
+    assert listed.templates.tolist() == [[1, 20], [1, 11066]]
+    assert listed.same.tolist() == [True, False]
+    pairs.write_text("1 20 1\n")
+    assert read_ijb_pairs(pairs).templates.tolist() == [[1, 20]]
+
+
+@pytest.mark.parametrize("text", ["1 20\n", "1 x 0\n", "1 20 2\n"])
+def test_malformed_ijb_lists_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pairs.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"pairs\.txt"):
+        read_ijb_pairs(path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_ijb_media(tmp_path / "nowhere")

@@ -1,0 +1,134 @@
+"""Settings: refused by name when no run could use them, changed by text, written and read back as they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from training.config import (
+    AugmentConfig,
+    BackboneConfig,
+    ConfigError,
+    DataConfig,
+    DistillConfig,
+    HeadConfig,
+    LoopConfig,
+    RunConfig,
+    TermConfig,
+)
+from training.losses import build_head, build_term
+from training.recipes import RECIPES, SEED_LOSSES, compared
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig("a", tmp_path / "out", DataConfig(tmp_path), head=HeadConfig("arcface", {"margin": 0.3}))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LoopConfig(epochs=0),
+        lambda: LoopConfig(batch_size=1),
+        lambda: LoopConfig(learning_rate=0),
+        lambda: LoopConfig(schedule="step"),  # type: ignore[arg-type]
+        lambda: LoopConfig(optimiser="lion"),  # type: ignore[arg-type]
+        lambda: LoopConfig(precision="int4"),  # type: ignore[arg-type]
+        lambda: LoopConfig(class_sampling=1.5),
+        lambda: LoopConfig(ema_decay=1.0),
+        lambda: LoopConfig(gradient_clip=0),
+        lambda: LoopConfig(warmup_steps=-1),
+        lambda: BackboneConfig(stem=4),
+        lambda: BackboneConfig("resnet50"),  # type: ignore[arg-type]
+        lambda: BackboneConfig(dropout=0.4),
+        lambda: BackboneConfig("iresnet50", dropout=1.0),
+        lambda: AugmentConfig(mask=1.5),
+        lambda: AugmentConfig(shift=-0.1),
+        lambda: AugmentConfig(rotation_deg=90),
+        lambda: TermConfig("intra", -1.0),
+        lambda: DistillConfig(Path("/no/such/teacher")),
+        lambda: DataConfig(Path("/no/such/folder")),
+        lambda: DataConfig(Path("/no/such/train.rec")),
+        lambda: DataConfig(Path("/"), images_per_person=-1),
+    ],
+)
+def test_bad_settings_are_refused_with_their_name(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=r"(loop|head|data|backbone|augment|terms|distill)\."):
+        make()
+
+
+def test_a_run_is_written_and_read_back(config: RunConfig) -> None:
+    assert RunConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    for recipe in RECIPES.values():
+        made = recipe(config.data.root, config.output)
+        assert RunConfig.from_dict(made.as_dict()) == made
+
+
+def test_settings_change_by_text(config: RunConfig) -> None:
+    changed = config.overridden(
+        {
+            "loop.epochs": "3",
+            "loop.optimiser": "adamw",
+            "head.margin": "0.4",
+            "head.scale": "32",
+            "terms.intra": "0.5",
+            "terms.triplet.margin": "0.2",
+            "backbone.widths": "[16, 16, 24]",
+            "data.max_identities": "null",
+            "augment.mask": "0.1",
+            "distill.teacher": str(config.data.root),
+        }
+    )
+    assert (changed.loop.epochs, changed.loop.optimiser) == (3, "adamw")
+    assert changed.head.options == {"margin": 0.4, "scale": 32}
+    assert changed.terms == (TermConfig("intra", 0.5), TermConfig("triplet", 1.0, {"margin": 0.2}))
+    assert changed.backbone.widths == (16, 16, 24)
+    assert changed.augment.mask == 0.1
+    assert changed.distill.teacher == config.data.root
+    assert changed.overridden({"terms.intra": "0"}).terms == (TermConfig("triplet", 1.0, {"margin": 0.2}),)
+    # Another head's options would not be this one's.
+    assert changed.overridden({"head.name": "cosface"}).head == HeadConfig("cosface")
+    assert config == config.overridden({})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("loop.epoch", "3", "no setting 'loop.epoch'; known are"),
+        ("loop.epochs", "many", "loop.epochs"),
+        ("loop.epochs", "1.5", "loop.epochs"),
+        ("loop.optimiser", "lion", "loop.optimiser"),
+        ("loop.batch_size", "1", "batch norm needs company"),
+        ("loops.epochs", "1", "no setting"),
+        ("backbone.widths", "[8]", "backbone.widths"),
+        ("data.root", "/no/such", "does not exist"),
+        ("terms.intra", "-1", "positive weight"),
+        ("validation", "/no/such.bin", "does not exist"),
+        ("data.images_per_person", "3", "multiple of 3"),
+    ],
+)
+def test_text_that_is_no_setting_is_refused(config: RunConfig, key: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.overridden({key: text})
+
+
+def test_unknown_keys_of_a_written_run_are_refused(config: RunConfig) -> None:
+    document = config.as_dict()
+    document["loop"]["epoch"] = 3
+    with pytest.raises(ConfigError, match=r"loop\.epoch"):
+        RunConfig.from_dict(document)
+
+
+def test_what_is_shared_says_nothing_of_places(config: RunConfig, tmp_path: Path) -> None:
+    assert str(tmp_path.parent) not in json.dumps(config.shareable())
+
+
+@pytest.mark.parametrize("loss", SEED_LOSSES)
+def test_every_compared_loss_can_be_built(loss: str, tmp_path: Path) -> None:
+    config = compared(loss, tmp_path, tmp_path / "out")
+    head = build_head(config.head, 16, 10)
+    for term in config.terms:
+        build_term(term, head, 16, 10)

@@ -1,0 +1,326 @@
+"""Face sets: folder, manifest and record file are read alike; what is wrong with a set is named, all of it at once."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import pickletools
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.detection import Detector
+from training.config import ConfigError, DataConfig
+from training.data.identities import list_identities, load_identities, read_rgb
+from training.data.preflight import contact_sheet, preflight
+from training.data.recordio import write_faces
+from training.data.verification import read_bin, write_bin
+
+SKIN_RGB = (200, 150, 120)
+
+
+def encoded(image_rgb: NDArray[np.uint8], suffix: str = ".png") -> bytes:
+    return cv2.imencode(suffix, cv2.cvtColor(image_rgb, cv2.COLOR_RGB2BGR))[1].tobytes()
+
+
+@pytest.fixture
+def crops(rng: np.random.Generator) -> NDArray[np.uint8]:
+    """24 noisy crops, redder than blue; four for each of six people."""
+    return np.clip(SKIN_RGB + rng.normal(0, 20, (24, 112, 112, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, crops: NDArray[np.uint8]) -> Path:
+    root = tmp_path / "people"
+    for i, crop in enumerate(crops):
+        file = root / f"p{i // 4}" / f"{i % 4}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encoded(crop))
+    return root
+
+
+def by_folder(root: Path) -> DataConfig:
+    return DataConfig(root, manifest=None)
+
+
+def test_folder_and_manifest_are_read_alike(folder: Path) -> None:
+    with (folder / "manifest.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["file", "identity"])
+        for file in sorted(folder.glob("*/*.png")):
+            writer.writerow([file.relative_to(folder), file.parent.name])
+    one, two = list_identities(by_folder(folder)), list_identities(DataConfig(folder))
+    assert [one.name(i) for i in range(24)] == [two.name(i) for i in range(24)]
+    assert one.labels.tolist() == two.labels.tolist() == [i // 4 for i in range(24)]
+
+
+@pytest.mark.parametrize("header", ["file,name", ""])
+def test_a_manifest_without_its_columns(folder: Path, header: str) -> None:
+    (folder / "manifest.csv").write_text(header + "\n")
+    with pytest.raises(ConfigError, match="lacks the column"):
+        list_identities(DataConfig(folder))
+
+
+def test_people_with_too_few_images_are_left_out(folder: Path) -> None:
+    shutil.rmtree(folder / "p0")
+    (folder / "p1" / "0.png").unlink()
+    listed = list_identities(replace(by_folder(folder), min_images=4))
+    assert listed.names == ("p2", "p3", "p4", "p5")
+    assert listed.dropped == 1
+    assert list_identities(replace(by_folder(folder), min_images=4, max_identities=3)).names == ("p2", "p3", "p4")
+    with pytest.raises(ConfigError, match="fewer than two"):
+        list_identities(replace(by_folder(folder), min_images=5))
+
+
+def test_a_damaged_or_unaligned_image_is_named(folder: Path, tmp_path: Path) -> None:
+    file = folder / "p0" / "0.png"
+    for damage in (b"broken", b""):
+        file.write_bytes(damage)
+        with pytest.raises(ConfigError, match=r"0\.png cannot be decoded"):
+            load_identities(by_folder(folder), tmp_path / "cache")
+    cv2.imwrite(str(file), np.zeros((50, 50, 3), np.uint8))
+    with pytest.raises(ConfigError, match="not a 112x112 crop"):
+        load_identities(by_folder(folder), tmp_path / "cache")
+    cv2.imwrite(str(file), np.zeros((112, 112, 3), np.uint8))
+    assert len(load_identities(by_folder(folder), tmp_path / "cache")) == 24
+
+
+def test_a_file_of_the_manifest_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "manifest.csv").write_text("file,identity\np0/0.png,a\np0/9.png,a\np1/0.png,b\np1/1.png,b\n")
+    with pytest.raises(ConfigError, match=r"p0/9\.png cannot be read \(No such file"):
+        load_identities(DataConfig(folder), tmp_path / "cache")
+
+
+def test_photos_are_aligned_by_a_detector(
+    tmp_path: Path,
+    detector: Detector,
+    astronaut: NDArray[np.uint8],
+    actor: NDArray[np.uint8],
+    nobody: NDArray[np.uint8],
+) -> None:
+    for name, photo in (("a", astronaut), ("b", actor)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i, image in enumerate((photo, photo[:, ::-1], nobody)):
+            (tmp_path / "photos" / name / f"{i}.png").write_bytes(encoded(np.ascontiguousarray(image)))
+    config = replace(by_folder(tmp_path / "photos"), aligned=False)
+    data = load_identities(config, tmp_path / "cache", detector)
+    assert data.labels.tolist() == [0, 0, 1, 1]  # the photo without a face is dropped
+    assert data.crops_NHWC.shape[1:] == (112, 112, 3)
+    with pytest.raises(ConfigError, match="need a detector"):
+        load_identities(config, tmp_path / "empty")
+    assert preflight(config).warnings == (
+        f"1 images are shown as more than one person, first {tmp_path}/photos/a/2.png = {tmp_path}/photos/b/2.png: "
+        "correct the labels, or merge the people if they are one",
+    )
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".jpg"])
+def test_a_record_file_gives_the_crops_of_its_images(tmp_path: Path, crops: NDArray[np.uint8], suffix: str) -> None:
+    labels = [(i * 5) % 12 + 8 for i in range(24)]
+    write_faces(tmp_path / "train.rec", [encoded(crop, suffix) for crop in crops], labels)
+    data = load_identities(DataConfig(tmp_path / "train.rec"), tmp_path / "cache")
+    assert data.names == tuple(map(str, range(8, 20)))  # by number, not by letter
+    assert data.labels.tolist() == [i // 2 for i in range(24)]
+    order = np.argsort(labels, kind="stable")
+    if suffix == ".png":
+        assert np.array_equal(data.crops_NHWC, crops[order])
+    else:  # lossy: its colours are near, while swapped channels would differ by 80
+        colours = data.crops_NHWC.mean((1, 2)), crops[order].mean((1, 2))
+        assert np.abs(colours[0] - colours[1]).max() < 3
+
+
+def test_a_record_of_another_size_is_named(tmp_path: Path) -> None:
+    image = encoded(np.zeros((96, 112, 3), np.uint8))
+    write_faces(tmp_path / "train.rec", [image] * 4, [0, 0, 1, 1])
+    with pytest.raises(ConfigError, match=r"train\.rec, record 1 is not a 112x112 crop"):
+        load_identities(DataConfig(tmp_path / "train.rec"), tmp_path / "cache")
+
+
+def test_the_cache_is_built_once_and_again_when_an_image_changes(
+    folder: Path, tmp_path: Path, crops: NDArray[np.uint8]
+) -> None:
+    cache, config = tmp_path / "cache", by_folder(folder)
+    load_identities(config, cache)
+    files = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
+    load_identities(replace(config, images_per_person=2), cache)
+    assert {file: file.stat().st_mtime_ns for file in cache.iterdir()} == files
+    (folder / "p0" / "0.png").write_bytes(encoded(255 - crops[0]))
+    assert np.array_equal(load_identities(config, cache).crops_NHWC[0], 255 - crops[0])
+
+
+def test_a_sound_set_gives_no_warning(folder: Path) -> None:
+    found = preflight(by_folder(folder))
+    assert (found.people, found.images, found.checked, found.images_per_person) == (6, 24, 24, (4, 4.0, 4))
+    assert found.colour == "RGB"
+    assert found.warnings == ()
+
+
+def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint8]) -> None:
+    (folder / "p0" / "0.png").write_bytes(b"broken")
+    (folder / "p0" / "1.png").write_bytes(encoded(np.zeros((96, 112, 3), np.uint8)))
+    shutil.copy(folder / "p1" / "0.png", folder / "p1" / "1.png")
+    shutil.copy(folder / "p2" / "0.png", folder / "p3" / "0.png")
+    (folder / "single").mkdir()
+    (folder / "single" / "0.png").write_bytes(encoded(crops[0]))
+    found = preflight(by_folder(folder))
+    assert found.unreadable == (str(folder / "p0" / "0.png"),)
+    assert found.wrong_size == (str(folder / "p0" / "1.png"),)
+    assert found.duplicates_within == ((str(folder / "p1" / "0.png"), str(folder / "p1" / "1.png")),)
+    assert found.duplicates_across == ((str(folder / "p2" / "0.png"), str(folder / "p3" / "0.png")),)
+    assert found.people_dropped == 1
+    said = " ".join(found.warnings)
+    for words in ("cannot be read", "not 112x112", "more than one person", "repeat another", "too few images"):
+        assert words in said
+    assert len(found.warnings) == 5
+    assert preflight(replace(by_folder(folder), aligned=False)).wrong_size == ()
+
+
+def test_preflight_guesses_the_order_of_channels(folder: Path, crops: NDArray[np.uint8]) -> None:
+    swapped, grey = crops[..., ::-1], np.repeat(crops[..., :1], 3, axis=3)
+    for varied, colour, advice in ((swapped, "probably BGR", "as RGB"), (grey, "grey", "get colour images")):
+        for i, crop in enumerate(varied):
+            (folder / f"p{i // 4}" / f"{i % 4}.png").write_bytes(encoded(np.ascontiguousarray(crop)))
+        found = preflight(by_folder(folder))
+        assert found.colour == colour
+        assert advice in found.warnings[0]
+
+
+def test_preflight_counts_the_holes_between_labels(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
+    write_faces(tmp_path / "train.rec", [encoded(c) for c in crops[:8]], [0, 0, 1, 1, 4, 4, 6, 6])
+    found = preflight(DataConfig(tmp_path / "train.rec"))
+    assert found.label_holes == 3
+    assert found.warnings[0].startswith("3 labels below the greatest have no image")
+
+
+def test_preflight_of_a_sample(folder: Path) -> None:
+    (folder / "p0" / "0.png").write_bytes(b"broken")
+    (folder / "p5" / "3.png").write_bytes(b"broken")
+    (folder / "p0" / "1.png").write_bytes(b"broken")
+    found = preflight(by_folder(folder), sample=3)
+    assert (found.images, found.checked) == (24, 3)
+    assert found.unreadable == (str(folder / "p0" / "0.png"), str(folder / "p5" / "3.png"))
+
+
+def test_faces_of_a_real_set_are_redder_than_blue(data: Path) -> None:
+    assert preflight(DataConfig(data / "celeba"), sample=300).colour == "RGB"
+
+
+def test_a_contact_sheet_shows_some_people_and_survives_a_damaged_image(
+    folder: Path, tmp_path: Path, crops: NDArray[np.uint8]
+) -> None:
+    (folder / "p0" / "3.png").write_bytes(b"broken")
+    contact_sheet(by_folder(folder), tmp_path / "sheet.png", people=2, images=5)
+    sheet = read_rgb(tmp_path / "sheet.png")
+    assert sheet.shape == (2 * (112 + 16), 5 * 112, 3)
+    assert np.array_equal(sheet[16:128, :112], crops[0])
+    assert np.ptp(sheet[16:128, 3 * 112 : 4 * 112]) == 0  # the damaged one
+    assert not sheet[16:128, 4 * 112 :].any()  # there is no fifth
+    assert np.array_equal(sheet[144:, :112], crops[20])
+    assert sheet[:16, :40].max() > 200  # the name
+    with pytest.raises(ConfigError, match="cannot be written"):
+        contact_sheet(by_folder(folder), tmp_path / "no" / "sheet.png")
+
+
+def as_python2(pickled: bytes) -> bytes:
+    """A pickle of protocol 3 with all text and bytes written as Python 2 wrote its strings."""
+    operations = list(pickletools.genops(pickled))
+    ends = [begin for _, _, begin in operations[1:]] + [len(pickled)]
+    out = pickle.PROTO + b"\x02"
+    for (operation, value, begin), end in list(zip(operations, ends, strict=True))[1:]:
+        if operation.name in ("BINUNICODE", "BINBYTES", "SHORT_BINBYTES"):
+            raw = value.encode() if isinstance(value, str) else bytes(value or b"")
+            out += pickle.BINSTRING + struct.pack("<i", len(raw)) + raw
+        else:
+            out += pickled[begin:end]
+    return out
+
+
+def write_python2(path: Path, images: Sequence[Any], same: Sequence[Any]) -> None:
+    path.write_bytes(as_python2(pickle.dumps((images, same), 3)))
+
+
+def write_protocol(protocol: int) -> Callable[[Path, Sequence[Any], Sequence[Any]], None]:
+    def write(path: Path, images: Sequence[Any], same: Sequence[Any]) -> None:
+        path.write_bytes(pickle.dumps((images, same), protocol))
+
+    return write
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("write", [write_bin, write_python2, *map(write_protocol, range(6))])
+def test_verification_sets_of_every_age(
+    tmp_path: Path, crops: NDArray[np.uint8], write: Callable[..., None], as_array: bool
+) -> None:
+    images: list[Any] = [encoded(crop) for crop in crops[:6]]
+    same: list[Any] = [True, False, True]
+    if as_array:
+        images, same = [np.frombuffer(image, np.uint8).copy() for image in images], [np.bool_(s) for s in same]
+    write(tmp_path / "lfw.bin", images, same)
+    found = read_bin(tmp_path / "lfw.bin")
+    assert len(found) == 3
+    assert np.array_equal(found.crops_NHWC, crops[:6])
+    assert found.same.dtype == bool
+    assert found.same.tolist() == [True, False, True]
+
+
+def test_a_pickle_of_an_older_numpy(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
+    images = [np.frombuffer(encoded(crop), np.uint8).copy() for crop in crops[:2]]
+    pickled = pickle.dumps((images, [np.bool_(True)]), 2)
+    assert b"numpy._core.multiarray" in pickled
+    (tmp_path / "lfw.bin").write_bytes(pickled.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert np.array_equal(read_bin(tmp_path / "lfw.bin").crops_NHWC, crops[:2])
+
+
+class Malice:
+    """What a pickle can do to whoever loads it with pickle.load."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "touched"
+    for protocol in range(6):
+        payload = pickle.dumps(([Malice(target)], [True]), protocol)
+        (tmp_path / "evil.bin").write_bytes(payload)
+        with pytest.raises(ConfigError, match=r"evil\.bin: refused: the file wants to run"):
+            read_bin(tmp_path / "evil.bin")
+        assert not target.exists()
+        pickle.loads(payload)  # noqa: S301  (it was indeed dangerous)
+        target.unlink()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no verification set"),
+        (b"no pickle", "no verification set"),
+        (pickle.dumps(([b"a"], [True])), "1 images for 1 pairs"),
+        (pickle.dumps(([b"a", b"b"], [True])), "image 0 cannot be decoded"),
+        (pickle.dumps((["a", "b"], [True])), "must hold encoded images"),
+        (pickle.dumps(([np.zeros(3), b"b"], [True])), "must hold encoded images"),
+        (pickle.dumps(([b"a", b"b"], [0.5])), "a truth for each pair"),
+        (pickle.dumps(([encoded(np.zeros((96, 112, 3), np.uint8))] * 2, [True])), "image 0 is 112x96"),
+        (pickle.dumps([b"a"] * 3), "no verification set"),
+    ],
+)
+def test_a_file_that_is_no_verification_set(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "lfw.bin").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_bin(tmp_path / "lfw.bin")
+
+
+def test_two_images_make_a_pair(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="3 images for 1 pairs"):
+        write_bin(tmp_path / "lfw.bin", [b"a"] * 3, [True])

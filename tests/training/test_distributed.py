@@ -1,0 +1,114 @@
+"""Two ranks, started by torchrun as a user would, do what one process does with the same global batch."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.runs import losses, write_people
+from training import distributed
+from training.config import RunConfig
+from training.losses import PartialFC, build_head
+from training.recipes import smoke
+from training.run import train_recogniser
+
+COMMON = {
+    "data.max_identities": "6",
+    "data.manifest": "null",
+    "backbone.widths": "[16,16,16]",
+    "backbone.stem": "16",
+    "backbone.depths": "[1,1,1]",
+    "backbone.embedding_dim": "16",
+    "loop.batch_size": "8",
+    "loop.epochs": "4",
+    "loop.learning_rate": "0.005",
+    "loop.precision": "fp32",
+    "loop.checkpoint_seconds": "0",
+}
+TIMEOUT_S = 150
+
+
+def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
+    scripts = Path(sys.executable).parent
+    command = [str(scripts / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command += [str(scripts / "kith-train"), "run", "smoke", "--data", str(folder), "--folder", "--threads", "1"]
+    command += ["--output", str(output)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def one_rank(folder: Path, output: Path, settings: dict[str, str]) -> RunConfig:
+    config = replace(smoke(folder, output).overridden(settings), output=output)
+    train_recogniser(config)
+    return config
+
+
+def values(output: Path) -> list[tuple[float, float]]:
+    with (output / "losses.csv").open(newline="") as stream:
+        return [(float(row["loss"]), float(row["scale"])) for row in csv.DictReader(stream)]
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"head.name": "adacos", "terms.center": "0.01"},
+        {"head.name": "adaface", "head.scale": "4", "loop.class_sampling": "1.0"},
+    ],
+    ids=["replicated", "partial_fc"],
+)
+def test_two_ranks_are_one(tmp_path: Path, special: dict[str, str]) -> None:
+    folder = write_people(tmp_path / "people")
+    settings = {**COMMON, **special}
+    torch.set_num_threads(1)
+    one_rank(folder, tmp_path / "one", settings)
+    two_ranks(folder, tmp_path / "two", settings)
+    one, two = (values(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == 12
+    # Sums in another order differ in the last digit, and every step multiplies that a little.
+    for step, (expected, actual) in enumerate(zip(one, two, strict=True)):
+        assert actual == pytest.approx(expected, rel=1e-5 if step < 2 else 1e-3), step
+    states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two")]
+    for part in ("backbone", "averaged", "head"):
+        for key, value in states[0][part].items():
+            assert torch.allclose(value.float(), states[1][part][key].float(), atol=2e-3, rtol=2e-3), (part, key)
+    # What two ranks wrote one process takes up, optimiser and all.
+    further = {**settings, "loop.epochs": "5"}
+    one_rank(folder, tmp_path / "one", further)
+    one_rank(folder, tmp_path / "two", further)
+    ends = [[float(v) for _, v in losses(tmp_path / n)[12:]] for n in ("one", "two")]
+    assert len(ends[0]) == 3
+    assert ends[1] == pytest.approx(ends[0], rel=5e-3)
+
+
+def test_shares_are_contiguous_and_cover_everything() -> None:
+    for count, world in ((10, 3), (4, 4), (7, 2), (3, 5)):
+        parts = [distributed.share(count, rank, world) for rank in range(world)]
+        assert [i for part in parts for i in range(count)[part]] == list(range(count))
+        sizes = [part.stop - part.start for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_one_process_is_all_ranks() -> None:
+    rows = torch.randn(3, 2, requires_grad=True)
+    assert torch.equal(distributed.gathered(rows), rows)
+    assert distributed.gathered_with_gradient(rows) is rows
+    assert distributed.agree(True)
+    assert not distributed.agree(False)
+    assert float(distributed.total(torch.tensor(2.0))) == 2.0
+
+
+def test_a_split_head_needs_enough_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    head = build_head(smoke(tmp_path, tmp_path).overridden({"head.name": "cosface"}).head, 8, 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    with pytest.raises(ValueError, match="3 classes cannot be split over 4 ranks"):
+        PartialFC(head, 1.0)  # type: ignore[arg-type]

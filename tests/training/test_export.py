@@ -1,0 +1,96 @@
+"""What comes after training: exports that agree with torch; and the detector's data and targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from models.detection import Detector
+from models.runtime import Network
+from training.backbones import ThinIResNet
+from training.detection.data import AnnotatedPhoto, training_crop
+from training.detection.network import FaceDetector
+from training.detection.targets import Faces, assign, box_overlap
+from training.evaluate import read_pairs
+from training.export import ParityError, export_detector, export_recogniser
+from training.loop import to_tensor
+
+
+def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random.Generator) -> None:
+    crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))
+    backbone = ThinIResNet()
+    backbone(crops)  # give batch norm statistics of its own
+    worst = export_recogniser(backbone, crops, tmp_path / "r.onnx", {})
+    assert worst >= 0.999
+    assert (tmp_path / "r.onnx").stat().st_size < 4_000_000
+    network = Network(tmp_path / "r.onnx")
+    assert network.output_names == ["embedding"]
+    with torch.no_grad():
+        expected = backbone.eval()(crops).numpy()
+    assert np.allclose(network.run(crops.numpy())[0], expected, atol=0.02)
+
+
+def test_nothing_is_written_where_onnx_disagrees(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))
+    monkeypatch.setattr("training.export.MIN_COSINE_FP16", 1.1)
+    with pytest.raises(ParityError, match="fp16"):
+        export_recogniser(ThinIResNet(), crops, tmp_path / "r.onnx", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_detector_exports_with_free_sides(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    export_detector(FaceDetector((4, 4, 8, 8, 8), 8), torch.randn(2, 3, 96, 160), tmp_path / "d.onnx", {})
+    network = Network(tmp_path / "d.onnx")
+    for height, width in ((64, 64), (256, 320), (640, 640)):
+        outputs = network.run(np.zeros((1, 3, height, width), np.float32))
+        assert [o.shape for o in outputs[:3]] == [(1, height // s * (width // s) * 2, 1) for s in (8, 16, 32)]
+
+
+def test_detector_targets() -> None:
+    boxes = torch.tensor([[20.0, 20, 52, 52], [100, 100, 228, 228], [2, 2, 20, 20]])
+    faces = Faces(boxes, torch.zeros(3, 5, 2), torch.zeros(3, dtype=torch.bool), torch.tensor([False, False, True]))
+    owners, ignored = assign(faces, 256, 256)
+    assert set(owners.tolist()) == {-1, 0, 1}
+    first = 32 * 32 * 2
+    assert (owners[:first] == 0).any()
+    assert not (owners[:first] == 1).any()  # a face of 128 pixels is no business of stride 8
+    assert (owners[first:] == 1).any()
+    assert ignored.any()
+    assert not (ignored & (owners >= 0)).any()
+    iou, giou = box_overlap(boxes[:2], boxes[[0, 0]])
+    assert iou.tolist() == [1.0, 0.0]
+    assert giou[1] < 0
+
+
+def test_training_crops_carry_their_faces(astronaut: NDArray[np.uint8], detector: Detector) -> None:
+    (found,) = detector.detect([astronaut])
+    photo = AnnotatedPhoto(Path("a"), astronaut, found.boxes_xyxy[:1], found.landmarks_xy[:1], np.zeros(1, bool))
+    rng = np.random.default_rng(4)
+    checked = 0
+    for _ in range(12):
+        image, faces = training_crop(photo, 256, (60.0, 200.0), rng)
+        again = detector.detect([image])[0]
+        if len(faces.boxes) and not faces.ignore[0] and len(again):
+            box = faces.boxes[0].numpy()
+            if (box[:2] > 0).all() and (box[2:] < 256).all():
+                side = float(box[2] - box[0])
+                assert np.abs(again.boxes_xyxy[0] - box).max() < 0.25 * side
+                assert np.abs(again.landmarks_xy[0] - faces.points[0].numpy()).max() < 0.25 * side
+                checked += 1
+    assert checked >= 4
+
+
+def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
+    view2 = read_pairs(data / "lfw" / "pairs.txt")
+    assert (len(view2.same), int(view2.same.sum()), len(np.unique(view2.folds))) == (6000, 3000, 10)
+    for fold in range(10):
+        assert view2.same[view2.folds == fold].sum() == 300
+    assert len(read_pairs(data / "lfw" / "pairsDevTrain.txt").same) == 2200
+    assert len(read_pairs(data / "lfw" / "pairsDevTest.txt").same) == 1000

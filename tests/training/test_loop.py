@@ -1,0 +1,359 @@
+"""A run: every head and option of the loop trains, resumes to the bit, stops where it must."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training.runs import PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
+from training.backbones import build_backbone
+from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
+from training.data.identities import load_identities
+from training.data.sampling import BatchSampler
+from training.data.verification import write_bin
+from training.loop import Checkpoint, NonFiniteLossError, fit, learning_rate, margin_share
+from training.losses import HEADS, TERMS, PartialFC
+from training.objective import build_objective
+from training.run import train_recogniser
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_people(tmp_path / "people")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+def cut_at(monkeypatch: pytest.MonkeyPatch, epoch: int, position: int) -> None:
+    whole = BatchSampler.rows
+
+    def rows(self: BatchSampler, at_epoch: int, at_position: int) -> NDArray[np.int64]:
+        if (at_epoch, at_position) == (epoch, position):
+            raise InterruptedRunError
+        return whole(self, at_epoch, at_position)
+
+    monkeypatch.setattr(BatchSampler, "rows", rows)
+
+
+def gentle(config: RunConfig, head: str = "normface") -> RunConfig:
+    """With steps so small that rounding stays rounding."""
+    options = {"scale": 4.0}
+    loop = replace(config.loop, learning_rate=0.005)
+    return replace(config, head=HeadConfig(head, options), loop=loop, augment=PLAIN)
+
+
+def same_networks(a: Checkpoint, b: Checkpoint) -> bool:
+    pairs = [(m.state_dict(), n.state_dict()) for m, n in ((a.backbone, b.backbone), (a.head, b.head))]
+    return all(torch.equal(value, other[name]) for one, other in pairs for name, value in one.items())
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
+    config = tiny_run(folder, tmp_path / "run", head, epochs=2)
+    if head == "none":
+        config = replace(config, terms=(TermConfig("triplet"),), data=replace(config.data, images_per_person=2))
+    if head in ("arcface", "magface"):  # from no margin to all of it
+        config = replace(config, loop=replace(config.loop, margin_warmup_steps=4))
+    before = build_backbone(TINY)
+    checkpoint = train_recogniser(config)
+    assert checkpoint.step == 2 * STEPS_PER_EPOCH == len(losses(tmp_path / "run"))
+    assert not torch.equal(next(checkpoint.backbone.parameters()), next(before.parameters()))
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
+    config = replace(config, terms=(TermConfig(term, 0.5),), data=replace(config.data, images_per_person=2))
+    train_recogniser(config)
+    with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            assert float(row["loss"]) == pytest.approx(float(row["loss_head"]) + float(row[f"loss_{term}"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loop.optimiser": "adamw", "loop.learning_rate": "0.001", "loop.schedule": "poly"},
+        {"loop.class_sampling": "0.5", "head.name": "cosface"},
+        {"head.name": "elasticface", "terms.center": "0.01", "terms.ring": "0.01"},
+        {"loop.gradient_checkpointing": "true", "loop.precision": "bf16", "data.images_per_person": "2"},
+    ],
+    ids=["adacos", "adamw", "partial_fc", "drawn_margins", "checkpointing"],
+)
+def test_a_run_cut_short_resumes_with_the_same_losses(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> None:
+    def config(name: str) -> RunConfig:
+        return replace(tiny_run(folder, tmp_path / name).overridden(settings), output=tmp_path / name)
+
+    whole = train_recogniser(config("whole"))
+    with monkeypatch.context() as patch:
+        cut_at(patch, epoch=2, position=1)
+        with pytest.raises(InterruptedRunError):
+            train_recogniser(config("cut"))
+    resumed = train_recogniser(config("cut"))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert same_networks(whole, resumed)
+
+
+def test_a_run_killed_outright_resumes_with_the_same_losses(folder: Path, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "kith-train")]
+    settings = {"backbone.widths": "[16,16,16]", "backbone.stem": "16", "backbone.depths": "[1,1,1]"}
+    settings |= {"loop.batch_size": "8", "loop.checkpoint_seconds": "0", "data.max_identities": "6"}
+    arguments = ["--data", str(folder), "--folder", "--epochs", "40", "--threads", "1"]
+    for key, value in settings.items():
+        arguments += ["--set", f"{key}={value}"]
+
+    def start(*what: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*command, *what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONWARNINGS": ""}
+        )
+
+    whole = start("run", "smoke", *arguments, "--output", str(tmp_path / "whole"))
+    killed = start("run", "smoke", *arguments, "--output", str(tmp_path / "killed"))
+    log = tmp_path / "killed" / "losses.csv"
+    while killed.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 8):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            killed.wait(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert len(losses(tmp_path / "killed")) < 40 * STEPS_PER_EPOCH
+    _, errors = whole.communicate(timeout=120)
+    assert whole.returncode == 0, errors.decode()
+    resumed = start("resume", str(tmp_path / "killed"), "--threads", "1")
+    _, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors.decode()
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_a_run_is_resumed_only_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
+    train_recogniser(tiny_run(folder, tmp_path / "run", "cosface", epochs=1))
+    with pytest.raises(ConfigError, match=r"head\.name"):
+        train_recogniser(tiny_run(folder, tmp_path / "run", "arcface", epochs=1))
+    assert train_recogniser(tiny_run(folder, tmp_path / "run", "cosface", epochs=2)).step == 2 * STEPS_PER_EPOCH
+
+
+def test_a_checkpoint_is_the_old_one_or_the_new_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_recogniser(tiny_run(folder, tmp_path / "run", epochs=1))
+    before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+
+    def torn(state: Any, stream: Any) -> None:
+        stream.write(b"half a check")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", torn)
+        with pytest.raises(OSError, match="No space"):
+            train_recogniser(tiny_run(folder, tmp_path / "run", epochs=2))
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
+    assert train_recogniser(tiny_run(folder, tmp_path / "run", epochs=2)).step == 2 * STEPS_PER_EPOCH
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface")
+    data = load_identities(config.data, tmp_path / "cache")
+    objective = build_objective(config, data.num_classes)
+    with torch.no_grad():
+        objective.head.weight[0, 0] = float("nan")  # type: ignore[operator]
+    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; rows of the batch: \[\d+"):
+        fit(build_backbone(TINY), objective, data, config)
+    backbone = build_backbone(TINY)
+    with torch.no_grad():
+        next(backbone.parameters()).fill_(float("inf"))
+    with pytest.raises(NonFiniteLossError, match="step 0: embeddings"):
+        fit(backbone, build_objective(config, data.num_classes), data, config)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_recomputed_activations_change_nothing(folder: Path, tmp_path: Path) -> None:
+    plain = train_recogniser(tiny_run(folder, tmp_path / "plain", epochs=1))
+    less = train_recogniser(tiny_run(folder, tmp_path / "less", epochs=1, gradient_checkpointing=True))
+    assert losses(tmp_path / "less") == losses(tmp_path / "plain")
+    assert same_networks(plain, less)
+
+
+def test_bf16_learns_as_fp32_does(folder: Path, tmp_path: Path) -> None:
+    for precision in ("fp32", "bf16"):
+        config = gentle(tiny_run(folder, tmp_path / precision, epochs=6, precision=precision))
+        train_recogniser(config)
+    exact, rounded = (np.array([float(v) for _, v in losses(tmp_path / p)]) for p in ("fp32", "bf16"))
+    assert abs(exact - rounded).max() < 0.05 * exact.max()
+    assert not np.array_equal(exact, rounded)
+    assert exact[-3:].mean() < exact[:3].mean()
+
+
+def test_a_compiled_backbone_trains_alike(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced without a C++ compiler: what is tested is that the loop, the state and the average see through it.
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda network: compiled(network, backend="eager"))
+    plain = train_recogniser(tiny_run(folder, tmp_path / "plain", epochs=1))
+    traced = train_recogniser(tiny_run(folder, tmp_path / "traced", epochs=1, compile=True))
+    assert losses(tmp_path / "traced") == losses(tmp_path / "plain")
+    assert same_networks(plain, traced)
+
+
+def test_the_average_is_of_all_steps(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", epochs=1, ema_decay=0.0)
+    assert_equal = train_recogniser(config).backbone.state_dict()
+    last = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert all(torch.equal(value, last["backbone"][name]) for name, value in assert_equal.items())
+    slow = train_recogniser(tiny_run(folder, tmp_path / "slow", epochs=1, ema_decay=0.9)).backbone.state_dict()
+    moved = torch.load(tmp_path / "slow" / "checkpoint.pt", weights_only=True)["backbone"]
+    assert any(not torch.equal(value, moved[name]) for name, value in slow.items())
+
+
+def test_gradients_are_clipped(folder: Path, tmp_path: Path) -> None:
+    """Clipped to almost nothing, weights hardly move (weight decay aside)."""
+    config = tiny_run(folder, tmp_path / "run", epochs=1, gradient_clip=1e-9, weight_decay=0.0, ema_decay=0.0)
+    torch.manual_seed(config.loop.seed)
+    before = build_backbone(TINY)
+    after = train_recogniser(config).backbone
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
+        assert torch.allclose(old, new, atol=1e-6), name
+
+
+def test_schedules() -> None:
+    config = LoopConfig(learning_rate=0.1, warmup_steps=10)
+    for schedule, middle in (("cosine", 0.05), ("poly", 0.1 * 0.5**2)):
+        chosen = replace(config, schedule=schedule)  # type: ignore[arg-type]
+        assert learning_rate(0, 110, chosen) == pytest.approx(0.01)
+        assert learning_rate(9, 110, chosen) == pytest.approx(0.1)
+        assert learning_rate(60, 110, chosen) == pytest.approx(middle)
+        assert learning_rate(110, 110, chosen) == pytest.approx(0.0)
+    assert [margin_share(s, LoopConfig(margin_warmup_steps=4)) for s in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
+    assert margin_share(0, LoopConfig()) == 1
+
+
+def test_what_a_run_leaves_behind(folder: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 112, 112, 3), dtype=np.uint8)
+    write_bin(tmp_path / "odd.bin", [cv2.imencode(".png", p)[1].tobytes() for p in pixels], [True, False] * 10)
+    config = replace(tiny_run(folder, tmp_path / "run", epochs=4), validation=(tmp_path / "odd.bin",))
+    train_recogniser(config)
+    run = tmp_path / "run"
+    assert json.loads((run / "config.json").read_text())["head"]["name"] == "adacos"
+    assert (run / "losses.png").read_bytes().startswith(b"\x89PNG")
+    with (run / "losses.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert set(rows[0]) == {"step", "loss", "learning_rate", "scale"}
+    with (run / "validation.csv").open(newline="") as stream:
+        judged = list(csv.DictReader(stream))
+    assert [int(row["step"]) for row in judged] == [STEPS_PER_EPOCH * e for e in (1, 2, 3, 4)]
+    assert {row["measure"] for row in judged} == {"odd accuracy"}
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert {"loss", "scale", "learning_rate", "odd accuracy"} <= set(events.Tags()["scalars"])
+    (at_ten,) = [e.value for e in events.Scalars("loss") if e.step == 10]
+    assert at_ten == pytest.approx(float(rows[9]["loss"]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head.name": "none"}, "learns nothing alone"),
+        ({"head.name": "adacos", "loop.class_sampling": "1"}, "AdaCos needs all classes at once"),
+        ({"head.name": "softmax", "loop.class_sampling": "1"}, "for cosine heads"),
+        ({"head.name": "cosface", "loop.class_sampling": "1", "terms.inter": "1"}, "class weights"),
+        ({"loop.batch_size": "64"}, "lower loop.batch_size"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    folder: Path, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_recogniser(tiny_run(folder, tmp_path / "run").overridden(settings))
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_sampling_no_classes_away_is_the_full_classifier(folder: Path, tmp_path: Path) -> None:
+    """Partial FC at 1.0 in one process; with several, see test_distributed."""
+    for head in ("cosface", "arcface", "magface", "adaface", "sphereface"):
+        base = gentle(tiny_run(folder, tmp_path / f"{head}-full", epochs=2), head)
+        full = train_recogniser(base)
+        part = train_recogniser(
+            replace(base, output=tmp_path / f"{head}-part", loop=replace(base.loop, class_sampling=1.0))
+        )
+        one, other = ([float(v) for _, v in losses(tmp_path / f"{head}-{kind}")] for kind in ("full", "part"))
+        assert one == pytest.approx(other, rel=1e-5), head
+        kept = [torch.load(c.path, weights_only=True)["head"]["weight"] for c in (full, part)]
+        assert torch.allclose(kept[0], kept[1], atol=1e-5), head
+
+
+def test_a_split_run_and_a_whole_one_share_checkpoints(folder: Path, tmp_path: Path) -> None:
+    """Also the optimiser's memory: what one began the other ends with the losses of an uninterrupted run."""
+    whole = gentle(tiny_run(folder, tmp_path / "whole", epochs=4), "cosface")
+    train_recogniser(whole)
+    for first, second in ((0.0, 1.0), (1.0, 0.0)):
+        output = tmp_path / f"{first}"
+        config = replace(whole, output=output)
+
+        def run(sampling: float, epochs: int, config: RunConfig = config) -> None:
+            loop = replace(config.loop, class_sampling=sampling, epochs=4)
+            shortened = replace(config, loop=loop)
+            data = load_identities(config.data, tmp_path / "cache")
+            torch.manual_seed(config.loop.seed)
+            backbone, objective = build_backbone(TINY), build_objective(shortened, data.num_classes)
+            if epochs < 4:
+                with pytest.MonkeyPatch.context() as patch:
+                    cut_at(patch, epochs, 0)
+                    with pytest.raises(InterruptedRunError):
+                        fit(backbone, objective, data, shortened)
+            else:
+                fit(backbone, objective, data, shortened)
+
+        output.mkdir()
+        run(first, 2)
+        run(second, 4)
+        one, other = ([float(v) for _, v in losses(o)] for o in (tmp_path / "whole", output))
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_sampled_classes_are_those_of_the_batch_and_some_others(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", class_sampling=0.5)
+    objective = build_objective(config, 100)
+    head = objective.head.train()
+    assert isinstance(head, PartialFC)
+    before = head.table_PD.clone()
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    labels = torch.tensor([3, 50, 99, 3])
+    head(torch.randn(4, 16), labels).backward()
+    with head.stepping(optimiser):
+        optimiser.step()
+    moved = (head.table_PD != before).any(1)
+    assert moved[labels].all()
+    # At s = 64 a far class's gradient may be smaller than its weight's last digit.
+    assert 3 < int(moved.sum()) <= 50
+
+
+def test_heads_options_are_checked_before_anything_is_decoded(folder: Path, tmp_path: Path) -> None:
+    config = replace(tiny_run(folder, tmp_path / "run"), head=HeadConfig("cosface", {"marjin": 0.2}))
+    with pytest.raises(ConfigError, match="marjin"):
+        train_recogniser(config)

@@ -1,0 +1,101 @@
+"""The improved residual networks of ArcFace: IResNet-18, 34, 50 and 100.
+
+J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019, section 2.2.2 of the first
+version ("improved residual unit", and option E for the head); D. Han et al., "Deep Pyramidal Residual Networks", 2017,
+section 3.3, for the unit itself. Parameter counts are those of the public insightface networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from torch import Tensor, nn
+
+from models.alignment import CROP_SIZE_PX
+from training.backbones.checkpointing import Recomputable
+
+WIDTHS: Final = (64, 128, 256, 512)
+DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
+    "iresnet18": (2, 2, 2, 2),
+    "iresnet34": (3, 4, 6, 3),
+    "iresnet50": (3, 4, 14, 3),
+    "iresnet100": (3, 13, 30, 3),
+}
+
+
+class Block(Recomputable):
+    """BN-Conv-BN-PReLU-Conv-BN beside a shortcut: (B, channels_in, H, W) to (B, channels, H/stride, W/stride).
+
+    Args:
+        stride_first: the first convolution strides, so that both compute the small map alone: cheaper. The papers'
+            networks stride in the second.
+    """
+
+    def __init__(self, channels_in: int, channels: int, stride: int, stride_first: bool = False) -> None:
+        super().__init__()
+        first, second = (stride, 1) if stride_first else (1, stride)
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(channels_in),
+            nn.Conv2d(channels_in, channels, 3, first, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.PReLU(channels),
+            nn.Conv2d(channels, channels, 3, second, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.shortcut = (
+            nn.Identity()
+            if stride == 1 and channels_in == channels
+            else nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+        )
+
+    def compute(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
+
+
+def stages(channels_in: int, widths: Sequence[int], depths: Sequence[int], stride_first: bool = False) -> nn.Sequential:
+    """Blocks in a row; each stage's first halves the side and brings the stage's width."""
+    blocks = []
+    for width, depth in zip(widths, depths, strict=True):
+        for index in range(depth):
+            blocks.append(Block(channels_in, width, 2 if index == 0 else 1, stride_first))
+            channels_in = width
+    return nn.Sequential(*blocks)
+
+
+class IResNet(nn.Module):
+    """(B, 3, 112, 112) in [-1, 1], RGB, to (B, embedding_dim), not normalised.
+
+    Args:
+        depths: blocks of the stages at 56x56, 28x28, 14x14 and 7x7.
+        dropout: probability in [0, 1) of dropping an activation before the last layer; ArcFace's is 0.4.
+    """
+
+    def __init__(self, depths: Sequence[int], embedding_dim: int = 512, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.PReLU(WIDTHS[0])
+        )
+        self.body = stages(WIDTHS[0], WIDTHS, depths)
+        map_size = CROP_SIZE_PX // 2 ** len(WIDTHS)
+        features = nn.BatchNorm1d(embedding_dim)
+        # Cosine sees the direction alone. With a gain of its own a dimension could fade from it; with all of them held
+        # at 1 each keeps an equal share.
+        features.weight.requires_grad_(False)
+        self.head = nn.Sequential(
+            nn.BatchNorm2d(WIDTHS[-1]),
+            nn.Dropout(dropout),
+            nn.Flatten(),
+            nn.Linear(WIDTHS[-1] * map_size**2, embedding_dim),
+            features,
+        )
+        # The public networks' start. A batch norm follows each convolution, so that the size changes no output; it
+        # divides the steps the weights take, and published learning rates count on it.
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.stem(x)))
+        return out

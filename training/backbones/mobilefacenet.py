@@ -1,0 +1,74 @@
+"""MobileFaceNet: S. Chen et al., "MobileFaceNets: Efficient CNNs for Accurate Real-Time Face Verification on Mobile
+Devices", 2018, Table 1. A million parameters, 221 million multiply-adds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor, nn
+
+from models.alignment import CROP_SIZE_PX
+from training.backbones.checkpointing import Recomputable
+
+# Table 1: expansion t of the block's input, channels c, repetitions n, stride s of the first repetition.
+BOTTLENECKS: Final = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
+
+
+class Bottleneck(Recomputable):
+    """MobileNetV2's block with PReLU: expand by 1x1, filter each channel by 3x3, project linearly by 1x1; (B,
+    channels_in, H, W) to (B, channels, H/stride, W/stride). Blocks that keep the shape add their input."""
+
+    def __init__(self, channels_in: int, expanded: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            _convolution(channels_in, expanded, 1),
+            _convolution(expanded, expanded, 3, stride, groups=expanded),
+            nn.Conv2d(expanded, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.residual = stride == 1 and channels_in == channels
+
+    def compute(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return x + out if self.residual else out
+
+
+class MobileFaceNet(nn.Module):
+    """(B, 3, 112, 112) in [-1, 1], RGB, to (B, embedding_dim), not normalised."""
+
+    def __init__(self, embedding_dim: int = 128) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_convolution(3, 64, 3, 2), _convolution(64, 64, 3, groups=64))
+        blocks = []
+        channels_in = 64
+        for expansion, channels, repetitions, stride in BOTTLENECKS:
+            for index in range(repetitions):
+                blocks.append(Bottleneck(channels_in, expansion * channels_in, channels, stride if index == 0 else 1))
+                channels_in = channels
+        self.body = nn.Sequential(*blocks, _convolution(channels_in, 512, 1))
+        self.head = gdc_head(512, embedding_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.stem(x)))
+        return out
+
+
+def gdc_head(channels: int, embedding_dim: int) -> nn.Sequential:
+    """(B, channels, 7, 7) to (B, embedding_dim): section 3.1's global depthwise convolution, which weighs each place
+    of a map where average pooling would not, and the linear 1x1 convolution of Table 1."""
+    map_size = CROP_SIZE_PX // 16
+    return nn.Sequential(
+        nn.Conv2d(channels, channels, map_size, groups=channels, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.Flatten(),
+        nn.Linear(channels, embedding_dim, bias=False),
+        nn.BatchNorm1d(embedding_dim),
+    )
+
+
+def _convolution(channels_in: int, channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, size, stride, size // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.PReLU(channels),
+    )

@@ -1,0 +1,91 @@
+"""Batch normalisation over the batches of all ranks, on a CPU too: torch's own needs a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def synchronise(backbone: nn.Module) -> nn.Module:
+    """Make the batch norms of ``backbone`` normalise by the global batch, in place, and return it.
+
+    Parameters, buffers and state-dict keys stay the same. Ranks may hold batches of unequal size. Without a process
+    group, in a group of one and in evaluation nothing changes.
+    """
+    if next(backbone.parameters()).is_cuda:
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)  # type: ignore[no-untyped-call]
+        return converted
+    for module in list(backbone.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+                setattr(module, name, GlobalBatchNorm.of(child))
+    return backbone
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithm 1, where the mini-batch is that of all ranks:
+    (B, C) or (B, C, H, W) to the same shape and dtype. Statistics are computed in fp32 or better."""
+
+    @classmethod
+    def of(cls, plain: _BatchNorm) -> GlobalBatchNorm:
+        module = cls(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
+        # The very parameters and buffers: an optimiser may hold them already.
+        module.__dict__.update(plain.__dict__)
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(x)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        others = [d for d in range(x.ndim) if d != 1]
+        per_channel = (1, -1) + (1,) * (x.ndim - 2)
+        # Two passes, for the mean of squares less the squared mean cancels where the mean is large.
+        sums = _sum_over_ranks(torch.cat([exact.sum(others), exact.new_tensor([x.numel() / x.shape[1]])]))
+        count = sums[-1].detach()
+        mean_C = sums[:-1] / count
+        centred = exact - mean_C.view(per_channel)
+        variance_C = _sum_over_ranks(centred.square().sum(others)) / count
+        self._track(mean_C.detach(), variance_C.detach() * count / (count - 1))
+        out = centred * torch.rsqrt(variance_C + self.eps).view(per_channel)
+        if self.affine:
+            out = out * self.weight.view(per_channel) + self.bias.view(per_channel)
+        return out.to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean_C: Tensor, unbiased_variance_C: Tensor) -> None:
+        if self.track_running_stats:
+            seen = self.get_buffer("num_batches_tracked").add_(1)
+            # torch reads None as the plain average of all batches.
+            share = 1 / float(seen) if self.momentum is None else self.momentum
+            for name, value_C in (("running_mean", mean_C), ("running_var", unbiased_variance_C)):
+                buffer_C = self.get_buffer(name)
+                buffer_C.lerp_(value_C.to(buffer_C.dtype), share)
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
+        if input.ndim < 2:
+            raise ValueError(f"batch norm needs (B, C) or (B, C, H, W), not {tuple(input.shape)}")
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Every rank's result holds every rank's x, so that x receives the gradients of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _sum_over_ranks(x: Tensor) -> Tensor:
+    total: Tensor = _SumOverRanks.apply(x)  # type: ignore[no-untyped-call]
+    return total

@@ -1,0 +1,84 @@
+"""Learning from a teacher's embeddings: any pack, any ONNX network, any finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.errors import ModelError
+from models.pack import Normalisation, load_pack
+from models.recognition import Recogniser, unit
+from models.runtime import Network
+from training.backbones import build_backbone
+from training.config import ConfigError
+from training.losses.core import wide
+from training.runs import CHECKPOINT, CONFIG, averaged_weights, read_run
+
+Teacher = Callable[[Tensor], Tensor]
+"""(B, 3, 112, 112) crops in [-1, 1], RGB, to (B, D) unit embeddings without gradient."""
+
+
+def load_teacher(path: Path) -> Teacher:
+    """A run directory (its averaged weights), a pack or directory of ONNX files, or one ONNX file fed with RGB crops
+    in [-1, 1].
+
+    Raises:
+        ConfigError: nothing there can teach.
+    """
+    if (path / CONFIG).is_file():
+        config = read_run(path)
+        backbone = build_backbone(config.backbone)
+        backbone.load_state_dict(averaged_weights(path / CHECKPOINT))
+        return _torch_teacher(backbone.eval())
+    try:
+        if path.suffix == ".onnx":
+            return _onnx_teacher(Network(path), Normalisation(127.5, 127.5))
+        spec = load_pack(path).recognition
+        recogniser = Recogniser(Network(spec.path), spec)
+    except ModelError as error:
+        raise ConfigError(f"distill.teacher {path}: {error}") from error
+    return lambda images: torch.from_numpy(recogniser.embed(_pixels(images))).to(images.device)
+
+
+def _torch_teacher(backbone: nn.Module) -> Teacher:
+    @torch.no_grad()
+    def embed(images_BCHW: Tensor) -> Tensor:
+        return F.normalize(wide(backbone.to(images_BCHW.device)(images_BCHW)))
+
+    return embed
+
+
+def _onnx_teacher(network: Network, normalisation: Normalisation) -> Teacher:
+    def embed(images_BCHW: Tensor) -> Tensor:
+        pixels = _pixels(images_BCHW).transpose(0, 3, 1, 2).astype(np.float32)
+        vectors = network.run((pixels - normalisation.mean) / normalisation.std)[0]
+        return torch.from_numpy(unit(vectors.reshape(len(vectors), -1))).to(images_BCHW.device)
+
+    return embed
+
+
+def _pixels(images_BCHW: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    values = (images_BCHW.float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    return values.permute(0, 2, 3, 1).cpu().numpy()
+
+
+class Distillation(nn.Module):
+    """mean(1 - cos(student, teacher)), the student's embedding projected linearly where dimensions differ."""
+
+    def __init__(self, teacher: Teacher, student_dim: int) -> None:
+        super().__init__()
+        self.teacher = teacher
+        teacher_dim = teacher(torch.zeros(1, 3, 112, 112)).shape[1]
+        self.projection: nn.Module = (
+            nn.Identity() if teacher_dim == student_dim else nn.Linear(student_dim, teacher_dim, bias=False)
+        )
+
+    def forward(self, embeddings_BD: Tensor, images_BCHW: Tensor) -> Tensor:
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            wanted_BD = self.teacher(images_BCHW)
+            return (1 - F.cosine_similarity(self.projection(wide(embeddings_BD)), wanted_BD)).mean()

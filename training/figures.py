@@ -1,0 +1,182 @@
+"""The seed notes' figures, drawn from the very heads that train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from training.config import ConfigError
+from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace
+from training.losses.bounds import cosface_scale_bound, fixed_scale, normface_loss_bound
+from training.losses.multiplicative import psi
+from training.metrics import Floats
+from training.plots import png, read_columns
+from training.runs import LOSSES
+
+SCALES = (5.0, 10.0, 20.0, 30.0, 64.0)
+MARGINS_RAD = (0.0, 0.2, 0.4, 0.6, 0.8)
+MARGIN_FIGURES_SCALE = 30.0
+"""AdaCos draws its margins at s = 30."""
+
+
+def _heads() -> Mapping[str, CosineHead]:
+    """The margins of ArcFace's figure 4(b) and 5, at the values of its section 3.2."""
+    return {
+        "softmax": NormFace(2, 2),
+        "SphereFace m = 1.35": SphereFace(2, 2),
+        "ArcFace m = 0.5": ArcFace(2, 2, beyond="continuous"),
+        "CosFace m = 0.35": CosFace(2, 2),
+        "CM1 (1, 0.3, 0.2)": CombinedMargin(2, 2, m1=1.0, m2=0.3, m3=0.2),
+        "CM2 (0.9, 0.4, 0.15)": CombinedMargin(2, 2, m1=0.9, m2=0.4, m3=0.15),
+    }
+
+
+def target_curve(head: CosineHead, angles_rad: Floats) -> Floats:
+    """What stands in the target's place at each angle, before the scale."""
+    cosines = torch.from_numpy(np.cos(angles_rad))
+    values: Floats = head.target_cosines(cosines, torch.ones_like(cosines)).numpy()
+    return values
+
+
+def probability(angles_rad: Floats, scale: float, margin_rad: float, classes: int) -> Floats:
+    """P of the target at each angle, all other classes at right angles: AdaCos, eqs. 4 and 5."""
+    target = target_curve(ArcFace(2, 2, margin=margin_rad, beyond="continuous"), angles_rad)
+    return np.asarray(1 / (1 + (classes - 1) * np.exp(-scale * target)), np.float64)
+
+
+def scales(classes: int) -> Figure:
+    """P against theta for several s (AdaCos, figure 2)."""
+    theta = np.linspace(0.001, math.pi / 2, 400)
+    automatic = fixed_scale(classes)
+    curves = {f"s = {s:g}": probability(theta, s, 0.0, classes) for s in SCALES}
+    curves[f"s = sqrt(2) ln(C - 1) = {automatic:.2f}"] = probability(theta, automatic, 0.0, classes)
+    return _curves(f"Probability of the target, C = {classes:,}, no margin", "P", theta, curves, last_bold=True)
+
+
+def margins(classes: int) -> Figure:
+    """P against theta for several m at s = 30 (AdaCos, figure 3)."""
+    theta = np.linspace(0.001, math.pi / 2, 400)
+    curves = {f"m = {m:g}": probability(theta, MARGIN_FIGURES_SCALE, m, classes) for m in MARGINS_RAD}
+    return _curves(f"Probability of the target, C = {classes:,}, s = {MARGIN_FIGURES_SCALE:g}", "P", theta, curves)
+
+
+def target_logits(classes: int) -> Figure:
+    """The target logit against theta (ArcFace, figure 4b)."""
+    theta = np.linspace(0.001, math.pi - 0.001, 600)
+    curves = {name: target_curve(head, theta) for name, head in _heads().items()}
+    original = psi(torch.from_numpy(np.cos(theta)), 4).numpy()
+    curves["SphereFace psi m = 4, lambda = 5"] = np.asarray((5 * np.cos(theta) + original) / 6, np.float64)
+    return _curves("Target logit by angle, before the scale", "target logit / s", theta, curves)
+
+
+def boundaries(classes: int) -> Figure:
+    """Where each of two classes is accepted, and the margin between (ArcFace, figure 5)."""
+    angles = np.linspace(0.001, math.pi / 2, 400)
+    chosen = {k: v for k, v in _heads().items() if not k.startswith("CM")}
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    for axes, (name, head) in zip(figure.subplots(1, len(chosen), sharey=True), chosen.items(), strict=True):
+        target, plain = target_curve(head, angles), np.cos(angles)
+        first = target[None, :] >= plain[:, None]  # theta_1 runs along x, theta_2 along y
+        second = target[:, None] >= plain[None, :]
+        regions = np.where(first & ~second, 1.0, np.where(second & ~first, 2.0, np.where(first, 3.0, 0.0)))
+        degrees = np.degrees(angles)
+        axes.contourf(
+            degrees, degrees, regions, levels=(-0.5, 0.5, 1.5, 2.5, 3.5), colors=("#BBBBBB", "#CFE5F3", "#F7DDC9", "w")
+        )
+        axes.plot(degrees, degrees, linestyle=":", color="#666666", linewidth=1)
+        axes.set(title=name, xlabel="angle to class 1 (degrees)", aspect="equal")
+    figure.axes[0].set_ylabel("angle to class 2 (degrees)")
+    figure.suptitle("Blue: class 1, orange: class 2, grey: the margin between them")
+    return figure
+
+
+def bounds(classes: int) -> Figure:
+    """The least loss that a scale admits (NormFace, proposition 2) and the scale that a probability needs (CosFace)."""
+    s = np.linspace(1, 40, 400)
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    counts = (10, 100, classes, 100 * classes)
+    for count in counts:
+        left.plot(s, [normface_loss_bound(count, math.sqrt(v)) for v in s], label=f"C = {count:,}")
+    _dress(left, "The least loss of a normalised softmax", "s", "loss", log=True)
+    probabilities = np.linspace(0.5, 0.999, 200)
+    for count in counts:
+        right.plot(probabilities, [cosface_scale_bound(count, p) for p in probabilities], label=f"C = {count:,}")
+    _dress(right, "The least s that reaches a probability", "P of a class centre", "s")
+    return figure
+
+
+def adacos_scale(run: Path) -> Figure:
+    """AdaCos's s over a training run.
+
+    Raises:
+        ConfigError: the run's log has no scale.
+    """
+    columns = read_columns(run / LOSSES)
+    if "scale" not in columns:
+        raise ConfigError(f"{run / LOSSES} has no column scale: train with --head adacos")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(columns["step"], columns["scale"], label="s", color="#0072B2")
+    _dress(axes, "AdaCos's scale over training", "step", "s")
+    return figure
+
+
+FIGURES: Mapping[str, Callable[[int], Figure]] = MappingProxyType(
+    {
+        "scales": scales,
+        "margins": margins,
+        "target-logits": target_logits,
+        "boundaries": boundaries,
+        "bounds": bounds,
+    }
+)
+
+
+def draw(name: str, folder: Path, classes: int, run: Path | None) -> list[Path]:
+    """Write one figure, or all, as PNG; ``adacos-scale`` needs ``run``.
+
+    Raises:
+        ConfigError: there is no such figure, or it needs a run.
+    """
+    known = (*FIGURES, "adacos-scale")
+    if name not in (*known, "all"):
+        raise ConfigError(f"there is no figure {name!r}; known are {', '.join(known)} and all")
+    if name == "adacos-scale" and run is None:
+        raise ConfigError("the figure adacos-scale needs --run, a run with the adacos head")
+    figures = {k: make(classes) for k, make in FIGURES.items() if name in (k, "all")}
+    if run is not None and name in ("adacos-scale", "all"):
+        figures["adacos-scale"] = adacos_scale(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for key, figure in figures.items():
+        paths.append(folder / f"{key}.png")
+        paths[-1].write_bytes(png(figure))
+    return paths
+
+
+def _curves(title: str, y: str, theta_rad: Floats, curves: Mapping[str, Floats], last_bold: bool = False) -> Figure:
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axes = figure.subplots()
+    styles: Sequence[str] = ("-", "--", "-.", ":", "-", "--", "-.")
+    for i, (label, values) in enumerate(curves.items()):
+        bold = last_bold and i == len(curves) - 1
+        axes.plot(np.degrees(theta_rad), values, styles[i], label=label, linewidth=2.5 if bold else 1.5)
+    _dress(axes, title, "angle between feature and class centre (degrees)", y)
+    return figure
+
+
+def _dress(axes: Axes, title: str, x: str, y: str, log: bool = False) -> None:
+    axes.set(title=title, xlabel=x, ylabel=y)
+    if log:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=1e-6)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)

@@ -1,0 +1,188 @@
+"""Margins that follow the sample, the class or the training: what came after the seed notes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from training.losses.core import CosineHead
+from training.losses.margins import ArcFace, add_angle
+
+MarginKind = Literal["arc", "cos"]
+
+
+class SubCenterArcFace(ArcFace):
+    """ArcFace with K centres a class, the nearest of which counts: J. Deng et al., ECCV 2020, eq. 3.
+
+    Noisy samples of a class gather at centres of their own.
+    """
+
+    def __init__(
+        self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, centers: int = 3
+    ) -> None:
+        if centers < 1:
+            raise ValueError(f"a class needs at least one centre, not {centers}")
+        super().__init__(embedding_dim, num_classes * centers, scale, margin)
+        self.centers = centers
+        self.shardable = False  # a class's centres must stay together
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.weight) // self.centers
+
+    def class_weights(self) -> Tensor | None:
+        """The mean direction of each class's centres."""
+        return torch.nn.functional.normalize(self.weight).view(self.num_classes, self.centers, -1).mean(1)
+
+    def cosines(self, embeddings_BD: Tensor) -> Tensor:
+        return super().cosines(embeddings_BD).view(len(embeddings_BD), self.num_classes, self.centers).amax(2)
+
+
+class CurricularFace(CosineHead):
+    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, eqs. 10 to 12.
+
+    A negative class closer than the target with its margin gets cos (t + cos) instead of cos; t follows the mean
+    target cosine of all ranks' batches with momentum 0.99.
+    """
+
+    t: Tensor
+
+    def __init__(
+        self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, momentum: float = 0.99
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if not 0 <= margin < math.pi:
+            raise ValueError(f"an angular margin lies in [0, pi) radians, not {margin}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"a momentum lies in [0, 1), not {momentum}")
+        self.shardable = False  # hard negatives are judged by the target, wherever it is
+        self.margin_rad, self.momentum = margin, momentum
+        self.register_buffer("t", torch.tensor(0.0))
+
+    def readings(self) -> dict[str, float]:
+        return {**super().readings(), "t": float(self.t)}
+
+    def observe(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        mean = self._of_all_ranks(cos_BC.gather(1, labels_B[:, None])).mean()
+        self.t.lerp_(mean.to(self.t.dtype), 1 - self.momentum)
+
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share))
+
+    def other_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
+        target_B1 = cos_BC.gather(1, labels_B[:, None])
+        m = self.margin_rad * self.margin_share
+        threshold_B1 = target_B1 * math.cos(m) - torch.sqrt(1 - target_B1**2) * math.sin(m)
+        return torch.where(cos_BC > threshold_B1.detach(), cos_BC * (self.t + cos_BC), cos_BC)
+
+
+class MagFace(CosineHead):
+    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, eqs. 3 to 5.
+
+    With a = ||x|| bounded to [l_a, u_a]: the margin is m(a) = l_m + (u_m - l_m)(a - l_a)/(u_a - l_a), and
+    lambda_g (1/a + a/u_a^2) draws good samples to large a. The loss is undefined without lengths, so that embeddings
+    must come to the head unnormalised.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        scale: float = 64.0,
+        l_a: float = 10.0,
+        u_a: float = 110.0,
+        l_m: float = 0.45,
+        u_m: float = 0.8,
+        lambda_g: float = 35.0,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if not (0 < l_a < u_a and 0 <= l_m <= u_m < math.pi and lambda_g >= 0):
+            raise ValueError("MagFace needs 0 < l_a < u_a, 0 <= l_m <= u_m < pi and lambda_g >= 0")
+        self.l_a, self.u_a, self.l_m, self.u_m, self.lambda_g = l_a, u_a, l_m, u_m, lambda_g
+
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        a_B = norms_B.clamp(self.l_a, self.u_a)
+        m_B = self.l_m + (self.u_m - self.l_m) * (a_B - self.l_a) / (self.u_a - self.l_a)
+        return add_angle(cos_B, m_B * self.margin_share)
+
+    def regulariser(self, norms_B: Tensor) -> Tensor | float:
+        a_B = norms_B.clamp(self.l_a, self.u_a)
+        return self.lambda_g * (1 / a_B + a_B / self.u_a**2).mean()
+
+
+class AdaFace(CosineHead):
+    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, eqs. 15 to 17.
+
+    q = clip(h (||x|| - mu) / sigma, -1, 1), with mu and sigma of all ranks' batch lengths, averaged with ``alpha``;
+    the target is cos(theta - m q) - (m q + m), its angle kept inside [0, pi]. No gradient passes through q.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        scale: float = 64.0,
+        margin: float = 0.4,
+        h: float = 0.333,
+        alpha: float = 0.01,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if not (0 <= margin < math.pi / 2 and h > 0 and 0 < alpha <= 1):
+            raise ValueError("AdaFace needs a margin in [0, pi/2), h > 0 and alpha in (0, 1]")
+        self.margin, self.h, self.alpha = margin, h, alpha
+        self.register_buffer("mean", torch.tensor(20.0))
+        self.register_buffer("std", torch.tensor(100.0))
+
+    def readings(self) -> dict[str, float]:
+        return {**super().readings(), "norm_mean": float(self.mean), "norm_std": float(self.std)}
+
+    def observe(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        lengths = self._of_all_ranks(norms_B).clamp(1e-3, 100)
+        self.mean.lerp_(lengths.mean().to(self.mean.dtype), self.alpha)
+        self.std.lerp_(lengths.std().to(self.std.dtype), self.alpha)
+
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        lengths_B = norms_B.detach().clamp(1e-3, 100)
+        q_B = (self.h * (lengths_B - self.mean) / (self.std + 1e-3)).clamp(-1, 1)
+        m = self.margin * self.margin_share
+        theta_B = (torch.arccos(cos_B) - m * q_B).clamp(1e-3, math.pi - 1e-3)
+        return torch.cos(theta_B) - (m * q_B + m)
+
+
+class ElasticFace(CosineHead):
+    """A margin drawn anew for every sample, N(m, sigma): F. Boutros et al., "ElasticFace", CVPRW 2022, eqs. 5 to 8.
+
+    ``kind`` is where the margin sits: in the angle ("arc", m = 0.5, sigma = 0.05) or in the cosine ("cos", 0.35,
+    0.05). With ``plus`` the larger margins of a batch go to the samples farther from their centre.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        scale: float = 64.0,
+        margin: float = 0.5,
+        sigma: float = 0.05,
+        kind: MarginKind = "arc",
+        plus: bool = False,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if kind not in get_args(MarginKind):
+            raise ValueError(f"kind must be one of {get_args(MarginKind)}, not {kind!r}")
+        if not (0 <= margin < math.pi / 2 and sigma >= 0):
+            raise ValueError("ElasticFace needs a margin in [0, pi/2) and sigma >= 0")
+        self.margin, self.sigma, self.kind, self.plus = margin, sigma, kind, plus
+
+    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+        m_B = self.margin + self.sigma * torch.randn_like(cos_B)
+        if self.plus:
+            nearest_first_B = cos_B.detach().argsort(descending=True)
+            m_B = torch.empty_like(m_B).scatter(0, nearest_first_B, m_B.sort().values)
+        m_B = m_B * self.margin_share
+        return add_angle(cos_B, m_B) if self.kind == "arc" else cos_B - m_B

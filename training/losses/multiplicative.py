@@ -1,0 +1,83 @@
+"""The original multiplicative margins, whose logits keep the length of the feature."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from training.losses.core import Head, bounded, cosine_matrix, wide
+
+
+def psi(cos_B: Tensor, m: int) -> Tensor:
+    """psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m]: L-softmax, eq. 5; SphereFace, eq. 8.
+
+    cos(m theta) is Chebyshev's polynomial T_m(cos theta), whose gradient is finite everywhere.
+    """
+    before_B, value_B = torch.ones_like(cos_B), cos_B
+    for _ in range(m - 1):
+        before_B, value_B = value_B, 2 * cos_B * value_B - before_B
+    k_B = torch.floor(torch.arccos(cos_B.detach()) * m / math.pi).clamp(max=m - 1)
+    return (1 - 2 * (k_B % 2)) * value_B - 2 * k_B
+
+
+class LSoftmax(Head):
+    """||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, eqs. 4 and 5.
+
+    The target is eased in as the authors do: (lambda cos(theta) + psi(theta)) / (1 + lambda) with
+    lambda = max(lambda_least, lambda_first (1 + 0.12 t)^-1) after t steps; ``lambda_first=0`` takes psi at once.
+    """
+
+    step: Tensor
+    unit_weights = False
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        margin: int = 4,
+        lambda_first: float = 1000.0,
+        lambda_least: float = 5.0,
+    ) -> None:
+        super().__init__()
+        if margin < 1 or margin != int(margin):
+            raise ValueError(f"this margin is a whole number from 1, not {margin}")
+        if min(lambda_first, lambda_least) < 0:
+            raise ValueError("lambda_first and lambda_least must not be negative")
+        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        nn.init.kaiming_normal_(self.weight)
+        self.margin = int(margin)
+        self.lambda_first, self.lambda_least = lambda_first, lambda_least
+        self.register_buffer("step", torch.tensor(0))
+
+    def class_weights(self) -> Tensor | None:
+        return self.weight
+
+    def readings(self) -> dict[str, float]:
+        return {"lambda": self.easing}
+
+    @property
+    def easing(self) -> float:
+        return max(min(self.lambda_least, self.lambda_first), self.lambda_first / (1 + 0.12 * int(self.step)))
+
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            x_BD = wide(embeddings_BD)
+            lengths_BC = x_BD.norm(dim=1)[:, None]
+            if not self.unit_weights:
+                lengths_BC = lengths_BC * self.weight.to(x_BD.dtype).norm(dim=1)
+            cos_BC = cosine_matrix(x_BD, self.weight)
+            if self.training:
+                self.step += 1
+            index_B1 = labels_B[:, None]
+            cos_B = bounded(cos_BC.gather(1, index_B1).squeeze(1))
+            target_B = (self.easing * cos_B + psi(cos_B, self.margin)) / (1 + self.easing)
+            return F.cross_entropy(lengths_BC * cos_BC.scatter(1, index_B1, target_B[:, None]), labels_B)
+
+
+class ASoftmax(LSoftmax):
+    """||x|| psi(theta), ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, eqs. 7 and 8."""
+
+    unit_weights = True

@@ -1,0 +1,50 @@
+"""Softmax over inner products, with and without a fixed feature length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from training.losses.bounds import l2_softmax_alpha_bound
+from training.losses.core import Head, wide
+
+
+class Softmax(Head):
+    """W^T x + b: L1 of ArcFace (J. Deng et al., CVPR 2019, eq. 1)."""
+
+    def __init__(self, embedding_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(embedding_dim, num_classes)
+
+    def class_weights(self) -> Tensor | None:
+        return self.classifier.weight
+
+    def features(self, embeddings_BD: Tensor) -> Tensor:
+        return wide(embeddings_BD)
+
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            x_BD = self.features(embeddings_BD)
+            weight, bias = self.classifier.weight.to(x_BD.dtype), self.classifier.bias.to(x_BD.dtype)
+            return F.cross_entropy(F.linear(x_BD, weight, bias), labels_B)
+
+
+class L2Softmax(Softmax):
+    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017, eqs. 4 and 5.
+
+    Args:
+        alpha: the length of every feature; 0 takes the least that reaches probability 0.9 (their eq. 9).
+    """
+
+    def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.0) -> None:
+        super().__init__(embedding_dim, num_classes)
+        if alpha < 0:
+            raise ValueError(f"a length alpha is not negative, as {alpha} is; 0 chooses it")
+        self.alpha = alpha or l2_softmax_alpha_bound(num_classes, 0.9)
+
+    def features(self, embeddings_BD: Tensor) -> Tensor:
+        return self.alpha * F.normalize(wide(embeddings_BD))
+
+    def readings(self) -> dict[str, float]:
+        return {"scale": self.alpha}

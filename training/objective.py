@@ -1,0 +1,62 @@
+"""What a step minimises: a head's loss, terms beside it, a teacher's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from training.config import ConfigError, RunConfig
+from training.distillation import Distillation, load_teacher
+from training.losses import CosineHead, Head, PartialFC, build_head, build_term
+
+
+class Objective(nn.Module):
+    """The weighted sum of a head, terms and a distillation, each part by its name."""
+
+    def __init__(
+        self, head: Head, terms: Mapping[str, tuple[float, nn.Module]], distillation: tuple[float, Distillation] | None
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
+        self.term_weights = {name: weight for name, (weight, _) in terms.items()}
+        self.distillation = distillation[1] if distillation else None
+        self.distillation_weight = distillation[0] if distillation else 0.0
+
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, images_BCHW: Tensor) -> dict[str, Tensor]:
+        parts = {"head": self.head(embeddings_BD, labels_B)}
+        weights_CD = self.head.class_weights()
+        for name, term in self.terms.items():
+            parts[name] = self.term_weights[name] * term(embeddings_BD, labels_B, weights_CD)
+        if self.distillation is not None:
+            parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW)
+        return parts
+
+
+def build_objective(config: RunConfig, num_classes: int) -> Objective:
+    """By the run's settings.
+
+    Raises:
+        ConfigError: a head, term or teacher cannot be used, or does not go together with another setting.
+    """
+    dim = config.backbone.embedding_dim
+    head = build_head(config.head, dim, num_classes)
+    if config.loop.class_sampling:
+        head = _split(head, config.loop.class_sampling)
+    terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}
+    if config.head.name == "none" and not terms and config.distill.teacher is None:
+        raise ConfigError("head none learns nothing alone: add a term (terms.triplet=1) or a teacher")
+    distillation = None
+    if config.distill.teacher is not None:
+        distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim))
+    return Objective(head, terms, distillation)
+
+
+def _split(head: Head, sampling: float) -> Head:
+    if not isinstance(head, CosineHead):
+        raise ConfigError(f"loop.class_sampling is for cosine heads; {type(head).__name__} is none")
+    try:
+        return PartialFC(head, sampling)
+    except ValueError as error:
+        raise ConfigError(f"loop.class_sampling: {error}") from error
