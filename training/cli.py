@@ -33,9 +33,8 @@ from training.runs import read_run
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)
 Data = Annotated[Path, typer.Option(help="Where the data lies.", exists=True, file_okay=False)]
-Identities = Annotated[
-    Path, typer.Option(help="A folder with manifest.csv, a folder of folders (--folder), or a .rec file.", exists=True)
-]
+IDENTITIES = "A folder with manifest.csv, a folder of folders (--folder), or a .rec file."
+Identities = Annotated[Path, typer.Option(help=IDENTITIES, exists=True)]
 Output = Annotated[Path, typer.Option(help="Where the run or pack is written.")]
 Folder = Annotated[bool, typer.Option("--folder", help="The data has a folder per person and no manifest.")]
 AlignWith = Annotated[
@@ -50,7 +49,7 @@ Threads = Annotated[int | None, typer.Option(help="Processor threads; default: a
 
 @app.command()
 def inspect(
-    data: Identities,
+    data: Annotated[Path, typer.Argument(help=IDENTITIES, exists=True)],
     folder: Folder = False,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are no aligned crops.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here: look at it.")] = None,
@@ -63,6 +62,7 @@ def inspect(
     for warning in found.warnings:
         Console(stderr=True).print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
     if sheet is not None:
+        sheet.parent.mkdir(parents=True, exist_ok=True)
         contact_sheet(config, sheet)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.benchmarks import Embed, Judgement, LfwCrops, embed_crops, judge
+from training.benchmarks import Embed, LfwCrops, embed_crops, judge
 from training.config import RunConfig
 from training.data.identities import IdentitySet, load_identities
-from training.loop import Checkpoint
 from training.metrics import AngleStatistics, angle_statistics
+from training.runs import read_json
 
 COLUMNS = (
     "loss",
@@ -30,38 +30,44 @@ COLUMNS = (
     "Intra LFW",
     "Inter LFW",
 )
+ROW = "row.json"
 MOST_TRAINING_CROPS = 4096
 """Of which a run's own angles are taken: a spread over the whole set."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run, judged. Angles in degrees."""
-
-    loss: str
-    judgement: Judgement
-    own: AngleStatistics
-
-    def cells(self) -> tuple[str, ...]:
-        view1, view2, lfw = self.judgement.view1, self.judgement.view2, self.judgement.angles
-        if view1 is None or view2 is None:
-            raise ValueError("a comparison needs View 1 and View 2")
-        return (
-            self.loss,
-            f"{view1.accuracy * 100:.2f}",
-            f"{view2.accuracy.mean * 100:.2f} ± {view2.accuracy.std * 100:.2f}",
-            f"{view2.tar_at_far_1e2 * 100:.1f}",
-            f"{view2.tar_at_far_1e3 * 100:.1f}",
-            *("-" if v is None else f"{v:.1f}" for v in (self.own.w_ec, self.own.w_inter)),
-            *(f"{v:.1f}" for v in (self.own.intra, self.own.inter, lfw.intra, lfw.inter)),
-        )
+Cells = tuple[str, ...]
 
 
-def judge_run(config: RunConfig, finished: Checkpoint, embed: Embed, crops: LfwCrops) -> Row:
-    """A finished run on LFW's two views and on its own training crops."""
+def judged(config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: LfwCrops) -> Cells:
+    """A finished run on LFW's two views and on its own training crops, as a row; angles in degrees."""
     data = load_identities(config.data, config.output.parent / "cache")
-    own = own_angles(embed, data, finished.head.class_weights())
-    return Row(config.name, judge(embed, crops, parts=("view1", "view2")), own)
+    own = own_angles(embed, data, weights_CD)
+    judgement = judge(embed, crops, parts=("view1", "view2"))
+    view1, view2, lfw = judgement.view1, judgement.view2, judgement.angles
+    if view1 is None or view2 is None:
+        raise ValueError("a comparison needs the crops of View 1 and View 2")
+    return (
+        config.name,
+        f"{view1.accuracy * 100:.2f}",
+        f"{view2.accuracy.mean * 100:.2f} ± {view2.accuracy.std * 100:.2f}",
+        f"{view2.tar_at_far_1e2 * 100:.1f}",
+        f"{view2.tar_at_far_1e3 * 100:.1f}",
+        *("-" if v is None else f"{v:.1f}" for v in (own.w_ec, own.w_inter)),
+        *(f"{v:.1f}" for v in (own.intra, own.inter, lfw.intra, lfw.inter)),
+    )
+
+
+def remembered(config: RunConfig) -> Cells | None:
+    """The row of a run that was judged before, if its settings were these."""
+    path = config.output / ROW
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    return tuple(document["cells"]) if document["run"] == config.shareable() else None
+
+
+def remember(config: RunConfig, cells: Cells) -> None:
+    (config.output / ROW).write_text(json.dumps({"run": config.shareable(), "cells": cells}), encoding="utf-8")
 
 
 def own_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) -> AngleStatistics:
@@ -82,14 +88,13 @@ def _people_within(labels: NDArray[np.int64], images: int) -> int:
     return max(2, int((np.cumsum(np.bincount(labels)) <= images).sum()))
 
 
-def markdown(rows: Iterable[Row]) -> str:
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(row.cells() for row in rows)]
+def markdown(rows: Iterable[Cells]) -> str:
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def write_table(rows: Iterable[Row], path: Path) -> None:
-    """comparison.csv and comparison.md in ``path``."""
-    rows = list(rows)
-    with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([COLUMNS, *(row.cells() for row in rows)])
-    (path / "comparison.md").write_text(markdown(rows), encoding="utf-8")
+def write_table(rows: Sequence[Cells], folder: Path) -> None:
+    """comparison.csv and comparison.md."""
+    with (folder / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([COLUMNS, *rows])
+    (folder / "comparison.md").write_text(markdown(rows), encoding="utf-8")

@@ -80,7 +80,7 @@ def boundaries(classes: int) -> Figure:
     """Where each of two classes is accepted, and the margin between (ArcFace, figure 5)."""
     angles = np.linspace(0.001, math.pi / 2, 400)
     chosen = {k: v for k, v in _heads().items() if not k.startswith("CM")}
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
     for axes, (name, head) in zip(figure.subplots(1, len(chosen), sharey=True), chosen.items(), strict=True):
         target, plain = target_curve(head, angles), np.cos(angles)
         first = target[None, :] >= plain[:, None]  # theta_1 runs along x, theta_2 along y
@@ -179,4 +179,4 @@ def _dress(axes: Axes, title: str, x: str, y: str, log: bool = False) -> None:
         axes.set_yscale("log")
         axes.set_ylim(bottom=1e-6)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(framealpha=0.9)

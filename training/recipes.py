@@ -52,7 +52,8 @@ def papers(data: Path, output: Path) -> RunConfig:
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({"compact": compact, "smoke": smoke, "papers": papers})
 
-# The seed notes' losses, each at its paper's setting. A head and the terms beside it.
+# The seed notes' losses, each at its paper's setting, and two margins at scales that suit a small set. A head and the
+# terms beside it.
 SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
@@ -65,6 +66,8 @@ SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingPr
         "cm2": (HeadConfig("cm2", {"scale": 64.0}), ()),
         "adacos-fixed": (HeadConfig("adacos_fixed"), ()),
         "adacos": (HeadConfig("adacos"), ()),
+        "cosface-adaptive": (HeadConfig("adaptive_cosface", {"margin": 0.35}), ()),
+        "arcface-20": (HeadConfig("arcface", {"scale": 20.0, "margin": 0.5}), ()),
         "triplet": (HeadConfig("none"), (TermConfig("triplet", 1.0, {"margin": 0.35}),)),
         "arcface-intra-inter": (
             HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),

@@ -22,7 +22,7 @@ from training import distributed, plots
 from training.backbones import build_backbone
 from training.benchmarks import PARTS, Embed, LfwCrops, Part, judge, judge_bin, load_lfw_crops
 from training.calibrate import calibrate
-from training.compare import judge_run, markdown, own_angle_rows, own_angles, write_table
+from training.compare import Cells, judged, markdown, own_angle_rows, own_angles, remember, remembered, write_table
 from training.config import ConfigError, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.verification import read_bin
@@ -73,14 +73,18 @@ def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Che
 
 
 def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
-    """Run the seed notes' losses one after the other (finished ones are not run again) and judge each on LFW, aligned
-    by this detector; the table grows in ``output`` run by run and is returned."""
+    """Run the seed notes' losses one after the other (those judged before are not run again) and judge each on LFW,
+    aligned by this detector; the table grows in ``output`` run by run and is returned."""
     crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
-    rows = []
+    rows: list[Cells] = []
     for loss in losses:
         config = compared(loss, data / "celeba", output / loss, epochs, people)
-        finished = train_recogniser(config)
-        rows.append(judge_run(config, finished, embedder(finished.backbone), crops))
+        row = remembered(config)
+        if row is None:
+            finished = train_recogniser(config)
+            row = judged(config, embedder(finished.backbone), finished.head.class_weights(), crops)
+            remember(config, row)
+        rows.append(row)
         write_table(rows, output)
     return markdown(rows)
 

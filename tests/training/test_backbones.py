@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -20,15 +20,6 @@ from training.config import BackboneConfig, BackboneName
 from training.export import export_recogniser
 
 SMALL: tuple[BackboneName, ...] = ("thin_iresnet", "iresnet18", "mobilefacenet")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums in one order on every machine, and no threads that wait for each other on a busy one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def crops(count: int, seed: int = 0) -> Tensor:

@@ -69,7 +69,6 @@ def values(output: Path) -> list[tuple[float, float]]:
 def test_two_ranks_are_one(tmp_path: Path, special: dict[str, str]) -> None:
     folder = write_people(tmp_path / "people")
     settings = {**COMMON, **special}
-    torch.set_num_threads(1)
     one_rank(folder, tmp_path / "one", settings)
     two_ranks(folder, tmp_path / "two", settings)
     one, two = (values(tmp_path / name) for name in ("one", "two"))

@@ -1,0 +1,93 @@
+"""A student learns what its teacher says, whatever the teacher is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from tests.training.runs import TINY, losses, tiny_run, write_people
+from training.backbones import build_backbone
+from training.config import ConfigError, DistillConfig, TermConfig
+from training.data.identities import load_identities
+from training.distillation import Distillation, load_teacher
+from training.export import export_recogniser
+from training.loop import to_tensor
+from training.run import embedder, load_run, train_recogniser
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_people(tmp_path / "people")
+
+
+def test_a_pack_teaches_what_it_serves(pack: ModelPack, recogniser: Recogniser, rng: np.random.Generator) -> None:
+    crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
+    taught = load_teacher(pack.directory)(to_tensor(crops)).numpy()
+    np.testing.assert_allclose(taught, recogniser.embed(crops), atol=1e-5)
+    file = load_teacher(pack.recognition.path)(to_tensor(crops)).numpy()
+    np.testing.assert_allclose(file, recogniser.embed(crops), atol=1e-5)
+
+
+def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:
+    finished = train_recogniser(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=1))
+    crops = load_identities(tiny_run(folder, tmp_path).data, tmp_path / "cache").crops_NHWC[:12].copy()
+    export_recogniser(finished.backbone, to_tensor(crops), tmp_path / "teacher.onnx", {}, "fp32")
+    images = to_tensor(crops)
+    by_run = load_teacher(tmp_path / "teacher")(images)
+    assert not by_run.requires_grad
+    assert torch.allclose(by_run, F.normalize(finished.backbone(images)), atol=1e-6)
+    assert torch.allclose(by_run, load_teacher(tmp_path / "teacher.onnx")(images), atol=1e-4)
+
+
+def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> None:
+    """Its labels say nothing (head none): only the teacher can be learned from."""
+    train_recogniser(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=2))
+    student = replace(
+        tiny_run(folder, tmp_path / "student", "none", epochs=12, learning_rate=0.02, ema_decay=0.0),
+        distill=DistillConfig(tmp_path / "teacher", 2.0),
+    )
+    train_recogniser(student)
+    curve = np.array([float(v) for _, v in losses(tmp_path / "student")])
+    assert curve[-6:].mean() < 0.7 * curve[:3].mean()
+    crops = load_identities(student.data, tmp_path / "cache").crops_NHWC.copy()
+    taught, untaught = (
+        embedder(network) for network in (load_run(tmp_path / "student")[1], build_backbone(TINY).eval())
+    )
+    teacher = load_teacher(tmp_path / "teacher")(to_tensor(crops)).numpy()
+    assert (taught(crops) * teacher).sum(1).mean() > (untaught(crops) * teacher).sum(1).mean() + 0.2
+
+
+def test_other_dimensions_are_projected_and_saved(folder: Path, tmp_path: Path, pack: ModelPack) -> None:
+    config = replace(
+        tiny_run(folder, tmp_path / "run", "cosface", epochs=1),
+        distill=DistillConfig(pack.directory),
+        terms=(TermConfig("ring", 0.01),),
+    )
+    train_recogniser(config)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["distillation"]["projection.weight"].shape == (pack.recognition.dimension, 16)
+    assert train_recogniser(replace(config, loop=replace(config.loop, epochs=2))).step == 6
+
+
+def test_the_loss_is_one_minus_the_cosine() -> None:
+    wanted = F.normalize(torch.randn(3, 16))
+    distillation = Distillation(lambda images: wanted[: len(images)], 16)
+    x = torch.randn(3, 16)
+    expected = np.mean([1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in zip(x, wanted, strict=True)])
+    assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, abs=1e-6)
+    assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.onnx").write_bytes(b"no network")
+    for path in (tmp_path / "empty", tmp_path / "broken.onnx"):
+        with pytest.raises(ConfigError, match=r"distill\.teacher"):
+            load_teacher(path)

@@ -1,0 +1,60 @@
+"""The seed notes' figures come from the heads, and say what the notes say of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import Collection
+
+from tests.training.runs import tiny_run, write_people
+from training import figures
+from training.config import ConfigError
+from training.losses import ArcFace, CosFace
+from training.losses.bounds import fixed_scale
+from training.run import train_recogniser
+
+
+def test_every_figure_is_drawn(tmp_path: Path) -> None:
+    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
+    drawn = figures.draw("all", tmp_path / "figures", 10_575, tmp_path / "run")
+    assert {p.stem for p in drawn} == {*figures.FIGURES, "adacos-scale"}
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
+
+
+def test_probability_is_the_papers() -> None:
+    theta = np.array([0.3, 0.8, 1.4])
+    for s, m in ((13.1, 0.0), (30.0, 0.4)):
+        e = np.exp(s * np.cos(theta + m))
+        np.testing.assert_allclose(figures.probability(theta, s, m, 10_575), e / (e + 10_574), rtol=1e-9)
+    # A small s never reaches 1, a large one calls angles near a right angle right (AdaCos, section 3.1).
+    assert figures.probability(np.array([0.001]), 5.0, 0.0, 10_575)[0] < 0.05
+    assert figures.probability(np.array([math.radians(75)]), 64.0, 0.0, 10_575)[0] > 0.95
+    assert figures.probability(np.array([math.pi / 4]), fixed_scale(10_575), 0.0, 10_575)[0] == pytest.approx(0.5)
+
+
+def test_curves_are_those_of_the_heads() -> None:
+    theta = np.linspace(0.01, 2.0, 50)
+    np.testing.assert_allclose(figures.target_curve(CosFace(2, 2), theta), np.cos(theta) - 0.35)
+    np.testing.assert_allclose(figures.target_curve(ArcFace(2, 2), theta), np.cos(theta + 0.5))
+    (axes,) = figures.target_logits(100).axes
+    assert len(axes.lines) == 7
+    assert {line.get_label() for line in axes.lines} >= {"softmax", "ArcFace m = 0.5", "CM2 (0.9, 0.4, 0.15)"}
+
+
+def test_a_margin_opens_between_the_classes() -> None:
+    panels = {axes.get_title(): axes for axes in figures.boundaries(2).axes}
+    assert list(panels) == ["softmax", "SphereFace m = 1.35", "ArcFace m = 0.5", "CosFace m = 0.35"]
+    assert all(isinstance(c, Collection) for axes in panels.values() for c in axes.collections)
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="known are scales"):
+        figures.draw("scale", tmp_path, 100, None)
+    with pytest.raises(ConfigError, match="needs --run"):
+        figures.draw("adacos-scale", tmp_path, 100, None)
+    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "softmax", epochs=1))
+    with pytest.raises(ConfigError, match="no column scale"):
+        figures.draw("adacos-scale", tmp_path, 100, tmp_path / "run")
