@@ -16,6 +16,7 @@ from models.pack import DetectionSpec, sha256_of
 from models.runtime import Float, Network
 from training.config import ConfigError
 from training.data.cache import new_crops
+from training.data.identities import IdentitySet
 from training.data.verification import VerificationSet
 from training.evaluate import (
     Embeddings,
@@ -29,7 +30,20 @@ from training.evaluate import (
     verify,
     verify_similarities,
 )
-from training.metrics import AngleStatistics, Bools, Ints, angle_statistics, best_threshold, flip_average
+from training.metrics import (
+    AngleStatistics,
+    Bools,
+    Ints,
+    angle_statistics,
+    best_threshold,
+    distractor_identification,
+    distractor_verification,
+    equal_error_rate,
+    flip_average,
+    tar_at_far,
+    template_similarities,
+    templates,
+)
 
 Embed = Callable[[NDArray[np.uint8]], Float]
 """(n, 112, 112, 3) uint8 RGB crops to (n, d) unit vectors: a pack's ``Recogniser.embed``, or a torch network's."""
@@ -37,6 +51,8 @@ Part = Literal["view1", "view2", "open_set"]
 PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 CROPS_AT_ONCE: Final = 64
 BIN_FOLDS: Final = 10
+DISTRACTOR_FARS: Final = (1e-3, 1e-4, 1e-5, 1e-6)
+IJB_FARS: Final = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,11 +199,91 @@ def lfw_angles(embeddings: Embeddings) -> AngleStatistics:
 
 def judge_bin(embed: Embed, pairs: VerificationSet, flip: bool = False) -> Verification:
     """A network judged on an LFW-style .bin set: pairs lie side by side, in ten contiguous folds as InsightFace's.
-    Such a set names nobody: no intervals."""
+    Such a set names nobody: no intervals.
+
+    Raises:
+        ConfigError: the set lacks pairs of one kind.
+    """
+    if pairs.same.all() or not pairs.same.any():
+        raise ConfigError("a verification set needs pairs of one person and pairs of two")
     vectors = embed_crops(embed, pairs.crops_NHWC, flip)
     similarities = np.einsum("nd,nd->n", vectors[0::2], vectors[1::2], dtype=np.float64)
     folds = np.concatenate([np.full(len(f), i) for i, f in enumerate(np.array_split(pairs.same, BIN_FOLDS))])
     return verify_similarities(similarities, pairs.same, folds)
+
+
+@dataclass(frozen=True)
+class Distraction:
+    """MegaFace's protocol: ``rank1`` by the number of distractors, ``tar_at_far`` by the FAR."""
+
+    rank1: dict[int, float]
+    tar_at_far: dict[float, float]
+
+
+def judge_distractors(embed: Embed, probes: IdentitySet, distractors_NHWC: NDArray[np.uint8]) -> Distraction:
+    """A network judged as MegaFace does, with 10, 100, ... and all distractors, which are nobody of ``probes``.
+
+    Raises:
+        ConfigError: nobody in the probe set has two photos.
+    """
+    vectors = embed_crops(embed, probes.crops_NHWC).astype(np.float64)
+    others = embed_crops(embed, distractors_NHWC).astype(np.float64)
+    others = np.random.default_rng(0).permutation(others)
+    sizes = [*(10**k for k in range(1, 7) if 10**k < len(others)), len(others)]
+    try:
+        rank1 = distractor_identification(vectors, probes.labels, others, sizes)[:, 0]
+    except ValueError as error:
+        raise ConfigError(f"the probe set: {error}") from error
+    tar = distractor_verification(vectors, probes.labels, others, DISTRACTOR_FARS)
+    return Distraction(
+        dict(zip(sizes, rank1.tolist(), strict=True)), dict(zip(DISTRACTOR_FARS, tar.tolist(), strict=True))
+    )
+
+
+@dataclass(frozen=True)
+class TemplateVerification:
+    """IJB's 1:1 protocol over templates."""
+
+    tar_at_far: dict[float, float]
+    eer: float
+    pairs: int
+    photos_without_face: int
+
+
+def judge_ijb(embed: Embed, detector: Detector, folder: Path) -> TemplateVerification:
+    """A network judged on a folder as IJB-B and IJB-C are shared for research: ``meta/*face_tid_mid.txt``,
+    ``meta/*template_pair_label.txt`` and the photos in ``loose_crop/``. The face nearest a photo's centre counts;
+    photos without one are left out of their templates.
+
+    Raises:
+        ConfigError: a list or a photo is absent or malformed, or a template of the pairs has no photo with a face.
+    """
+    media = read_ijb_media(_one(folder / "meta", "*face_tid_mid.txt"))
+    pairs = read_ijb_pairs(_one(folder / "meta", "*template_pair_label.txt"))
+    kept, vectors = [], []
+    for rows, crops in central_crops(detector, [folder / "loose_crop" / file for file in media.files]):
+        kept += rows
+        vectors.append(embed(crops))
+    if not kept:
+        raise ConfigError(f"{folder}: no photo shows a face")
+    ids, by_template = templates(np.concatenate(vectors), media.template_ids[kept], media.media_ids[kept])
+    try:
+        similarities = template_similarities(ids, by_template, pairs.templates)
+    except ValueError as error:
+        raise ConfigError(f"{folder}: {error} with a face") from error
+    return TemplateVerification(
+        {far: tar_at_far(similarities, pairs.same, far) for far in IJB_FARS},
+        equal_error_rate(similarities, pairs.same),
+        len(pairs.same),
+        len(media.files) - len(kept),
+    )
+
+
+def _one(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise ConfigError(f"{folder} must hold one file {pattern}, not {len(found)}")
+    return found[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from models.detection import Detector
 from models.errors import ModelError
-from models.pack import BUNDLED, load_pack
+from models.pack import BUNDLED, ModelPack, load_pack
 from models.runtime import Network, available_cores
 from training import distributed, figures
 from training.config import ConfigError, DataConfig, RunConfig
@@ -28,8 +28,8 @@ from training.losses import HEADS, TERMS, options_of
 from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
 from training.report import rows
 from training.run import compare as compare_losses
-from training.run import export_run, make_pack, report_run, train_detector, train_recogniser
-from training.runs import read_run
+from training.run import embed_of, export_run, judge_others, make_pack, report_run, train_detector, train_recogniser
+from training.runs import CONFIG, read_run
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)
 Data = Annotated[Path, typer.Option(help="Where the data lies.", exists=True, file_okay=False)]
@@ -217,26 +217,44 @@ def pack(
 @app.command()
 def evaluate(
     what: Annotated[Path, typer.Argument(help="A run, a pack, or an unversioned directory of ONNX files.")],
-    data: Data,
+    data: Annotated[Path | None, typer.Option(help="Where lfw and wider lie.", exists=True, file_okay=False)] = None,
     view1: Annotated[bool, typer.Option(help="LFW View 1 only: for choosing settings.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
-    pack: Annotated[Path, typer.Option(help="For a run: whose detector aligns LFW.")] = BUNDLED,
+    pack: Annotated[Path, typer.Option(help="For a run: whose detector aligns photos.")] = BUNDLED,
     flip: Annotated[bool, typer.Option("--flip", help="For a run: average with the mirror image.")] = False,
+    bins: Annotated[list[Path] | None, typer.Option("--bin", help="An LFW-style .bin set; repeatable.")] = None,
+    ijb: Annotated[Path | None, typer.Option(help="A folder as IJB-B and IJB-C are shared.")] = None,
+    probes: Annotated[Path | None, typer.Option(help="MegaFace's protocol: a folder of photos per person...")] = None,
+    distractors: Annotated[Path | None, typer.Option(help="...and one of people who are none of them.")] = None,
 ) -> None:
-    """Measure a run on LFW, or a pack on LFW and WIDER FACE."""
+    """Measure a run on LFW, or a pack on LFW and WIDER FACE; either on other benchmarks too."""
+    if data is None and not (bins or ijb or probes):
+        raise ConfigError("name something to measure on: --data, --bin, --ijb, or --probes and --distractors")
+    if (probes is None) != (distractors is None):
+        raise ConfigError("--probes and --distractors go together")
     torch.set_num_threads(available_cores())
-    if (what / "config.json").is_file():
-        _print(report_run(what, data, load_pack(pack).detection, report, flip, view1))
-        return
-    loaded = load_pack(what)
-    metrics = evaluate_pack(loaded, data, view1_only=view1)
-    if view1:
-        result = metrics["lfw_view1"]
-        _print([("LFW View 1", f"{result['accuracy']['mean']:.2%}"), ("EER", f"{result['eer']:.2%}")])
-    else:
-        _print(rows(replace(loaded, metrics=metrics)))
-    if report is not None:
-        write_pack_report(report, loaded, data / "lfw", report.parent / "cache")
+    is_run = (what / CONFIG).is_file()
+    cache = (what.parent if is_run else Path("runs")) / "cache"
+    figures: list[tuple[str, str]] = []
+    if data is not None and is_run:
+        figures += report_run(what, data, load_pack(pack).detection, report, flip, view1)
+    elif data is not None:
+        figures += _measured(load_pack(what), data, view1)
+        if report is not None:
+            write_pack_report(report, load_pack(what), data / "lfw", cache)
+    if bins or ijb or probes:
+        spec = load_pack(pack if is_run else what).detection
+        detector = Detector(Network(spec.path), spec)
+        figures += judge_others(embed_of(what), detector, cache, bins or (), ijb, probes, distractors)
+    _print(figures)
+
+
+def _measured(pack: ModelPack, data: Path, view1: bool) -> list[tuple[str, str]]:
+    metrics = evaluate_pack(pack, data, view1_only=view1)
+    if not view1:
+        return rows(replace(pack, metrics=metrics))
+    result = metrics["lfw_view1"]
+    return [("LFW View 1", f"{result['accuracy']['mean']:.2%}"), ("EER", f"{result['eer']:.2%}")]
 
 
 def _print(figures: list[tuple[str, str]]) -> None:

@@ -16,14 +16,24 @@ from torch import nn
 from models.alignment import align
 from models.detection import Canvas, Detector, lay_out
 from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, write_pack
-from models.recognition import unit
+from models.recognition import Recogniser, unit
 from models.runtime import Float, Network
 from training import distributed, plots
 from training.backbones import build_backbone
-from training.benchmarks import PARTS, Embed, LfwCrops, Part, judge, judge_bin, load_lfw_crops
+from training.benchmarks import (
+    PARTS,
+    Embed,
+    LfwCrops,
+    Part,
+    judge,
+    judge_bin,
+    judge_distractors,
+    judge_ijb,
+    load_lfw_crops,
+)
 from training.calibrate import calibrate
 from training.compare import Cells, judged, markdown, own_angle_rows, own_angles, remember, remembered, write_table
-from training.config import ConfigError, RunConfig
+from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.verification import read_bin
 from training.detection.data import load_annotated
@@ -115,6 +125,14 @@ def embedder(network: nn.Module) -> Callable[[Crops], Float]:
     return embed
 
 
+def embed_of(what: Path) -> Embed:
+    """The embedder of a run, or of a pack."""
+    if (what / CONFIG).is_file():
+        return embedder(load_run(what)[1])
+    spec = load_pack(what).recognition
+    return Recogniser(Network(spec.path), spec).embed
+
+
 def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
     """Learn (or resume) the detector from ``data``/wider's training photos and ``data``/scenes; ``start_from`` is an
     earlier run whose averaged weights are the beginning."""
@@ -194,6 +212,37 @@ def report_run(
         samples = _spread(trained_on.crops_NHWC, SAMPLE_CROPS)
         write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, samples)
     return [*about, *((name, value) for name, value, _ in headline_rows(evidence.judgement))]
+
+
+def judge_others(
+    embed: Embed,
+    detector: Detector,
+    cache: Path,
+    bins: Sequence[Path] = (),
+    ijb: Path | None = None,
+    probes: Path | None = None,
+    distractors: Path | None = None,
+) -> list[tuple[str, str]]:
+    """Figures of the benchmarks that were named: .bin sets, an IJB folder, MegaFace's probes (a folder of photos per
+    person) among distractors (another)."""
+    rows = []
+    for path in bins:
+        found = judge_bin(embed, read_bin(path))
+        rows.append((f"{path.stem} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"))
+        rows.append((f"{path.stem} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"))
+    if ijb is not None:
+        templates = judge_ijb(embed, detector, ijb)
+        rows += [(f"{ijb.name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in templates.tar_at_far.items()]
+        rows.append((f"{ijb.name} photos without a face", str(templates.photos_without_face)))
+    if probes is not None and distractors is not None:
+        looked_for, others = (
+            load_identities(DataConfig(root, None, aligned=False, min_images=1), cache, detector)
+            for root in (probes, distractors)
+        )
+        distraction = judge_distractors(embed, looked_for, others.crops_NHWC)
+        rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in distraction.rank1.items()]
+        rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in distraction.tar_at_far.items()]
+    return rows
 
 
 def _described(config: RunConfig) -> str:

@@ -24,16 +24,19 @@ from training.benchmarks import (
     judge,
     judge_bin,
     judge_embeddings,
+    judge_ijb,
     load_lfw_crops,
     read_ijb_media,
     read_ijb_pairs,
 )
+from training.cli import app
 from training.config import ConfigError
-from training.data.verification import VerificationSet
+from training.data.verification import VerificationSet, write_bin
 from training.evaluate import (
     DOUBTFUL_STRANGERS,
     Embedder,
     Embeddings,
+    central_crops,
     evaluate_pairs,
     read_open_set,
     read_pairs,
@@ -303,3 +306,68 @@ def test_malformed_ijb_lists_are_refused(tmp_path: Path, text: str) -> None:
         read_ijb_pairs(path)
     with pytest.raises(ConfigError, match="does not exist"):
         read_ijb_media(tmp_path / "nowhere")
+
+
+def test_ijb_and_distractors_from_the_command_line(
+    data: Path,
+    pack: ModelPack,
+    detector: Detector,
+    recogniser: Recogniser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Six people of LFW as templates of two photos, and searched for among six others."""
+    people = sorted(p for p in (data / "lfw" / "images").iterdir() if len(list(p.iterdir())) >= 4)[:12]
+    folder = tmp_path / "ijb"
+    (folder / "loose_crop").mkdir(parents=True)
+    (folder / "meta").mkdir()
+    media, pairs = [], []
+    for i, person in enumerate(people[:6]):
+        for j, photo in enumerate(sorted(person.iterdir())[:4]):
+            (folder / "loose_crop" / photo.name).symlink_to(photo)
+            media.append(f"{photo.name} {2 * i + j // 2} {j}")
+        pairs += [f"{2 * i} {2 * k + 1} {int(i == k)}" for k in range(6)]
+    (folder / "meta" / "ijbx_face_tid_mid.txt").write_text("\n".join(media))
+    (folder / "meta" / "ijbx_template_pair_label.txt").write_text("\n".join(pairs))
+    for name, chosen in (("probes", people[:6]), ("distractors", people[6:])):
+        (tmp_path / name).mkdir()
+        for person in chosen:
+            (tmp_path / name / person.name).symlink_to(person)
+    a, b = [p.read_bytes() for p in sorted((data / "celeba" / "crops" / "00001").iterdir())[:2]]
+    c = next((data / "celeba" / "crops" / "00002").iterdir()).read_bytes()
+    write_bin(tmp_path / "twins.bin", [a, b, a, c] * 10, [True, False] * 10)
+    options = ["--ijb", folder, "--probes", tmp_path / "probes", "--distractors", tmp_path / "distractors"]
+    monkeypatch.chdir(tmp_path)
+    app(["evaluate", str(pack.directory), *map(str, options), "--bin", "twins.bin"], standalone_mode=False)
+    printed = capsys.readouterr().out
+    judged = judge_ijb(recogniser.embed, detector, folder)
+    assert judged.pairs == 36
+    # The same by a plain loop.
+    vectors: dict[int, dict[int, list[NDArray[np.float32]]]] = {}
+    for line in media:
+        file, template, medium = line.split()
+        ((_, crops),) = central_crops(detector, [folder / "loose_crop" / file])
+        vectors.setdefault(int(template), {}).setdefault(int(medium), []).append(recogniser.embed(crops)[0])
+    unit = {t: np.mean([np.mean(v, 0) for v in m.values()], 0) for t, m in vectors.items()}
+    scores = [
+        (float(unit[int(a)] @ unit[int(b)] / np.linalg.norm(unit[int(a)]) / np.linalg.norm(unit[int(b)])), label == "1")
+        for a, b, label in (pair.split() for pair in pairs)
+    ]
+    impostors = sorted((s for s, same in scores if not same), reverse=True)
+    expected = np.mean([s > impostors[3] for s, same in scores if same])
+    assert judged.tar_at_far[1e-1] == pytest.approx(expected)
+    assert f"TAR at FAR 0.1 │ {expected:.2%}" in " ".join(printed.split())
+    assert "Rank-1 among 10 distractors" in printed
+    assert "twins accuracy" in printed
+
+
+def test_a_folder_that_is_no_ijb_is_refused(tmp_path: Path, detector: Detector) -> None:
+    with pytest.raises(ConfigError, match="must hold one file"):
+        judge_ijb(lambda crops: np.zeros((len(crops), 4), np.float32), detector, tmp_path)
+
+
+def test_a_set_of_one_kind_of_pairs_is_refused() -> None:
+    crops = np.zeros((4, 112, 112, 3), np.uint8)
+    with pytest.raises(ConfigError, match="pairs of two"):
+        judge_bin(lambda c: np.ones((len(c), 4), np.float32), VerificationSet(crops, np.array([True, True])))
