@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
 from training.export import ParityError, Precision
 from training.html_report import write_pack_report
-from training.loop import Checkpoint, NonFiniteLossError
-from training.losses import HEADS, TERMS, options_of
+from training.loop import Checkpoint
+from training.losses import HEADS, TERMS, bounds, options_of
 from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
 from training.report import rows
 from training.run import compare as compare_losses
 from training.run import embed_of, export_run, judge_others, make_pack, report_run, train_detector, train_recogniser
 from training.runs import CONFIG, read_run
+from training.state import NonFiniteLossError
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)
 Data = Annotated[Path, typer.Option(help="Where the data lies.", exists=True, file_okay=False)]
@@ -38,7 +40,7 @@ Identities = Annotated[Path, typer.Option(help=IDENTITIES, exists=True)]
 Output = Annotated[Path, typer.Option(help="Where the run or pack is written.")]
 Folder = Annotated[bool, typer.Option("--folder", help="The data has a folder per person and no manifest.")]
 AlignWith = Annotated[
-    Path | None, typer.Option(help="Photos are no aligned crops: detect and align them with this pack.")
+    Path | None, typer.Option(help="Photos are not aligned crops: detect and align them with this pack.")
 ]
 Settings = Annotated[
     list[str] | None,
@@ -51,7 +53,7 @@ Threads = Annotated[int | None, typer.Option(help="Processor threads; default: a
 def inspect(
     data: Annotated[Path, typer.Argument(help=IDENTITIES, exists=True)],
     folder: Folder = False,
-    unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are no aligned crops.")] = False,
+    unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are not aligned crops.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) here: look at it.")] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Decode so many images only.")] = None,
 ) -> None:
@@ -153,7 +155,7 @@ def compare(
 
 @app.command()
 def plot(
-    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.FIGURES)}, or all.")],
+    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.FIGURES)}, adacos-scale, all.")],
     output: Annotated[Path, typer.Option(help="A folder for PNG files.")],
     classes: Annotated[int, typer.Option(min=50, help="C of the probability curves.")] = 10_575,
     run: Annotated[Path | None, typer.Option(help="A run with the adacos head, for its scale over training.")] = None,
@@ -161,6 +163,28 @@ def plot(
     """Redraw the seed notes' figures: probability by angle, target logits, decision boundaries, AdaCos's scale."""
     for path in figures.draw(figure, output, classes, run):
         print(path)
+
+
+@app.command(name="bounds")
+def bounds_command(
+    classes: Annotated[int, typer.Option(min=3, help="C.")],
+    dimension: Annotated[int, typer.Option(min=2, help="d of the embedding.")] = 512,
+    probability: Annotated[float, typer.Option(help="That a class centre should reach.")] = 0.9,
+) -> None:
+    """What the papers prove about the scale s and the margin m for so many classes."""
+    if not 0 < probability < 1:
+        raise ConfigError(f"--probability lies between 0 and 1; {probability} does not")
+    figures = [
+        (f"CosFace: least s for P = {probability:g}", bounds.cosface_scale_bound(classes, probability)),
+        (f"L2-softmax: least alpha for P = {probability:g}", bounds.l2_softmax_alpha_bound(classes, probability)),
+        ("AdaCos: fixed s, sqrt(2) ln(C - 1)", bounds.fixed_scale(classes)),
+        ("s of the steepest P at 45 degrees", bounds.steepest_scale(classes)),
+        ("CosFace: m must stay below", bounds.cosface_margin_bound(classes, dimension)),
+        ("NormFace: least loss at s = 64", bounds.normface_loss_bound(classes, 8.0)),
+    ]
+    with contextlib.suppress(ValueError):  # few classes have none
+        figures.insert(3, ("s of an inflection of P at 45 degrees", bounds.inflection_scale(classes)))
+    _print([(name, f"{value:.4g}") for name, value in figures])
 
 
 @app.command()
@@ -186,11 +210,15 @@ def export(
     pack: Annotated[Path, typer.Option(help="For int8: whose detector aligns LFW.")] = BUNDLED,
 ) -> None:
     """Write a run's network as ONNX, if it agrees with torch on the run's own crops."""
-    if precision not in get_args(Precision):
-        raise ConfigError(f"precision {precision!r} is not one of {', '.join(get_args(Precision))}")
     lfw = None if data is None else data / "lfw"
-    worst = export_run(run, output, cast(Precision, precision), lfw, load_pack(pack).detection)
+    worst = export_run(run, output, _precision(precision), lfw, load_pack(pack).detection)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
+
+
+def _precision(name: str) -> Precision:
+    if name not in get_args(Precision):
+        raise ConfigError(f"precision {name!r} is not one of {', '.join(get_args(Precision))}")
+    return cast(Precision, name)
 
 
 @app.command()
@@ -203,6 +231,7 @@ def pack(
     name: Annotated[str, typer.Option()] = "kith-compact",
     display_name: Annotated[str, typer.Option()] = "Kith compact",
     note: Annotated[str, typer.Option(help="For the model card: what the commands do not tell.")] = "",
+    precision: Annotated[str, typer.Option(help="Of the recogniser: fp32, fp16 or int8.")] = "fp16",
     data_terms: Annotated[
         str | None, typer.Option(help="For the model card: the terms of the training photos.")
     ] = None,
@@ -211,7 +240,8 @@ def pack(
     if (detector is None) == (detector_of is None):
         raise ConfigError("name either --detector (a run) or --detector-of (a pack)")
     source = detector or load_pack(detector_of or BUNDLED)
-    _print(rows(make_pack(recogniser, source, data, output, name, display_name, note, data_terms)))
+    made = make_pack(recogniser, source, data, output, name, display_name, note, data_terms, _precision(precision))
+    _print(rows(made))
 
 
 @app.command()
@@ -234,6 +264,8 @@ def evaluate(
         raise ConfigError("--probes and --distractors go together")
     torch.set_num_threads(available_cores())
     is_run = (what / CONFIG).is_file()
+    if not is_run and (flip or pack != BUNDLED):
+        raise ConfigError("--flip and --pack are for runs: a pack is measured as it is served")
     cache = (what.parent if is_run else Path("runs")) / "cache"
     figures: list[tuple[str, str]] = []
     if data is not None and is_run:

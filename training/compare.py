@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.benchmarks import Embed, LfwCrops, embed_crops, judge
-from training.config import RunConfig
+from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
 from training.metrics import AngleStatistics, angle_statistics
-from training.runs import read_json
+from training.runs import CONFIG, read_json, read_run
 
 COLUMNS = (
     "loss",
@@ -32,7 +32,7 @@ COLUMNS = (
 )
 ROW = "row.json"
 MOST_TRAINING_CROPS = 4096
-"""Of which a run's own angles are taken: a spread over the whole set."""
+"""Of the first people, of which a run's own angles are taken."""
 
 
 Cells = tuple[str, ...]
@@ -57,17 +57,21 @@ def judged(config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: Lf
     )
 
 
-def remembered(config: RunConfig) -> Cells | None:
-    """The row of a run that was judged before, if its settings were these."""
+def remembered(config: RunConfig, detector: str) -> Cells | None:
+    """The row of a run that was judged before on crops of this detector (its file's hash).
+
+    Raises:
+        ConfigError: the folder holds a run with other settings, such as another budget.
+    """
+    if (config.output / CONFIG).is_file() and read_run(config.output) != config:
+        raise ConfigError(f"{config.output} holds a run with other settings; choose another --output")
     path = config.output / ROW
-    if not path.is_file():
-        return None
-    document = read_json(path)
-    return tuple(document["cells"]) if document["run"] == config.shareable() else None
+    document = read_json(path) if path.is_file() else {}
+    return tuple(document["cells"]) if document.get("detector") == detector else None
 
 
-def remember(config: RunConfig, cells: Cells) -> None:
-    (config.output / ROW).write_text(json.dumps({"run": config.shareable(), "cells": cells}), encoding="utf-8")
+def remember(config: RunConfig, detector: str, cells: Cells) -> None:
+    (config.output / ROW).write_text(json.dumps({"detector": detector, "cells": cells}), encoding="utf-8")
 
 
 def own_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) -> AngleStatistics:

@@ -137,7 +137,7 @@ class DistillConfig(_Section):
     """Learn a teacher's embeddings beside the labels: ``weight`` times the mean of 1 - cos(student, teacher)."""
 
     teacher: Path | None = None
-    """A pack, a directory or file of ONNX, or a finished run."""
+    """A pack, a directory or file of ONNX, a .pt2 of torch.export, or a finished run."""
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -159,7 +159,8 @@ class LoopConfig(_Section):
     poly_power: float = 2.0
     warmup_steps: int = 300
     margin_warmup_steps: int = 0
-    """Steps over which the margin grows linearly from 0; from scratch a full margin can stall the first epochs."""
+    """Steps over which the margin of a cosine head grows linearly from 0; from scratch a full margin can stall the
+    first epochs. l_softmax and a_softmax ease theirs in by a rule of their own."""
     gradient_clip: float = 5.0
     ema_decay: float = 0.999
     precision: Precision = "auto"
@@ -182,7 +183,8 @@ class LoopConfig(_Section):
         _require(self.gradient_clip > 0, "loop.gradient_clip must be positive")
         _require(0 <= self.ema_decay < 1, "loop.ema_decay lies in [0, 1)")
         _require(0 <= self.class_sampling <= 1, "loop.class_sampling lies in [0, 1]")
-        _require(min(self.warmup_steps, self.margin_warmup_steps) >= 0, "loop.warmup_steps must not be negative")
+        for name in ("warmup_steps", "margin_warmup_steps", "weight_decay", "seed"):
+            _require(getattr(self, name) >= 0, f"loop.{name} must not be negative")
         _one_of(self.optimiser, Optimiser, "loop.optimiser")
         _one_of(self.schedule, Schedule, "loop.schedule")
         _one_of(self.precision, Precision, "loop.precision")
@@ -246,8 +248,9 @@ class RunConfig(_Section):
             ConfigError: there is no such setting, or the text is no value for it.
         """
         document = self.as_dict()
-        for key, text in settings.items():
-            _override(document, key, text)
+        # Another head first: it comes without the old one's options, and with those that are named beside it.
+        for key in sorted(settings, key=lambda key: key != "head.name"):
+            _override(document, key, settings[key])
         return RunConfig.from_dict(document)
 
 
@@ -267,14 +270,18 @@ def _override(document: dict[str, Any], key: str, text: str) -> None:
             term["weight"] = _value(text)
     elif section == "head" and rest not in ("", "name"):
         document["head"]["options"][rest] = _value(text)
-    elif section == "validation":
+    elif key == "name":
+        document["name"] = text
+    elif key == "validation":
         document["validation"] = text.split(",") if text else []
     elif isinstance(document.get(section), dict) and rest in document[section]:
         document[section][rest] = _value(text)
         if (section, rest) == ("head", "name"):
             document["head"]["options"] = {}
     else:
-        known = [s + (f".{k}" if k else "") for s, v in document.items() for k in (v if isinstance(v, dict) else [""])]
+        sections = ("data", "backbone", "augment", "distill", "loop")
+        known = ["name", "head.name", "head.OPTION", "terms.NAME", "terms.NAME.OPTION", "validation"]
+        known += [f"{name}.{option}" for name in sections for option in document[name]]
         raise ConfigError(f"there is no setting {key!r}; known are {', '.join(known)}")
 
 

@@ -1,4 +1,4 @@
-"""Learning from a teacher's embeddings: any pack, any ONNX network, any finished run."""
+"""Learning from a teacher's embeddings: any pack, any ONNX network or exported torch program, any finished run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Teacher = Callable[[Tensor], Tensor]
 
 
 def load_teacher(path: Path) -> Teacher:
-    """A run directory (its averaged weights), a pack or directory of ONNX files, or one ONNX file fed with RGB crops
-    in [-1, 1].
+    """A run directory (its averaged weights); a pack or directory of ONNX files, fed as it declares; or one file, ONNX
+    or torch.export's .pt2, fed with (B, 3, 112, 112) RGB crops in [-1, 1].
 
     Raises:
         ConfigError: nothing there can teach.
@@ -35,6 +35,8 @@ def load_teacher(path: Path) -> Teacher:
         backbone = build_backbone(config.backbone)
         backbone.load_state_dict(averaged_weights(path / CHECKPOINT))
         return _torch_teacher(backbone.eval())
+    if path.suffix == ".pt2":
+        return _torch_teacher(torch.export.load(path).module())
     try:
         if path.suffix == ".onnx":
             return _onnx_teacher(Network(path), Normalisation(127.5, 127.5))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -36,10 +38,15 @@ def session() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # The first rank decodes the data, and judges, while the others wait.
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(hours=6))
     try:
         yield
+        dist.barrier()
     finally:
+        # DistributedDataParallel lies in a reference cycle and holds the group; gloo's threads abort a process that
+        # ends while they live.
+        gc.collect()
         dist.destroy_process_group()
 
 
@@ -96,7 +103,7 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
         (gradient,) = gradients
-        total = gradient.contiguous()
+        total = gradient.clone()
         dist.all_reduce(total)
         count: int = ctx.count  # type: ignore[attr-defined]
         # All ranks hold equally many rows (the loop sees to it). Gradients of replicated parameters are averaged over
@@ -104,8 +111,31 @@ class _GatherRows(torch.autograd.Function):
         return total[rank() * count : (rank() + 1) * count] * world_size()
 
 
+class _AllRows(torch.autograd.Function):
+    """Every rank's rows, for a loss that every rank computes in full: each already knows its own rows' gradient."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor) -> Tensor:
+        ctx.count = len(values)  # type: ignore[attr-defined]
+        return gathered(values)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
+        count: int = ctx.count  # type: ignore[attr-defined]
+        # Averaging over ranks follows, as above.
+        return gradients[0][rank() * count : (rank() + 1) * count] * world_size()
+
+
+def all_rows(values: Tensor) -> Tensor:
+    """(n, ...) rows of each rank to (world * n, ...), for a loss that every rank computes in full."""
+    if world_size() == 1:
+        return values
+    rows: Tensor = _AllRows.apply(values)  # type: ignore[no-untyped-call]
+    return rows
+
+
 def gathered_with_gradient(values: Tensor) -> Tensor:
-    """(n, ...) rows of each rank to (world * n, ...)."""
+    """(n, ...) rows of each rank to (world * n, ...), for a loss of which every rank computes a part."""
     if world_size() == 1:
         return values
     rows: Tensor = _GatherRows.apply(values)  # type: ignore[no-untyped-call]

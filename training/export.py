@@ -92,6 +92,7 @@ def export_int8(
     try:
         export_recogniser(backbone, crops_BCHW, exact, metadata, "fp32")
         quantise(exact, small, calibration_BCHW.numpy())
+        store(small, small, metadata, halved=False)
         before, after = (accuracy(_embed(Network(file))) for file in (exact, small))
         if before - after > MAX_INT8_LOSS:
             raise ParityError(f"int8 has accuracy {after:.2%}, fp32 {before:.2%}: more than {MAX_INT8_LOSS:.1%} lost")

@@ -46,13 +46,13 @@ def target_curve(head: CosineHead, angles_rad: Floats) -> Floats:
 
 
 def probability(angles_rad: Floats, scale: float, margin_rad: float, classes: int) -> Floats:
-    """P of the target at each angle, all other classes at right angles: AdaCos, eqs. 4 and 5."""
+    """P of the target at each angle, all other classes at right angles: AdaCos, section 3."""
     target = target_curve(ArcFace(2, 2, margin=margin_rad, beyond="continuous"), angles_rad)
     return np.asarray(1 / (1 + (classes - 1) * np.exp(-scale * target)), np.float64)
 
 
 def scales(classes: int) -> Figure:
-    """P against theta for several s (AdaCos, figure 2)."""
+    """P against theta for several s (AdaCos, section 3.1)."""
     theta = np.linspace(0.001, math.pi / 2, 400)
     automatic = fixed_scale(classes)
     curves = {f"s = {s:g}": probability(theta, s, 0.0, classes) for s in SCALES}
@@ -61,13 +61,13 @@ def scales(classes: int) -> Figure:
 
 
 def margins(classes: int) -> Figure:
-    """P against theta for several m at s = 30 (AdaCos, figure 3)."""
+    """P against theta for several m at s = 30 (AdaCos, section 3.2)."""
     theta = np.linspace(0.001, math.pi / 2, 400)
     curves = {f"m = {m:g}": probability(theta, MARGIN_FIGURES_SCALE, m, classes) for m in MARGINS_RAD}
     return _curves(f"Probability of the target, C = {classes:,}, s = {MARGIN_FIGURES_SCALE:g}", "P", theta, curves)
 
 
-def target_logits(classes: int) -> Figure:
+def target_logits(_classes: int) -> Figure:
     """The target logit against theta (ArcFace, figure 4b)."""
     theta = np.linspace(0.001, math.pi - 0.001, 600)
     curves = {name: target_curve(head, theta) for name, head in _heads().items()}
@@ -76,16 +76,13 @@ def target_logits(classes: int) -> Figure:
     return _curves("Target logit by angle, before the scale", "target logit / s", theta, curves)
 
 
-def boundaries(classes: int) -> Figure:
+def boundaries(_classes: int) -> Figure:
     """Where each of two classes is accepted, and the margin between (ArcFace, figure 5)."""
     angles = np.linspace(0.001, math.pi / 2, 400)
     chosen = {k: v for k, v in _heads().items() if not k.startswith("CM")}
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     for axes, (name, head) in zip(figure.subplots(1, len(chosen), sharey=True), chosen.items(), strict=True):
-        target, plain = target_curve(head, angles), np.cos(angles)
-        first = target[None, :] >= plain[:, None]  # theta_1 runs along x, theta_2 along y
-        second = target[:, None] >= plain[None, :]
-        regions = np.where(first & ~second, 1.0, np.where(second & ~first, 2.0, np.where(first, 3.0, 0.0)))
+        regions = acceptance(head, angles)
         degrees = np.degrees(angles)
         axes.contourf(
             degrees, degrees, regions, levels=(-0.5, 0.5, 1.5, 2.5, 3.5), colors=("#BBBBBB", "#CFE5F3", "#F7DDC9", "w")
@@ -95,6 +92,14 @@ def boundaries(classes: int) -> Figure:
     figure.axes[0].set_ylabel("angle to class 2 (degrees)")
     figure.suptitle("Blue: class 1, orange: class 2, grey: the margin between them")
     return figure
+
+
+def acceptance(head: CosineHead, angles_rad: Floats) -> Floats:
+    """(n, n), theta_2 down and theta_1 across: 1 where training is content with class 1, 2 with class 2, 0 in the
+    margin between them, 3 on the line where it would be content with both."""
+    target, plain = target_curve(head, angles_rad), np.cos(angles_rad)
+    first, second = target[None, :] >= plain[:, None], target[:, None] >= plain[None, :]
+    return np.asarray(first + 2.0 * second, np.float64)
 
 
 def bounds(classes: int) -> Figure:
@@ -168,7 +173,7 @@ def _curves(title: str, y: str, theta_rad: Floats, curves: Mapping[str, Floats],
     styles: Sequence[str] = ("-", "--", "-.", ":", "-", "--", "-.")
     for i, (label, values) in enumerate(curves.items()):
         bold = last_bold and i == len(curves) - 1
-        axes.plot(np.degrees(theta_rad), values, styles[i], label=label, linewidth=2.5 if bold else 1.5)
+        axes.plot(np.degrees(theta_rad), values, styles[i % len(styles)], label=label, linewidth=2.5 if bold else 1.5)
     _dress(axes, title, "angle between feature and class centre (degrees)", y)
     return figure
 

@@ -11,6 +11,8 @@ from typing import Self
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from training.runs import LOSSES, VALIDATION
+
 TENSORBOARD_EVERY = 10
 """Steps; the CSV has them all."""
 
@@ -19,20 +21,28 @@ class LossLog:
     """A CSV with one line a step, cut back to the resumed step so that a replayed step is not written twice."""
 
     def __init__(self, path: Path, step: int, columns: Sequence[str]) -> None:
-        kept: list[list[str]] = []
-        if path.exists() and step > 0:
-            with path.open(newline="", encoding="utf-8") as stream:
-                kept = [row for row in csv.reader(stream) if row[0].isdigit() and int(row[0]) <= step]
-        self._stream = path.open("w", newline="", encoding="utf-8", buffering=1)
+        cut_back(path, step, ["step", *columns])
+        self._stream = path.open("a", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._stream)
-        self._writer.writerow(["step", *columns])
-        self._writer.writerows(kept)
 
     def close(self) -> None:
         self._stream.close()
 
     def add(self, step: int, *values: float) -> None:
         self._writer.writerow([step, *map(repr, values)])
+
+
+def cut_back(path: Path, step: int, header: Sequence[str]) -> None:
+    """Leave the lines up to ``step`` of a CSV whose first column is the step; a line torn by a kill is dropped."""
+    kept: list[list[str]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.reader(stream) if len(row) == len(header)]
+        kept = [row for row in rows if row[0].isdigit() and int(row[0]) <= step]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([header, *kept])
+    partial.replace(path)
 
 
 class RunLog:
@@ -68,7 +78,7 @@ class RunLog:
         if self._silent:
             return
         if self._csv is None:
-            self._csv = LossLog(self._output / "losses.csv", self._step, list(values))
+            self._csv = LossLog(self._output / LOSSES, self._step, list(values))
         self._csv.add(step, *values.values())
         if self._events is not None and step % TENSORBOARD_EVERY == 0:
             for name, value in values.items():
@@ -80,13 +90,10 @@ class RunLog:
         """Figures of a validation set, into validation.csv and TensorBoard."""
         if self._silent:
             return
-        path = self._output / "validation.csv"
-        new = not path.exists()
+        path = self._output / VALIDATION
+        cut_back(path, step - 1, ("step", "measure", "value"))
         with path.open("a", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream)
-            if new:
-                writer.writerow(["step", "measure", "value"])
-            writer.writerows([step, name, repr(value)] for name, value in values.items())
+            csv.writer(stream).writerows([step, name, repr(value)] for name, value in values.items())
         for name, value in values.items():
             tqdm.write(f"step {step}: {name} {value:.4f}")
             if self._events is not None:

@@ -26,15 +26,13 @@ from training.logs import RunLog
 from training.losses import Head
 from training.objective import Objective
 from training.runs import CHECKPOINT
-from training.state import TrainingState
+from training.state import NonFiniteLossError, TrainingState
 
 log = logging.getLogger(__name__)
+AGREE_EVERY = 20
+"""Steps after which several ranks ask each other whether to save: asking costs a round trip."""
 Judge = Callable[[nn.Module], Mapping[str, float]]
 """A network in evaluation mode to figures by name."""
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite; the message names step and cause."""
 
 
 @dataclass
@@ -57,7 +55,7 @@ def fit(
     resumed goes on with the losses of one that was not. ``judge`` is asked after every epoch.
 
     Raises:
-        NonFiniteLossError: the loss is NaN or infinite; the last checkpoint stays as it was.
+        NonFiniteLossError: the loss or its gradient is NaN or infinite; the last checkpoint stays as it was.
         ConfigError: the batch cannot be dealt out, or the data is less than one batch.
     """
     loop, path = config.loop, config.output / CHECKPOINT
@@ -67,6 +65,8 @@ def fit(
         log.info("resumed %s at step %d", path, state.step)
     sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person)
     total_steps = sampler.steps_per_epoch * loop.epochs
+    if max(loop.warmup_steps, loop.margin_warmup_steps) >= total_steps:
+        log.warning("the warm-up is longer than the run's %d steps: rate or margin will not be reached", total_steps)
     mine = _own_part(loop.batch_size)
     crops = data.crops_NHWC if device.type == "cpu" else _resident(data.crops_NHWC, device)
     network = _parallel(state.backbone, loop, device)
@@ -90,17 +90,21 @@ def fit(
             loss = torch.stack(list(parts.values())).sum()
             values = {"loss": _mean_over_ranks(loss), "learning_rate": rate, **_details(parts, objective.head)}
             if not math.isfinite(values["loss"]):
-                raise NonFiniteLossError(_diagnose(state.step, rows, embeddings, parts, objective))
+                raise NonFiniteLossError(_diagnose(state, rows[mine], embeddings, parts))
             state.update(loss, rate)
             state.loss = values["loss"]
             run_log.add(state.step, values)
             if state.step % sampler.steps_per_epoch == 0 and judge is not None and distributed.rank() == 0:
                 run_log.judge(state.step, judge(state.averaged.eval()))
-            if distributed.agree(time.monotonic() - last_saved > loop.checkpoint_seconds):
+            if _time_to_save(state.step, time.monotonic() - last_saved > loop.checkpoint_seconds):
                 state.save(path)
                 last_saved = time.monotonic()
     state.save(path)
     return Checkpoint(state.averaged.eval(), objective.head.eval(), state.step, state.loss, path)
+
+
+def _time_to_save(step: int, due: bool) -> bool:
+    return due if distributed.world_size() == 1 else step % AGREE_EVERY == 0 and distributed.agree(due)
 
 
 def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
@@ -144,7 +148,8 @@ def _dtype(precision: Precision) -> torch.dtype:
 
 def _seed_of_step(seed: int, step: int) -> int:
     """Of torch's global generator, which dropout, drawn margins and class sampling use; another one on each rank."""
-    return int(np.random.SeedSequence((seed, step, distributed.rank())).generate_state(1)[0])
+    # A trailing zero would be no rank at all: (7, 3) and (7, 3, 0) are one sequence to numpy.
+    return int(np.random.SeedSequence((seed, step, distributed.rank() + 1)).generate_state(1)[0])
 
 
 def _own_part(batch_size: int) -> slice:
@@ -157,7 +162,15 @@ def _own_part(batch_size: int) -> slice:
 def _resident(crops_NHWC: NDArray[np.uint8], device: torch.device) -> NDArray[np.uint8] | Tensor:
     """The whole set in the accelerator's memory, if it takes less than half of what is free."""
     free, _ = torch.cuda.mem_get_info(device)
-    return torch.from_numpy(np.ascontiguousarray(crops_NHWC)).to(device) if crops_NHWC.nbytes < free / 2 else crops_NHWC
+    return in_memory_of(device, crops_NHWC) if crops_NHWC.nbytes < free / 2 else crops_NHWC
+
+
+def in_memory_of(device: torch.device, crops_NHWC: NDArray[np.uint8], at_once: int = 4096) -> Tensor:
+    """Copy a memory map piece by piece: it may be larger than the host's memory."""
+    there = torch.empty(crops_NHWC.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(crops_NHWC), at_once):
+        there[start : start + at_once] = torch.from_numpy(np.array(crops_NHWC[start : start + at_once]))
+    return there
 
 
 def _parallel(backbone: nn.Module, config: LoopConfig, device: torch.device) -> nn.Module:
@@ -177,16 +190,18 @@ def _mean_over_ranks(loss: Tensor) -> float:
 
 
 def _details(parts: Mapping[str, Tensor], head: Head) -> dict[str, float]:
-    shown = {} if len(parts) == 1 else {f"loss_{name}": float(part.detach()) for name, part in parts.items()}
+    shown = {} if len(parts) == 1 else {f"loss_{name}": _mean_over_ranks(part) for name, part in parts.items()}
     return {**shown, **head.readings()}
 
 
-def _diagnose(
-    step: int, rows: NDArray[np.int64], embeddings: Tensor, parts: Mapping[str, Tensor], objective: Objective
-) -> str:
-    broken = [name for name, p in objective.named_parameters() if not bool(torch.isfinite(p).all())]
-    if not bool(torch.isfinite(embeddings).all()):
-        broken.insert(0, "embeddings")
+def _diagnose(state: TrainingState, rows: NDArray[np.int64], embeddings: Tensor, parts: Mapping[str, Tensor]) -> str:
+    named = [*state.backbone.named_parameters(), *state.objective.named_parameters()]
+    broken = [name for name, p in named if not bool(torch.isfinite(p).all())]
+    finite_B = torch.isfinite(embeddings).all(1).cpu().numpy()
+    if not finite_B.all():
+        broken.append(f"embeddings of rows {json.dumps(rows[~finite_B][:8].tolist())}")
     broken = broken or [f"the loss of {name}" for name, part in parts.items() if not bool(torch.isfinite(part))]
-    where = ", ".join(broken) or "the embeddings of another rank"
-    return f"loss is not finite at step {step}: {where}; rows of the batch: {json.dumps(rows[:8].tolist())}..."
+    where = ", ".join(broken[:5]) or "another rank's part"
+    return (
+        f"loss is not finite at step {state.step}: {where}; the batch begins with rows {json.dumps(rows[:8].tolist())}"
+    )

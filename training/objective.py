@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-from training.config import ConfigError, RunConfig
+from training.config import ConfigError, DistillConfig, RunConfig
 from training.distillation import Distillation, load_teacher
 from training.losses import CosineHead, Head, PartialFC, build_head, build_term
 
@@ -51,6 +52,17 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     if config.distill.teacher is not None:
         distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim))
     return Objective(head, terms, distillation)
+
+
+def check_objective(config: RunConfig) -> None:
+    """Build it for a handful of classes: what makes no sense is said before hours of decoding.
+
+    Raises:
+        ConfigError: as of :func:`build_objective`.
+    """
+    build_objective(
+        replace(config, distill=DistillConfig()) if config.terms or config.head.name != "none" else config, 64
+    )
 
 
 def _split(head: Head, sampling: float) -> Head:

@@ -37,8 +37,8 @@ def smoke(data: Path, output: Path) -> RunConfig:
 
 
 def papers(data: Path, output: Path) -> RunConfig:
-    """The papers' setting (ArcFace, section 3.1) for a GPU and a set of CASIA's or MS1M's size: IResNet-50, ArcFace,
-    512 images a batch, 20 epochs of SGD with a polynomial schedule."""
+    """ArcFace's network and loss (IResNet-50, s = 64, m = 0.5, 512 images a batch) for a GPU and a set of CASIA's or
+    MS1M's size, with a polynomial schedule over 20 epochs where the paper steps the rate."""
     return RunConfig(
         name="papers",
         output=output,
@@ -52,8 +52,8 @@ def papers(data: Path, output: Path) -> RunConfig:
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({"compact": compact, "smoke": smoke, "papers": papers})
 
-# The seed notes' losses, each at its paper's setting, and two margins at scales that suit a small set. A head and the
-# terms beside it.
+# The seed notes' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
+# scales that suit a small set. A head and the terms beside it.
 SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),

@@ -15,7 +15,7 @@ from torch import nn
 
 from models.alignment import align
 from models.detection import Canvas, Detector, lay_out
-from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, write_pack
+from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, write_pack
 from models.recognition import Recogniser, unit
 from models.runtime import Float, Network
 from training import distributed, plots
@@ -44,7 +44,7 @@ from training.export import Precision, export_detector, export_int8, export_reco
 from training.html_report import SAMPLE_CROPS, gather, headline_rows, write_report
 from training.loop import Checkpoint, Judge, fit, to_tensor
 from training.losses import build_head
-from training.objective import build_objective
+from training.objective import build_objective, check_objective
 from training.recipes import compared
 from training.report import write_model_card
 from training.runs import (
@@ -67,6 +67,7 @@ DETECTOR_PARITY_SIDE_PX = 384
 
 def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Learn (or resume) a recogniser; ``detector`` is needed only for photos that are not aligned crops."""
+    check_objective(config)
     torch.manual_seed(config.loop.seed)
     if distributed.rank() == 0:
         record_config(config.output, config.as_dict(), config.output / CHECKPOINT, free=("epochs", "root", "output"))
@@ -76,7 +77,8 @@ def train_recogniser(config: RunConfig, detector: Detector | None = None) -> Che
     data = load_identities(config.data, config.output.parent / "cache", detector)
     backbone = build_backbone(config.backbone)
     objective = build_objective(config, data.num_classes)
-    checkpoint = fit(backbone, objective, data, config, judge_of(config.validation))
+    judge = judge_of(config.validation) if distributed.rank() == 0 else None
+    checkpoint = fit(backbone, objective, data, config, judge)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
     return checkpoint
@@ -86,14 +88,15 @@ def compare(losses: Sequence[str], data: Path, output: Path, detection: Detectio
     """Run the seed notes' losses one after the other (those judged before are not run again) and judge each on LFW,
     aligned by this detector; the table grows in ``output`` run by run and is returned."""
     crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
+    detector = sha256_of(detection.path)
     rows: list[Cells] = []
     for loss in losses:
         config = compared(loss, data / "celeba", output / loss, epochs, people)
-        row = remembered(config)
+        row = remembered(config, detector)
         if row is None:
             finished = train_recogniser(config)
             row = judged(config, embedder(finished.backbone), finished.head.class_weights(), crops)
-            remember(config, row)
+            remember(config, detector, row)
         rows.append(row)
         write_table(rows, output)
     return markdown(rows)
@@ -154,7 +157,7 @@ def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
     config = read_run(output)
     backbone = build_backbone(config.backbone)
     backbone.load_state_dict(averaged_weights(output / CHECKPOINT))
-    return config, backbone.eval()
+    return config, backbone.eval().to(distributed.device())
 
 
 def export_run(run: Path, output: Path, precision: Precision, lfw: Path | None, detection: DetectionSpec) -> float:
@@ -167,19 +170,32 @@ def export_run(run: Path, output: Path, precision: Precision, lfw: Path | None, 
     config, backbone = load_run(run)
     crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     output.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"kith.run": config.name}
-    if precision != "int8":
-        return export_recogniser(backbone, to_tensor(_spread(crops, PARITY_IMAGES)), output, metadata, precision)
-    if lfw is None:
+    if precision == "int8" and lfw is None:
         raise ConfigError("int8 is judged on LFW View 1: name the data with --data")
-    benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+    benchmark = None if lfw is None else load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+    return _write_recogniser(config, backbone, _spread(crops, PARITY_IMAGES), output, precision, benchmark)
+
+
+def _write_recogniser(
+    config: RunConfig, backbone: nn.Module, crops: Crops, output: Path, precision: Precision, view1: LfwCrops | None
+) -> float:
+    metadata = {
+        "kith.run": config.name,
+        "kith.input": "RGB, 112x112, (x - 127.5) / 127.5",
+        "kith.embedding": f"{config.backbone.embedding_dim}, not normalised",
+    }
+    if precision != "int8" or view1 is None:
+        return export_recogniser(
+            backbone, to_tensor(crops), output, metadata, "fp32" if precision == "fp32" else "fp16"
+        )
+    calibration = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     return export_int8(
         backbone,
-        to_tensor(_spread(crops, PARITY_IMAGES)),
-        to_tensor(_spread(crops, INT8_CALIBRATION_IMAGES)),
+        to_tensor(crops),
+        to_tensor(_spread(calibration, INT8_CALIBRATION_IMAGES)),
         output,
         metadata,
-        lambda embed: _view1_accuracy(embed, benchmark),
+        lambda embed: _view1_accuracy(embed, view1),
     )
 
 
@@ -260,6 +276,7 @@ def make_pack(
     display_name: str,
     note: str = "",
     terms: str | None = None,
+    precision: Precision = "fp16",
 ) -> ModelPack:
     """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
 
@@ -285,14 +302,14 @@ def make_pack(
 
     spec = DetectionSpec(detector_file, None, normalisation, "scrfd", "insightface-scrfd-1")
     finder = Detector(Network(detector_file), spec)
-    cosine = export_recogniser(
-        backbone, to_tensor(_lfw_crops(finder, data / "lfw")), recogniser_file, {"kith.run": name}
-    )
+    view1 = load_lfw_crops(data / "lfw", spec, recogniser.parent / "cache", VIEW1) if precision == "int8" else None
+    cosine = _write_recogniser(config, backbone, _lfw_crops(finder, data / "lfw"), recogniser_file, precision, view1)
 
     provenance: dict[str, Any] = {
         "recogniser": {
             "run": config.shareable(),
             "data": _counted(config, terms),
+            "precision": precision,
             "parity_worst_cosine": cosine,
         },
         "detector": detector_provenance,

@@ -16,6 +16,7 @@ from training.config import ConfigError, RunConfig
 CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
 LOSSES = "losses.csv"
+VALIDATION = "validation.csv"
 
 
 def read_run(output: Path) -> RunConfig:
@@ -55,8 +56,10 @@ def _leaves(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Raises:
-    ConfigError: there is none.
+    """What a run saved, on the CPU.
+
+    Raises:
+        ConfigError: there is none.
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: train first")
@@ -85,8 +88,10 @@ def save_atomically(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises:
-    ConfigError: there is no such file.
+    """A JSON object.
+
+    Raises:
+        ConfigError: there is no such file.
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: train first")

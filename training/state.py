@@ -16,6 +16,10 @@ from training.objective import Objective
 from training.runs import load_checkpoint, save_atomically
 
 
+class NonFiniteLossError(RuntimeError):
+    """The loss or its gradient became NaN or infinite; the message names step and cause."""
+
+
 class TrainingState:
     """Backbone, its average, objective, optimiser and loss scaler, moved on by :meth:`update`.
 
@@ -34,7 +38,12 @@ class TrainingState:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
     def update(self, loss: Tensor, learning_rate: float) -> None:
-        """One step down the gradient of ``loss``."""
+        """One step down the gradient of ``loss``.
+
+        Raises:
+            NonFiniteLossError: the gradient is NaN or infinite; nothing has been changed. In fp16 such a step is left
+                out instead, and the loss scaled down.
+        """
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate
         self.optimiser.zero_grad(set_to_none=True)
@@ -43,23 +52,37 @@ class TrainingState:
         split = [head.head.weight] if isinstance(head, PartialFC) else []
         replicated = [p for p in self.objective.parameters() if all(p is not s for s in split)]
         distributed.average_gradients(replicated)  # the backbone's are averaged by DistributedDataParallel
-        self.scaler.unscale_(self.optimiser)
-        self._clip([*self.backbone.parameters(), *replicated], split)
         with self.objective.head.stepping(self.optimiser):
-            self.scaler.step(self.optimiser)
-        self.scaler.update()
+            self.scaler.unscale_(self.optimiser)
+            # Over all ranks, so that all of them step or none does.
+            norm = self._clip([*self.backbone.parameters(), *replicated], split)
+            if bool(torch.isfinite(norm)):
+                self.scaler.step(self.optimiser)
+                self.scaler.update()
+            elif self.scaler.is_enabled():
+                self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
+            else:
+                raise NonFiniteLossError(f"the gradient is not finite at step {self.step}: {self._broken_gradients()}")
         self.step += 1
         decay = min(self.config.ema_decay, self.step / (self.step + 10))
         update_average(self.averaged, self.backbone, decay)
 
-    def _clip(self, replicated: list[nn.Parameter], split: list[nn.Parameter]) -> None:
-        """Scale all gradients so that their norm, over every rank's classes, is at most the configured one."""
+    def _clip(self, replicated: list[nn.Parameter], split: list[nn.Parameter]) -> Tensor:
+        """Scale all gradients so that their norm, over every rank's classes, is at most the configured one; return what
+        it was."""
         norms = [nn.utils.get_total_norm([p.grad for p in replicated if p.grad is not None])]
         if split:
             own = torch.stack([p.grad.square().sum() for p in split if p.grad is not None]).sum()
             norms.append(distributed.total(own).sqrt())
-        norm = torch.stack(norms).norm()
-        nn.utils.clip_grads_with_norm_([*replicated, *split], self.config.gradient_clip, norm)
+        norm: Tensor = torch.stack(norms).norm()
+        if bool(torch.isfinite(norm)):
+            nn.utils.clip_grads_with_norm_([*replicated, *split], self.config.gradient_clip, norm)
+        return norm
+
+    def _broken_gradients(self) -> str:
+        named = [*self.backbone.named_parameters(), *self.objective.named_parameters()]
+        broken = [name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        return ", ".join(broken[:5]) or "the classes of another rank"
 
     def save(self, path: Path) -> None:
         """Write atomically; every rank must call, the first writes."""

@@ -65,9 +65,9 @@ def arc(m: float, beyond: str = "linear") -> Target:
     return target
 
 
-def combined(m1: float, m2: float, m3: float, past: str = "continuous") -> Target:
+def combined(m1: float, m2: float, m3: float, beyond: str = "continuous") -> Target:
     def target(theta: float, _: float) -> float:
-        if past == "plain" or m1 * theta + m2 < math.pi:
+        if beyond == "plain" or m1 * theta + m2 < math.pi:
             return math.cos(m1 * theta + m2) - m3
         edge = min(math.pi, (math.pi - m2) / m1)
         return math.cos(theta) - math.cos(edge) - 1 - m3

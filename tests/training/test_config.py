@@ -41,6 +41,8 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: LoopConfig(ema_decay=1.0),
         lambda: LoopConfig(gradient_clip=0),
         lambda: LoopConfig(warmup_steps=-1),
+        lambda: LoopConfig(weight_decay=-1e-4),
+        lambda: LoopConfig(seed=-1),
         lambda: BackboneConfig(stem=4),
         lambda: BackboneConfig("resnet50"),  # type: ignore[arg-type]
         lambda: BackboneConfig(dropout=0.4),
@@ -89,6 +91,8 @@ def test_settings_change_by_text(config: RunConfig) -> None:
     assert changed.augment.mask == 0.1
     assert changed.distill.teacher == config.data.root
     assert changed.overridden({"terms.intra": "0"}).terms == (TermConfig("triplet", 1.0, {"margin": 0.2}),)
+    assert config.overridden({"head.scale": "20", "head.name": "cosface"}).head == HeadConfig("cosface", {"scale": 20})
+    assert config.overridden({"name": "b"}).name == "b"
     # Another head's options would not be this one's.
     assert changed.overridden({"head.name": "cosface"}).head == HeadConfig("cosface")
     assert config == config.overridden({})

@@ -46,6 +46,14 @@ def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> No
     assert torch.allclose(by_run, load_teacher(tmp_path / "teacher.onnx")(images), atol=1e-4)
 
 
+def test_an_exported_program_teaches(tmp_path: Path) -> None:
+    backbone, images = build_backbone(TINY).eval(), torch.rand(3, 3, 112, 112) * 2 - 1
+    batch = torch.export.Dim("batch")
+    torch.export.save(torch.export.export(backbone, (images,), dynamic_shapes=({0: batch},)), tmp_path / "teacher.pt2")
+    taught = load_teacher(tmp_path / "teacher.pt2")(images[:2])
+    assert torch.allclose(taught, F.normalize(backbone(images[:2])), atol=1e-5)
+
+
 def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> None:
     """Its labels say nothing (head none): only the teacher can be learned from."""
     train_recogniser(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -113,6 +114,9 @@ def test_int8_is_quartered_and_judged_by_a_benchmark(tmp_path: Path, rng: np.ran
     assert 0.8 < worst < 1
     export_recogniser(backbone, crops, tmp_path / "whole.onnx", {}, "fp32")
     assert (tmp_path / "r.onnx").stat().st_size < 0.35 * (tmp_path / "whole.onnx").stat().st_size
+    written = onnx.load(str(tmp_path / "r.onnx"))
+    assert {p.key: p.value for p in written.metadata_props} == {"kith.run": "x"}
+    assert written.producer_name == "kith-train"
     (tmp_path / "r.onnx").unlink()
     falls = 0.006
     asked.clear()

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import Collection
 
 from tests.training.runs import tiny_run, write_people
 from training import figures
 from training.config import ConfigError
-from training.losses import ArcFace, CosFace
+from training.losses import ArcFace, CosFace, NormFace, SphereFace
 from training.losses.bounds import fixed_scale
 from training.run import train_recogniser
 
@@ -47,7 +46,18 @@ def test_curves_are_those_of_the_heads() -> None:
 def test_a_margin_opens_between_the_classes() -> None:
     panels = {axes.get_title(): axes for axes in figures.boundaries(2).axes}
     assert list(panels) == ["softmax", "SphereFace m = 1.35", "ArcFace m = 0.5", "CosFace m = 0.35"]
-    assert all(isinstance(c, Collection) for axes in panels.values() for c in axes.collections)
+
+    angles = np.radians(np.arange(0.5, 90))
+    heads = (NormFace(2, 2), SphereFace(2, 2), ArcFace(2, 2), CosFace(2, 2))
+    between = [float((figures.acceptance(head, angles) == 0).mean()) for head in heads]
+    assert between[0] == 0
+    assert 0.2 < between[1] < 0.5 < between[2] < 0.6
+    # ArcFace's margin is a band of one width, 0.5 radians to either side; CosFace's is wider near the centre.
+    row = figures.acceptance(ArcFace(2, 2), angles)[60]  # the angle to class 2 is 60.5 degrees
+    assert np.count_nonzero(row == 0) == pytest.approx(np.degrees(0.5) + 29.5, abs=1.5)
+    assert (row[: int(60.5 - np.degrees(0.5))] == 1).all()
+    cosface = figures.acceptance(CosFace(2, 2), angles)
+    assert (cosface[30] == 0).sum() > (cosface[60] == 0).sum()
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:

@@ -20,16 +20,18 @@ import torch
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.training.runs import PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
+from tests.training.runs import PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.data.verification import write_bin
-from training.loop import Checkpoint, NonFiniteLossError, fit, learning_rate, margin_share
+from training.logs import cut_back
+from training.loop import Checkpoint, fit, in_memory_of, learning_rate, margin_share
 from training.losses import HEADS, TERMS, PartialFC
 from training.objective import build_objective
 from training.run import train_recogniser
+from training.state import NonFiniteLossError, TrainingState, update_average
 
 
 @pytest.fixture
@@ -71,10 +73,25 @@ def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
         config = replace(config, terms=(TermConfig("triplet"),), data=replace(config.data, images_per_person=2))
     if head in ("arcface", "magface"):  # from no margin to all of it
         config = replace(config, loop=replace(config.loop, margin_warmup_steps=4))
-    before = build_backbone(TINY)
+    torch.manual_seed(config.loop.seed)
+    before, objective = build_backbone(TINY), build_objective(config, PEOPLE)
     checkpoint = train_recogniser(config)
     assert checkpoint.step == 2 * STEPS_PER_EPOCH == len(losses(tmp_path / "run"))
-    assert not torch.equal(next(checkpoint.backbone.parameters()), next(before.parameters()))
+    for old, new in ((before, checkpoint.backbone), (objective.head, checkpoint.head)):
+        for (name, a), b in zip(old.named_parameters(), new.parameters(), strict=True):
+            assert not a.requires_grad or not torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("head", ["softmax", "normface", "arcface", "cm1", "adacos", "subcenter_arcface", "none"])
+def test_training_learns(folder: Path, tmp_path: Path, head: str) -> None:
+    config = tiny_run(folder, tmp_path / "run", head, epochs=15, learning_rate=0.02, ema_decay=0.0)
+    options = {"scale": 8.0} if head in ("normface", "arcface", "cm1", "subcenter_arcface") else {}
+    config = replace(config, head=HeadConfig(head, options))
+    if head == "none":
+        config = replace(config, terms=(TermConfig("triplet"),), data=replace(config.data, images_per_person=2))
+    train_recogniser(config)
+    curve = [float(v) for _, v in losses(tmp_path / "run")]
+    assert np.mean(curve[-6:]) < 0.7 * np.mean(curve[:6])
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -83,8 +100,10 @@ def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str
     config = replace(config, terms=(TermConfig(term, 0.5),), data=replace(config.data, images_per_person=2))
     train_recogniser(config)
     with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            assert float(row["loss"]) == pytest.approx(float(row["loss_head"]) + float(row[f"loss_{term}"]), rel=1e-5)
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        assert float(row["loss"]) == pytest.approx(float(row["loss_head"]) + float(row[f"loss_{term}"]), rel=1e-5)
+    assert any(float(row[f"loss_{term}"]) != 0 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +114,16 @@ def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str
         {"loop.class_sampling": "0.5", "head.name": "cosface"},
         {"head.name": "elasticface", "terms.center": "0.01", "terms.ring": "0.01"},
         {"loop.gradient_checkpointing": "true", "loop.precision": "bf16", "data.images_per_person": "2"},
+        {"loop.precision": "fp16", "loop.class_sampling": "0.5", "head.name": "cosface"},
     ],
-    ids=["adacos", "adamw", "partial_fc", "drawn_margins", "checkpointing"],
+    ids=["adacos", "adamw", "partial_fc", "drawn_margins", "checkpointing", "fp16"],
 )
 def test_a_run_cut_short_resumes_with_the_same_losses(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
+    # Not every step, so that some are run, and logged, twice.
+    monkeypatch.setattr("training.loop._time_to_save", lambda step, due: step % 3 == 2)
+
     def config(name: str) -> RunConfig:
         return replace(tiny_run(folder, tmp_path / name).overridden(settings), output=tmp_path / name)
 
@@ -117,7 +140,7 @@ def test_a_run_cut_short_resumes_with_the_same_losses(
 def test_a_run_killed_outright_resumes_with_the_same_losses(folder: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "kith-train")]
     settings = {"backbone.widths": "[16,16,16]", "backbone.stem": "16", "backbone.depths": "[1,1,1]"}
-    settings |= {"loop.batch_size": "8", "loop.checkpoint_seconds": "0", "data.max_identities": "6"}
+    settings |= {"loop.batch_size": "8", "loop.checkpoint_seconds": "0.2", "data.max_identities": "6"}
     arguments = ["--data", str(folder), "--folder", "--epochs", "40", "--threads", "1"]
     for key, value in settings.items():
         arguments += ["--set", f"{key}={value}"]
@@ -176,12 +199,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(folder: Path, tm
     objective = build_objective(config, data.num_classes)
     with torch.no_grad():
         objective.head.weight[0, 0] = float("nan")  # type: ignore[operator]
-    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; rows of the batch: \[\d+"):
+    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; the batch begins with rows \[\d+"):
         fit(build_backbone(TINY), objective, data, config)
     backbone = build_backbone(TINY)
     with torch.no_grad():
         next(backbone.parameters()).fill_(float("inf"))
-    with pytest.raises(NonFiniteLossError, match="step 0: embeddings"):
+    with pytest.raises(NonFiniteLossError, match=r"step 0: stem\.0\.weight, embeddings of rows \[\d+"):
         fit(backbone, build_objective(config, data.num_classes), data, config)
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
@@ -213,24 +236,32 @@ def test_a_compiled_backbone_trains_alike(folder: Path, tmp_path: Path, monkeypa
     assert same_networks(plain, traced)
 
 
-def test_the_average_is_of_all_steps(folder: Path, tmp_path: Path) -> None:
-    config = tiny_run(folder, tmp_path / "run", epochs=1, ema_decay=0.0)
-    assert_equal = train_recogniser(config).backbone.state_dict()
-    last = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert all(torch.equal(value, last["backbone"][name]) for name, value in assert_equal.items())
-    slow = train_recogniser(tiny_run(folder, tmp_path / "slow", epochs=1, ema_decay=0.9)).backbone.state_dict()
-    moved = torch.load(tmp_path / "slow" / "checkpoint.pt", weights_only=True)["backbone"]
-    assert any(not torch.equal(value, moved[name]) for name, value in slow.items())
+def test_the_average_follows_every_step() -> None:
+    model, averaged = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
+    expected = {name: value.clone() for name, value in averaged.state_dict().items()}
+    for step in range(4):
+        model(torch.randn(8, 2))
+        with torch.no_grad():
+            model.weight.add_(step)
+        update_average(averaged, model, 0.9)
+        for name, value in model.state_dict().items():
+            floating = value.is_floating_point()
+            expected[name] = 0.9 * expected[name] + 0.1 * value if floating else value.clone()
+    for name, value in averaged.state_dict().items():
+        assert torch.allclose(value, expected[name]), name
 
 
-def test_gradients_are_clipped(folder: Path, tmp_path: Path) -> None:
-    """Clipped to almost nothing, weights hardly move (weight decay aside)."""
-    config = tiny_run(folder, tmp_path / "run", epochs=1, gradient_clip=1e-9, weight_decay=0.0, ema_decay=0.0)
-    torch.manual_seed(config.loop.seed)
-    before = build_backbone(TINY)
-    after = train_recogniser(config).backbone
-    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
-        assert torch.allclose(old, new, atol=1e-6), name
+@pytest.mark.parametrize("sampling", [0.0, 1.0], ids=["whole", "split"])
+def test_gradients_are_clipped_together(folder: Path, tmp_path: Path, sampling: float) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", gradient_clip=0.5, class_sampling=sampling)
+    objective = build_objective(config, PEOPLE)
+    state = TrainingState(build_backbone(TINY), objective, config.loop, torch.device("cpu"))
+    loss = objective.head(state.backbone(torch.randn(4, 3, 112, 112)), torch.tensor([0, 1, 2, 3]))
+    state.update(loss, 0.1)
+    parameters = [*state.backbone.parameters(), *objective.parameters()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    assert len(gradients) == len(parameters)
+    assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_schedules() -> None:
@@ -348,3 +379,57 @@ def test_heads_options_are_checked_before_anything_is_decoded(folder: Path, tmp_
     config = replace(tiny_run(folder, tmp_path / "run"), head=HeadConfig("cosface", {"marjin": 0.2}))
     with pytest.raises(ConfigError, match="marjin"):
         train_recogniser(config)
+    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
+    train_recogniser(config)
+    saved = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    longer = replace(config, loop=replace(config.loop, epochs=2))
+    data = load_identities(config.data, tmp_path / "cache")
+    backbone, objective = build_backbone(TINY), build_objective(config, data.num_classes)
+    next(backbone.parameters()).register_hook(lambda g: g * float("nan"))  # type: ignore[no-untyped-call]
+    with pytest.raises(NonFiniteLossError, match=r"gradient is not finite at step 3: stem\.0\.weight$"):
+        fit(backbone, objective, data, longer)
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == saved
+    assert all(bool(torch.isfinite(p).all()) for p in backbone.parameters())
+
+
+def test_fp16_leaves_out_a_step_that_overflows(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", precision="fp16")
+    objective = build_objective(config, PEOPLE)
+    state = TrainingState(build_backbone(TINY), objective, config.loop, torch.device("cpu"))
+    before, scale = state.backbone.state_dict()["stem.0.weight"].clone(), state.scaler.get_scale()
+    embeddings = state.backbone(torch.randn(4, 3, 112, 112))
+    loss = objective.head(embeddings, torch.tensor([0, 1, 2, 3])) * 1e36
+    state.update(loss, 0.1)
+    assert torch.equal(before, state.backbone.state_dict()["stem.0.weight"])
+    assert state.scaler.get_scale() == scale / 2
+
+
+def test_a_log_is_cut_back_and_loses_torn_lines(tmp_path: Path) -> None:
+    log = tmp_path / "losses.csv"
+    log.write_text("step,loss\n1,0.5\n\n2,0.25\n3,0.1\n4")
+    cut_back(log, 2, ("step", "loss"))
+    assert log.read_text().split() == ["step,loss", "1,0.5", "2,0.25"]
+    cut_back(tmp_path / "new.csv", 0, ("step", "loss"))
+    assert (tmp_path / "new.csv").read_text().split() == ["step,loss"]
+
+
+def test_a_memory_map_is_copied_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
+    np.save(tmp_path / "crops.npy", rng.integers(0, 255, (11, 4, 4, 3), dtype=np.uint8))
+    crops = np.load(tmp_path / "crops.npy", mmap_mode="r")
+    assert np.array_equal(in_memory_of(torch.device("cpu"), crops, at_once=3).numpy(), crops)
+
+
+def test_a_split_head_goes_where_it_is_sent_and_fits_what_was_saved(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", class_sampling=1.0)
+    head = build_objective(config, 10).head
+    assert isinstance(head, PartialFC)
+    smaller = build_objective(config, 8).head
+    with pytest.raises(ValueError, match="10 classes were saved, there are 8"):
+        smaller.load_whole_state(head.whole_state())
+    head.to("meta")
+    assert head.table_PD.device.type == head.head.weight.device.type == "meta"

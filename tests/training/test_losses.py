@@ -73,13 +73,13 @@ HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
     ),
     "sphereface": (partial(head, "sphereface", scale=S), paper.cosine_head(S, paper.combined(1.35, 0, 0))),
     "sphereface plain": (
-        partial(head, "sphereface", scale=S, past="plain"),
+        partial(head, "sphereface", scale=S, beyond="plain"),
         paper.cosine_head(S, paper.combined(1.35, 0, 0, "plain")),
     ),
     "cm1": (partial(head, "cm1", scale=S), paper.cosine_head(S, paper.combined(1, 0.3, 0.2))),
     "cm2": (partial(head, "cm2", scale=S), paper.cosine_head(S, paper.combined(0.9, 0.4, 0.15))),
     "combined plain": (
-        partial(head, "combined", scale=S, m1=1.2, m2=0.5, m3=0.1, past="plain"),
+        partial(head, "combined", scale=S, m1=1.2, m2=0.5, m3=0.1, beyond="plain"),
         paper.cosine_head(S, paper.combined(1.2, 0.5, 0.1, "plain")),
     ),
     "a_softmax": (partial(head, "a_softmax", lambda_first=0.0), paper.multiplicative(4, 0.0, True)),
@@ -221,10 +221,12 @@ def test_curricularface_and_its_t(batch: Any) -> None:
     assert float(built.t) == pytest.approx(t)
 
 
-def test_adaface_and_its_statistics(batch: Any) -> None:
+@pytest.mark.parametrize("h", [0.333, 50.0], ids=["inside", "clipped"])
+def test_adaface_and_its_statistics(h: float, batch: Any) -> None:
     x, w, y = batch
     w = w[:CLASSES]
-    built = AdaFace(DIM, CLASSES, scale=S, alpha=0.5).double()
+    x[0], x[1] = 3.0 * w[y[0]] + 0.02 * x[2], 0.1 * x[1]
+    built = AdaFace(DIM, CLASSES, scale=S, alpha=0.5, h=h).double()
     with torch.no_grad():
         built.weight.copy_(torch.from_numpy(w))
     lengths = [paper.length(v) for v in x]
@@ -232,9 +234,7 @@ def test_adaface_and_its_statistics(batch: Any) -> None:
     for _ in range(4):
         average = 0.5 * average + 0.5 * paper.mean(lengths)
         spread = 0.5 * spread + 0.5 * float(np.std(lengths, ddof=1))
-        expected = paper.adaface(
-            S, 0.4, [max(-1.0, min(1.0, 0.333 * (a - average) / (spread + 1e-3))) for a in lengths]
-        )
+        expected = paper.adaface(S, 0.4, [max(-1.0, min(1.0, h * (a - average) / (spread + 1e-3))) for a in lengths])
         inputs = torch.tensor(x, requires_grad=True)
         loss = built(inputs, torch.from_numpy(y))
         assert loss.item() == pytest.approx(expected(x, w, y))
@@ -305,6 +305,36 @@ def test_pytorch_metric_learning_says_the_same(
     assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
     assert weight.grad is not None
     assert torch.allclose(weight.grad, other.W.grad.T, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", HEAD_CASES)
+@pytest.mark.parametrize("theta", [1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3])
+def test_a_head_is_its_paper_at_the_edges(name: str, theta: float) -> None:
+    """Near the centre, on both sides of ArcFace's boundary, and opposite the centre: value, and slope by the angle."""
+    make, expected = HEAD_CASES[name]
+    built = make().double()
+    weight = weights_of(built)
+    y = np.array([0])
+    # The target lies along the first axis, the other classes across; no sub-centre is nearer than the first.
+    w = np.tile(np.eye(DIM)[2], (len(weight), 1))
+    w[0] = np.eye(DIM)[0]
+    if len(weight) > CLASSES:
+        w[1:3] = -np.eye(DIM)[1]
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w))
+
+    def at(angle: float) -> NDArray[np.float64]:
+        return 2.0 * np.array([[math.cos(angle), math.sin(angle), 0, 0, 0]])
+
+    inputs = torch.tensor(at(theta), requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected(at(theta), w, y), rel=1e-7)
+    assert inputs.grad is not None
+    by_angle = float((inputs.grad.numpy() * 2.0 * np.array([[-math.sin(theta), math.cos(theta), 0, 0, 0]])).sum())
+    step = 1e-7
+    slope = (expected(at(theta + step), w, y) - expected(at(theta - step), w, y)) / (2 * step)
+    assert by_angle == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
 ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
@@ -417,7 +447,7 @@ def test_a_combined_margin_never_rises_with_the_angle() -> None:
         target = built.target_cosines(cosines, cosines)
         assert bool((target.diff() < 0).all())
         assert float(target.diff().abs().max()) < 0.02  # nor does it jump
-    plain = SphereFace(DIM, CLASSES, past="plain").target_cosines(cosines, cosines)
+    plain = SphereFace(DIM, CLASSES, beyond="plain").target_cosines(cosines, cosines)
     assert bool((plain.diff() > 0).any())
 
 
@@ -528,7 +558,7 @@ def test_adacos_never_falls_through_its_floor() -> None:
         ("cosface", {"marjin": 0.3}, "has no option marjin; it has scale, margin"),
         ("arcface", {"margin": 4.0}, r"\[0, pi\)"),
         ("arcface", {"beyond": "sideways"}, "linear"),
-        ("sphereface", {"past": "future"}, "continuous"),
+        ("sphereface", {"beyond": "future"}, "continuous"),
         ("combined", {"m1": -1.0}, "m1 > 0"),
         ("l_softmax", {"margin": 0}, "whole number"),
         ("l2_softmax", {"alpha": -2.0}, "alpha"),
@@ -537,6 +567,7 @@ def test_adacos_never_falls_through_its_floor() -> None:
         ("elasticface", {"kind": "tan"}, "arc"),
         ("subcenter_arcface", {"centers": 0}, "one centre"),
         ("curricularface", {"momentum": 1.5}, "momentum"),
+        ("adacos", {"scale_floor": -1.0}, "scale_floor"),
         ("softmaxx", {}, "not one of softmax"),
     ],
 )
@@ -568,5 +599,6 @@ def test_terms_about_classes_need_a_head_that_has_some() -> None:
         build_term(TermConfig("inter"), head("none"), DIM, CLASSES)
     with pytest.raises(ConfigError, match="at least 3 classes"):
         build_head(HeadConfig("adacos"), DIM, 2)
-    with pytest.raises(ConfigError, match="at least 2 classes"):
-        build_head(HeadConfig("normface"), DIM, 1)
+    for name in ("normface", "softmax", "subcenter_arcface", "l_softmax"):
+        with pytest.raises(ConfigError, match="at least 2 classes"):
+            build_head(HeadConfig(name), DIM, 1)

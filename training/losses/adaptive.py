@@ -15,19 +15,22 @@ MarginKind = Literal["arc", "cos"]
 
 
 class SubCenterArcFace(ArcFace):
-    """ArcFace with K centres a class, the nearest of which counts: J. Deng et al., ECCV 2020, eq. 3.
+    """ArcFace with K centres a class, the nearest of which counts: J. Deng et al., "Sub-center ArcFace", ECCV 2020.
 
     Noisy samples of a class gather at centres of their own.
     """
+
+    shardable = False  # a class's centres must stay together
 
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, centers: int = 3
     ) -> None:
         if centers < 1:
             raise ValueError(f"a class needs at least one centre, not {centers}")
+        if num_classes < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
         super().__init__(embedding_dim, num_classes * centers, scale, margin)
         self.centers = centers
-        self.shardable = False  # a class's centres must stay together
 
     @property
     def num_classes(self) -> int:
@@ -42,13 +45,14 @@ class SubCenterArcFace(ArcFace):
 
 
 class CurricularFace(CosineHead):
-    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, eqs. 10 to 12.
+    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.2.
 
     A negative class closer than the target with its margin gets cos (t + cos) instead of cos; t follows the mean
     target cosine of all ranks' batches with momentum 0.99.
     """
 
     t: Tensor
+    shardable = False  # hard negatives are judged by the target, wherever it is
 
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, momentum: float = 0.99
@@ -58,7 +62,6 @@ class CurricularFace(CosineHead):
             raise ValueError(f"an angular margin lies in [0, pi) radians, not {margin}")
         if not 0 <= momentum < 1:
             raise ValueError(f"a momentum lies in [0, 1), not {momentum}")
-        self.shardable = False  # hard negatives are judged by the target, wherever it is
         self.margin_rad, self.momentum = margin, momentum
         self.register_buffer("t", torch.tensor(0.0))
 
@@ -76,11 +79,11 @@ class CurricularFace(CosineHead):
         target_B1 = cos_BC.gather(1, labels_B[:, None])
         m = self.margin_rad * self.margin_share
         threshold_B1 = target_B1 * math.cos(m) - torch.sqrt(1 - target_B1**2) * math.sin(m)
-        return torch.where(cos_BC > threshold_B1.detach(), cos_BC * (self.t + cos_BC), cos_BC)
+        return torch.where(cos_BC > threshold_B1, cos_BC * (self.t + cos_BC), cos_BC)
 
 
 class MagFace(CosineHead):
-    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, eqs. 3 to 5.
+    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, section 3.2.
 
     With a = ||x|| bounded to [l_a, u_a]: the margin is m(a) = l_m + (u_m - l_m)(a - l_a)/(u_a - l_a), and
     lambda_g (1/a + a/u_a^2) draws good samples to large a. The loss is undefined without lengths, so that embeddings
@@ -114,7 +117,7 @@ class MagFace(CosineHead):
 
 
 class AdaFace(CosineHead):
-    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, eqs. 15 to 17.
+    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, section 3.4.
 
     q = clip(h (||x|| - mu) / sigma, -1, 1), with mu and sigma of all ranks' batch lengths, averaged with ``alpha``;
     the target is cos(theta - m q) - (m q + m), its angle kept inside [0, pi]. No gradient passes through q.
@@ -156,10 +159,11 @@ class AdaFace(CosineHead):
 
 
 class ElasticFace(CosineHead):
-    """A margin drawn anew for every sample, N(m, sigma): F. Boutros et al., "ElasticFace", CVPRW 2022, eqs. 5 to 8.
+    """A margin drawn anew for every sample, N(m, sigma): F. Boutros et al., "ElasticFace", CVPRW 2022, section 3.
 
     ``kind`` is where the margin sits: in the angle ("arc", m = 0.5, sigma = 0.05) or in the cosine ("cos", 0.35,
-    0.05). With ``plus`` the larger margins of a batch go to the samples farther from their centre.
+    0.05). With ``plus`` the larger margins of a batch go to the samples farther from their centre. In evaluation every
+    margin is m; beyond theta = pi - m ArcFace's linear fallback stands in, of which the paper says nothing.
     """
 
     def __init__(
@@ -180,7 +184,7 @@ class ElasticFace(CosineHead):
         self.margin, self.sigma, self.kind, self.plus = margin, sigma, kind, plus
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        m_B = self.margin + self.sigma * torch.randn_like(cos_B)
+        m_B = self.margin + (self.sigma if self.training else 0.0) * torch.randn_like(cos_B)
         if self.plus:
             nearest_first_B = cos_B.detach().argsort(descending=True)
             m_B = torch.empty_like(m_B).scatter(0, nearest_first_B, m_B.sort().values)

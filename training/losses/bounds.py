@@ -28,7 +28,7 @@ def normface_loss_bound(num_classes: int, length: float) -> float:
 
 
 def cosface_scale_bound(num_classes: int, probability: float) -> float:
-    """The least s at which class centres reach ``probability``: (C-1)/C ln((C-1)P/(1-P)). CosFace, eq. 6."""
+    """The least s at which class centres reach ``probability``: (C-1)/C ln((C-1)P/(1-P)). CosFace, section 3.3."""
     _classes(num_classes, 2)
     _probability(probability)
     c = num_classes
@@ -36,7 +36,7 @@ def cosface_scale_bound(num_classes: int, probability: float) -> float:
 
 
 def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
-    """The largest m that can be fulfilled. CosFace, eq. 7.
+    """The largest m that can be fulfilled. CosFace, section 3.4.
 
     1 - cos(2 pi / C) for d = 2; C/(C-1) for C <= d + 1. For more classes the paper only says that m must stay far
     below C/(C-1), which is returned.
@@ -48,14 +48,15 @@ def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
 
 
 def l2_softmax_alpha_bound(num_classes: int, probability: float) -> float:
-    """The least length alpha at which features reach ``probability``: ln(p(C-2)/(1-p)). L2-softmax, eq. 9."""
+    """The least length alpha at which features reach ``probability``: ln(p(C-2)/(1-p)). R. Ranjan et al., 2017,
+    section 5.3."""
     _classes(num_classes, 3)
     _probability(probability)
     return math.log(probability * (num_classes - 2) / (1 - probability))
 
 
 def fixed_scale(num_classes: int) -> float:
-    """s = sqrt(2) ln(C-1): AdaCos, eq. 13; the seed of adaptive-scale CosFace. 13.10 at C = 10,575.
+    """s = sqrt(2) ln(C-1): AdaCos's fixed scale; the seed of adaptive-scale CosFace. 13.10 at C = 10,575.
 
     It is where P = 1/2 at theta = pi/4, with the other classes at right angles.
     """
@@ -66,8 +67,8 @@ def fixed_scale(num_classes: int) -> float:
 def inflection_scale(num_classes: int) -> float:
     """The s at which P(theta) has its inflection exactly at pi/4; AdaCos approximates it. 12.79 at C = 10,575.
 
-    P = 1/(1 + e^-v), v = s cos(theta) - ln(C-1). d2P/dtheta2 = 0 means (1-2P) s sin^2(theta) = cos(theta) (AdaCos,
-    eq. 9 in other letters), at pi/4: s (1-2P) = sqrt(2).
+    P = 1/(1 + e^-v), v = s cos(theta) - ln(C-1). d2P/dtheta2 = 0 means (1-2P) s sin^2(theta) = cos(theta), at pi/4
+    s (1-2P) = sqrt(2).
 
     Raises:
         ValueError: too few classes: no s puts the inflection there.

@@ -12,15 +12,15 @@ from training.losses.bounds import fixed_scale
 from training.losses.core import CosineHead
 
 Beyond = Literal["linear", "easy", "continuous"]
-Past = Literal["continuous", "plain"]
+CombinedBeyond = Literal["continuous", "plain"]
 
 
 class NormFace(CosineHead):
-    """s * cos(theta): normalised softmax (F. Wang et al., "NormFace", 2017, eq. 9; CosFace's NSL, eq. 3; CoCo)."""
+    """s * cos(theta): normalised softmax (F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo)."""
 
 
 class CosFace(CosineHead):
-    """s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; AM-softmax, F. Wang et al., 2018, eq. 6."""
+    """s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; AM-softmax, F. Wang et al., 2018."""
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(embedding_dim, num_classes, scale)
@@ -87,7 +87,7 @@ def add_angle(cos_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") ->
 class CombinedMargin(CosineHead):
     """s * (cos(m1 theta + m2) - m3): ArcFace, eq. 4. CM1 is (1, 0.3, 0.2), CM2 (0.9, 0.4, 0.15).
 
-    Past the angle where m1 theta + m2 = pi the formula rises again. ``past`` chooses what stands there:
+    Beyond the angle where m1 theta + m2 = pi the formula rises again. ``beyond`` chooses what stands there:
     ``continuous`` goes on downwards with the slope of cos(theta), ``plain`` takes the formula at its word.
     """
 
@@ -99,21 +99,21 @@ class CombinedMargin(CosineHead):
         m1: float = 1.0,
         m2: float = 0.3,
         m3: float = 0.2,
-        past: Past = "continuous",
+        beyond: CombinedBeyond = "continuous",
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
         if not (m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 < 2):
             raise ValueError(f"margins need m1 > 0, m2 in [0, pi) and m3 in [0, 2), not {m1}, {m2}, {m3}")
-        if past not in get_args(Past):
-            raise ValueError(f"past must be one of {get_args(Past)}, not {past!r}")
-        self.m1, self.m2_rad, self.m3, self.past = m1, m2, m3, past
+        if beyond not in get_args(CombinedBeyond):
+            raise ValueError(f"beyond must be one of {get_args(CombinedBeyond)}, not {beyond!r}")
+        self.m1, self.m2_rad, self.m3, self.beyond = m1, m2, m3, beyond
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
         share = self.margin_share
         m1, m2, m3 = 1 + (self.m1 - 1) * share, self.m2_rad * share, self.m3 * share
         angle_B = m1 * torch.arccos(cos_B) + m2
         target_B = torch.cos(angle_B)
-        if self.past == "continuous":
+        if self.beyond == "continuous":
             # At theta = (pi - m2) / m1 the formula is -1.
             boundary = math.cos(min(math.pi, (math.pi - m2) / m1))
             target_B = torch.where(angle_B < math.pi, target_B, cos_B - boundary - 1)
@@ -129,6 +129,6 @@ class SphereFace(CombinedMargin):
         num_classes: int,
         scale: float = 64.0,
         margin: float = 1.35,
-        past: Past = "continuous",
+        beyond: CombinedBeyond = "continuous",
     ) -> None:
-        super().__init__(embedding_dim, num_classes, scale, margin, 0.0, 0.0, past)
+        super().__init__(embedding_dim, num_classes, scale, margin, 0.0, 0.0, beyond)

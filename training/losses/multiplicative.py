@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.losses.core import Head, bounded, cosine_matrix, wide
+from training.losses.core import Head, cosine_matrix, wide
 
 
 def psi(cos_B: Tensor, m: int) -> Tensor:
-    """psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m]: L-softmax, eq. 5; SphereFace, eq. 8.
+    """psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m].
 
     cos(m theta) is Chebyshev's polynomial T_m(cos theta), whose gradient is finite everywhere.
     """
@@ -24,9 +24,9 @@ def psi(cos_B: Tensor, m: int) -> Tensor:
 
 
 class LSoftmax(Head):
-    """||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, eqs. 4 and 5.
+    """||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, section 3.
 
-    The target is eased in as the authors do: (lambda cos(theta) + psi(theta)) / (1 + lambda) with
+    The target is eased in as SphereFace's authors do: (lambda cos(theta) + psi(theta)) / (1 + lambda) with
     lambda = max(lambda_least, lambda_first (1 + 0.12 t)^-1) after t steps; ``lambda_first=0`` takes psi at once.
     """
 
@@ -42,13 +42,15 @@ class LSoftmax(Head):
         lambda_least: float = 5.0,
     ) -> None:
         super().__init__()
-        if margin < 1 or margin != int(margin):
+        if num_classes < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
+        if margin < 1:
             raise ValueError(f"this margin is a whole number from 1, not {margin}")
         if min(lambda_first, lambda_least) < 0:
             raise ValueError("lambda_first and lambda_least must not be negative")
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.kaiming_normal_(self.weight)
-        self.margin = int(margin)
+        self.margin = margin
         self.lambda_first, self.lambda_least = lambda_first, lambda_least
         self.register_buffer("step", torch.tensor(0))
 
@@ -72,12 +74,12 @@ class LSoftmax(Head):
             if self.training:
                 self.step += 1
             index_B1 = labels_B[:, None]
-            cos_B = bounded(cos_BC.gather(1, index_B1).squeeze(1))
+            cos_B = cos_BC.gather(1, index_B1).squeeze(1)
             target_B = (self.easing * cos_B + psi(cos_B, self.margin)) / (1 + self.easing)
             return F.cross_entropy(lengths_BC * cos_BC.scatter(1, index_B1, target_B[:, None]), labels_B)
 
 
 class ASoftmax(LSoftmax):
-    """||x|| psi(theta), ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, eqs. 7 and 8."""
+    """||x|| psi(theta), ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, section 3."""
 
     unit_weights = True

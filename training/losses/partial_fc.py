@@ -1,7 +1,7 @@
 """A cosine head whose classes are split over ranks, each step using a sample of them.
 
 X. An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by Partial FC",
-CVPR 2022. Every rank sees the whole batch and its own classes; the softmax's sum is taken over all ranks.
+CVPR 2022, section 3. Every rank sees the whole batch and its own classes; the softmax's sum is taken over all ranks.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class PartialFC(Head):
             raise ValueError(f"{head.num_classes} classes cannot be split over {distributed.world_size()} ranks")
         self.sampling = sampling
         self.num_classes = head.num_classes
+        self.table_PD: Tensor
         self.part = distributed.share(self.num_classes, distributed.rank(), distributed.world_size())
         self.head = head
         head.sees_all_ranks = True
         # The head's own weight is the sample of a step; the rank's rows, and the optimiser's state of them, lie here.
+        self.register_buffer("table_PD", head.weight.detach()[self.part].clone(), persistent=False)
+        head.weight = nn.Parameter(self.table_PD.clone())
         self._in_optimiser = head.weight
-        self.table_PD = head.weight.data[self.part].clone()
         self.slots_PD: dict[str, Tensor] = {}
-        self._rows = torch.arange(len(self.table_PD))
+        self._rows = torch.arange(0)
 
     @property
     def margin_share(self) -> float:
@@ -91,6 +93,7 @@ class PartialFC(Head):
         for name, slot_PD in self.slots_PD.items():
             state[name] = slot_PD[self._rows]
         yield
+        # Not reached after an error: the rows stay as they were.
         self.table_PD[self._rows] = weight.data
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
@@ -101,6 +104,8 @@ class PartialFC(Head):
         return {**self.head.state_dict(), "weight": distributed.gathered(self.table_PD)}
 
     def load_whole_state(self, state: dict[str, Tensor]) -> None:
+        if len(state["weight"]) != self.num_classes:
+            raise ValueError(f"{len(state['weight'])} classes were saved, there are {self.num_classes}")
         self.table_PD = state["weight"][self.part].clone().to(self.table_PD)
         self.head.load_state_dict({**state, "weight": self.head.weight.detach()})
 

@@ -15,6 +15,8 @@ class Softmax(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
     def class_weights(self) -> Tensor | None:
@@ -31,10 +33,11 @@ class Softmax(Head):
 
 
 class L2Softmax(Softmax):
-    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017, eqs. 4 and 5.
+    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017, section 5.
 
     Args:
-        alpha: the length of every feature; 0 takes the least that reaches probability 0.9 (their eq. 9).
+        alpha: the length of every feature; 0 takes the least that reaches probability 0.9, of
+            bounds.l2_softmax_alpha_bound.
     """
 
     def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.0) -> None:

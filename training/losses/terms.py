@@ -1,7 +1,7 @@
 """Losses that stand beside a head's, or in its place: over class centres, over a batch, over lengths.
 
 Each is ``(embeddings_BD, labels_B, weights_CD) -> scalar``; ``weights_CD`` are the head's class weights (None where a
-head has none). Under DDP those over a batch see one rank's part of it.
+head has none). Every rank computes the loss of all ranks' batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Term(nn.Module):
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor, weights_CD: Tensor | None) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            return self.loss(wide(embeddings_BD), labels_B)
+            return self.loss(distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B))
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         raise NotImplementedError
@@ -40,7 +40,8 @@ class ClassTerm(Term):
         if weights_CD is None:
             raise ValueError(f"{type(self).__name__} is about class weights, which this head does not have")
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            return self.class_loss(wide(embeddings_BD), labels_B, wide(weights_CD))
+            x_BD, labels_B = distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B)
+            return self.class_loss(x_BD, labels_B, wide(weights_CD))
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
         raise NotImplementedError
@@ -66,7 +67,7 @@ class Inter(ClassTerm):
 class MinimumEnergy(ClassTerm):
     """(1/(N (C-1))) sum_i sum_{j != y} f(||W_y - W_j||), W of unit length, f(z) = z^-power, or -ln z at power 0.
 
-    W. Liu et al., "Minimum hyperspherical energy", NeurIPS 2018, eqs. 2 and 8 (their classifier's form).
+    W. Liu et al., "Minimum hyperspherical energy", NeurIPS 2018, as its SphereFace+ has it for the classifier.
     """
 
     def __init__(self, embedding_dim: int, num_classes: int, power: float = 2.0) -> None:
@@ -118,10 +119,11 @@ class Triplet(Term):
 
 
 class Center(Term):
-    """(1/2) mean ||x - c_y||^2: Y. Wen et al., "A discriminative feature learning approach", ECCV 2016, eq. 2.
+    """(1/2) mean ||x - c_y||^2: Y. Wen et al., "A discriminative feature learning approach", ECCV 2016, section 3.2,
+    which sums over the batch: its lambda times the batch size is a weight here.
 
-    Centres follow their samples (eq. 4), c_j -= alpha sum (c_j - x) / (1 + n_j) over all ranks' batches, not by
-    gradient. With ``normalised`` both live on the unit sphere, as cosines are what is served.
+    Centres follow their samples, c_j -= alpha sum (c_j - x) / (1 + n_j), not by gradient. With ``normalised`` both live
+    on the unit sphere, as cosines are what is served.
     """
 
     centers: Tensor
@@ -139,7 +141,7 @@ class Center(Term):
         # Its value enters the loss before the centres move, as in the paper's algorithm.
         loss = 0.5 * (x_BD - self.centers[labels_B].to(x_BD.dtype)).square().sum(1).mean()
         if self.training:
-            self._follow(distributed.gathered(x_BD), distributed.gathered(labels_B))
+            self._follow(x_BD, labels_B)
         return loss
 
     @torch.no_grad()
@@ -152,7 +154,7 @@ class Center(Term):
 
 class Range(Term):
     """alpha * sum over people of the harmonic mean of their k largest ranges + beta * max(0, m - D): X. Zhang et al.,
-    "Range loss", ICCV 2017, eqs. 3 to 6. Ranges and D, the nearest two class means, are squared distances in the
+    "Range loss", ICCV 2017, section 3. Ranges and D, the nearest two class means, are squared distances in the
     batch."""
 
     def __init__(
@@ -180,7 +182,7 @@ class Range(Term):
             squares = F.pdist(members).square()
             if len(squares):
                 largest = squares.topk(min(self.k, len(squares))).values
-                # Two equal photos have a range of 0, whose reciprocal is endless.
+                # Two equal photos have a range of 0, whose reciprocal is infinite.
                 intra = intra + len(largest) / (1 / largest.clamp(min=1e-12)).sum()
         if len(means) < 2:
             return self.alpha * intra
@@ -203,7 +205,7 @@ class Contrastive(Term):
             x_BD = F.normalize(x_BD)
         first, second = torch.triu_indices(len(x_BD), len(x_BD), 1, device=x_BD.device)
         squares_P = (x_BD[first] - x_BD[second]).square().sum(1)
-        # The root's gradient is endless at 0.
+        # The root's gradient is infinite at 0.
         distances_P = (squares_P + 1e-12).sqrt()
         apart_P = F.relu(self.margin - distances_P).square()
         return 0.5 * torch.where(labels_B[first] == labels_B[second], squares_P, apart_P).mean()
