@@ -1,0 +1,89 @@
+"""What `kith-train` says to settings it cannot use, in a word each; and what it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.pack import ModelPack
+from tests.training.runs import tiny_run, write_people
+from training.cli import app
+from training.config import ConfigError
+from training.losses import HEADS, TERMS
+from training.recipes import SEED_LOSSES, compared
+from training.run import train_recogniser
+from training.runs import record_config
+
+
+def call(*words: object) -> None:
+    app([str(word) for word in words], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "medium", "--data", ".", "--output", "runs/x"), "no recipe 'medium'; known are compact"),
+        (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
+        (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
+        (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"), "no setting 'loop.epoch'"),
+        (("resume", "."), "train first"),
+        (("evaluate", "."), "name something to measure on"),
+        (("evaluate", ".", "--probes", "."), "go together"),
+        (("evaluate", ".", "--bin", "a.bin", "--flip"), "are for runs"),
+        (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16, int8"),
+        (("pack", "--recogniser", ".", "--data", ".", "--output", "p"), "either --detector"),
+        (("compare", "softmaxx", "--data", ".", "--output", "runs"), "no loss softmaxx"),
+        (("plot", "scale", "--output", "figures"), "no figure 'scale'"),
+        (("bounds", "--classes", "10", "--probability", "1"), "between 0 and 1"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call(*words)
+    assert list(tmp_path.rglob("*.pt")) == []
+
+
+def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "kith-train"
+    done = subprocess.run([program, "resume", tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "train first" in " ".join(done.stderr.split())
+
+
+def test_int8_needs_a_benchmark(tmp_path: Path, pack: ModelPack) -> None:
+    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
+    with pytest.raises(ConfigError, match="--data"):
+        call("export", tmp_path / "run", "--output", tmp_path / "r.onnx", "--precision", "int8")
+    assert not (tmp_path / "r.onnx").exists()
+
+
+def test_losses_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    call("losses")
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*HEADS, *TERMS))
+    assert "margin=0.35" in printed
+
+
+def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    call("bounds", "--classes", "10575")
+    printed = capsys.readouterr().out
+    assert all(value in printed for value in ("11.46", "13.1", "13.4", "12.79"))
+    call("bounds", "--classes", "10")
+    assert "inflection" not in capsys.readouterr().out
+
+
+def test_a_comparison_is_not_continued_on_another_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: ModelPack
+) -> None:
+    (tmp_path / "celeba").mkdir()
+    loss = next(iter(SEED_LOSSES))
+    begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
+    record_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
+    monkeypatch.setattr("training.run.load_lfw_crops", lambda *_: None)
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        call("compare", loss, "--data", tmp_path, "--output", tmp_path / "out", "--epochs", "8")
