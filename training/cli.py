@@ -298,6 +298,8 @@ def _print(figures: list[tuple[str, str]]) -> None:
 
 def main() -> None:
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    for exporter in ("onnx_ir", "onnxscript"):  # which tell every pass of theirs
+        logging.getLogger(exporter).setLevel("WARNING")
     try:
         app()
     except (ConfigError, ModelError, ParityError, NonFiniteLossError) as error:

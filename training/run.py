@@ -170,9 +170,11 @@ def export_run(run: Path, output: Path, precision: Precision, lfw: Path | None, 
     config, backbone = load_run(run)
     crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     output.parent.mkdir(parents=True, exist_ok=True)
-    if precision == "int8" and lfw is None:
-        raise ConfigError("int8 is judged on LFW View 1: name the data with --data")
-    benchmark = None if lfw is None else load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+    benchmark = None
+    if precision == "int8":
+        if lfw is None:
+            raise ConfigError("int8 is judged on LFW View 1: name the data with --data")
+        benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
     return _write_recogniser(config, backbone, _spread(crops, PARITY_IMAGES), output, precision, benchmark)
 
 
