@@ -11,7 +11,7 @@ from models.pack import ModelPack
 
 CARD = """# {name}
 
-{display_name}: a compact face detector and a thin face recogniser that run on two processor cores. This card is
+{display_name}: a compact face detector, and a face recogniser ({backbone}, {dimension} dimensions). This card is
 written by `kith-train pack` from the measurements of that run.
 
 ## Made from
@@ -82,6 +82,8 @@ def write_model_card(pack: ModelPack, note: str = "") -> None:
             images=data["images"],
             people=data["people"],
             data=run["data"]["root"],
+            backbone=run["backbone"]["name"],
+            dimension=pack.recognition.dimension,
             teacher=f"taught by {teacher}" if teacher else "from scratch, no teacher",
             terms=textwrap.fill(data["terms"] or terms_of(run["data"]["root"]), 118, subsequent_indent="  "),
             calibration_images=calibration["images"],

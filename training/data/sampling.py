@@ -13,7 +13,7 @@ class BatchSampler:
 
     With ``images_per_person`` = 0 every image comes once an epoch, in a shuffled order; the last, partial batch is left
     out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people: people come by turns, so that
-    within an epoch nobody is seen more than one turn oftener than another, and a person's images come by turns too;
+    within an epoch nobody has more than one turn more than another, and a person's images come by turns too;
     an image is repeated within a batch only where its person has fewer than k. An epoch is as many images as the set
     holds.
 

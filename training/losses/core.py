@@ -127,6 +127,10 @@ class CosineHead(Head):
         """Return what stands in the target's place: (B,) cosines and (B,) lengths of x to (B,)."""
         return cos_B
 
+    def other_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
+        """Return what stands in the other classes' places."""
+        return cos_BC
+
     def regulariser(self, norms_B: Tensor) -> Tensor | float:
         """What a head adds to the cross-entropy."""
         return 0.0
@@ -141,10 +145,6 @@ class CosineHead(Head):
         columns = labels_B[rows]
         target_R = self.target_cosines(cos_BC[rows, columns], norms_B[rows])
         return self.scale * self.other_cosines(cos_BC, labels_B).index_put((rows, columns), target_R)
-
-    def other_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
-        """Return what stands in the other classes' places."""
-        return cos_BC
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
