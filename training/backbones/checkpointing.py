@@ -5,6 +5,7 @@ T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-class Recomputable(nn.Module):
+class Recomputable(nn.Module, ABC):
     """A block that says what it computes in :meth:`compute`, and can do so a second time rather than remember."""
 
     recomputed = False
 
-    def compute(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def compute(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.recomputed and self.training and torch.is_grad_enabled()):

@@ -7,6 +7,7 @@ float64, if given that) whatever autocast does: 1 - 1e-7 is exactly 1 in bfloat1
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -35,7 +36,7 @@ def cosine_matrix(rows_AD: Tensor, columns_BD: Tensor) -> Tensor:
     return bounded(F.linear(F.normalize(wide(rows_AD)), F.normalize(wide(columns_BD))))
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """A loss over embeddings and labels.
 
     ``margin_share`` in [0, 1] is how much of its margin a head applies; the loop lets it grow while training starts.
@@ -47,9 +48,9 @@ class Head(nn.Module):
     sees_all_ranks = False
     """Whether a batch given to this head already holds every rank's samples."""
 
+    @abstractmethod
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the scalar loss. ``embeddings_BD`` need not be normalised; ``labels_B`` are class indices."""
-        raise NotImplementedError
 
     def class_weights(self) -> Tensor | None:
         """(C, d), of any length, or None where a head has no classes."""

@@ -7,6 +7,7 @@ head has none). Every rank computes the loss of all ranks' batches.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 import torch
@@ -19,18 +20,23 @@ from training.losses.core import bounded, cosine_matrix, wide
 Mining = Literal["semi_hard", "all"]
 
 
-class Term(nn.Module):
-    """A loss over a batch."""
-
+class Term(nn.Module, ABC):
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
+
+    @abstractmethod
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, weights_CD: Tensor | None) -> Tensor: ...
+
+
+class BatchTerm(Term):
+    """A loss over a batch."""
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor, weights_CD: Tensor | None) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             return self.loss(distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B))
 
-    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor: ...
 
 
 class ClassTerm(Term):
@@ -43,8 +49,8 @@ class ClassTerm(Term):
             x_BD, labels_B = distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B)
             return self.class_loss(x_BD, labels_B, wide(weights_CD))
 
-    def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor: ...
 
 
 class Intra(ClassTerm):
@@ -83,7 +89,7 @@ class MinimumEnergy(ClassTerm):
         return others_BC.sum() / (len(x_BD) * (len(weights_CD) - 1))
 
 
-class Triplet(Term):
+class Triplet(BatchTerm):
     """mean of max(0, theta_ap + m - theta_an) over all pairs (a, p): ArcFace, section 2.3; F. Schroff et al.,
     "FaceNet", CVPR 2015.
 
@@ -118,7 +124,7 @@ class Triplet(Term):
         return F.relu(theta_ap_P1 + self.margin_rad - theta_an_PB)[negative_PB].mean()
 
 
-class Center(Term):
+class Center(BatchTerm):
     """(1/2) mean ||x - c_y||^2: Y. Wen et al., "A discriminative feature learning approach", ECCV 2016, section 3.2,
     which sums over the batch: its lambda times the batch size is a weight here.
 
@@ -152,7 +158,7 @@ class Center(Term):
         self.centers[classes] -= self.alpha * sums / (1 + counts)[:, None]
 
 
-class Range(Term):
+class Range(BatchTerm):
     """alpha * sum over people of the harmonic mean of their k largest ranges + beta * max(0, m - D): X. Zhang et al.,
     "Range loss", ICCV 2017, section 3. Ranges and D, the nearest two class means, are squared distances in the
     batch."""
@@ -190,7 +196,7 @@ class Range(Term):
         return self.alpha * intra + self.beta * F.relu(self.margin - nearest)
 
 
-class Contrastive(Term):
+class Contrastive(BatchTerm):
     """mean over pairs of (1/2) d^2 if same, (1/2) max(0, m - d)^2 if not: R. Hadsell et al., CVPR 2006, eq. 4; Y. Sun
     et al., "DeepID2", 2014, eq. 4. With ``normalised`` d is between unit vectors."""
 
@@ -211,7 +217,7 @@ class Contrastive(Term):
         return 0.5 * torch.where(labels_B[first] == labels_B[second], squares_P, apart_P).mean()
 
 
-class Ring(Term):
+class Ring(BatchTerm):
     """(1/2) mean (||x|| - R)^2 with R learned: Y. Zheng et al., "Ring loss", CVPR 2018, eq. 2."""
 
     def __init__(self, embedding_dim: int, num_classes: int, radius: float = 20.0) -> None:
