@@ -45,7 +45,7 @@ class SubCenterArcFace(ArcFace):
 
 
 class CurricularFace(CosineHead):
-    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.2.
+    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.
 
     A negative class closer than the target with its margin gets cos (t + cos) instead of cos; t follows the mean
     target cosine of all ranks' batches with momentum 0.99.
@@ -83,7 +83,7 @@ class CurricularFace(CosineHead):
 
 
 class MagFace(CosineHead):
-    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, section 3.2.
+    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, section 3.
 
     With a = ||x|| bounded to [l_a, u_a]: the margin is m(a) = l_m + (u_m - l_m)(a - l_a)/(u_a - l_a), and
     lambda_g (1/a + a/u_a^2) draws good samples to large a. The loss is undefined without lengths, so that embeddings
@@ -117,7 +117,7 @@ class MagFace(CosineHead):
 
 
 class AdaFace(CosineHead):
-    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, section 3.4.
+    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, section 3.
 
     q = clip(h (||x|| - mu) / sigma, -1, 1), with mu and sigma of all ranks' batch lengths, averaged with ``alpha``;
     the target is cos(theta - m q) - (m q + m), its angle kept inside [0, pi]. No gradient passes through q.

@@ -49,7 +49,7 @@ def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
 
 def l2_softmax_alpha_bound(num_classes: int, probability: float) -> float:
     """The least length alpha at which features reach ``probability``: ln(p(C-2)/(1-p)). R. Ranjan et al., 2017,
-    section 5.3."""
+    "Bounds on parameter alpha"."""
     _classes(num_classes, 3)
     _probability(probability)
     return math.log(probability * (num_classes - 2) / (1 - probability))

@@ -33,7 +33,7 @@ class Softmax(Head):
 
 
 class L2Softmax(Softmax):
-    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017, section 5.
+    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017.
 
     Args:
         alpha: the length of every feature; 0 takes the least that reaches probability 0.9, of
