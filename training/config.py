@@ -14,6 +14,7 @@ BackboneName = Literal["thin_iresnet", "iresnet18", "iresnet34", "iresnet50", "i
 Optimiser = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "poly"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Match = Literal["cosine", "euclidean"]
 Option = float | int | bool | str
 
 
@@ -50,6 +51,10 @@ class DataConfig(_Section):
     max_identities: int | None = None
     images_per_person: int = 0
     """0: every image once an epoch. k: identity-balanced batches, k images of each of batch_size / k people."""
+    sharp_repeats: int = 1
+    """How often an epoch shows images whose source had the eyes ``sharp_eyes_px`` apart or more (the manifest's column
+    ``eye_distance_px``): probes are sharper than a set that was mostly enlarged."""
+    sharp_eyes_px: float = 18.0
 
     def __post_init__(self) -> None:
         records = self.root.suffix == ".rec"
@@ -57,6 +62,11 @@ class DataConfig(_Section):
         _require(self.min_images >= 1, "data.min_images must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
+        _require(self.sharp_repeats >= 1, "data.sharp_repeats must be at least 1")
+        _require(
+            self.sharp_repeats == 1 or (self.manifest is not None and not records and not self.images_per_person),
+            "data.sharp_repeats needs a manifest, and batches that are not balanced (data.images_per_person 0)",
+        )
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,11 @@ class AugmentConfig(_Section):
     erase: float = 0.15
     mask: float = 0.0
     """A synthetic face mask over nose, mouth and chin."""
+    morph: float = 0.0
+    """Blend two people's faces by a smooth mask. Only a teacher can say who that is: labels do not count for these."""
 
     def __post_init__(self) -> None:
-        for name in ("flip", "move", "low_resolution", "grey", "erase", "mask"):
+        for name in ("flip", "move", "low_resolution", "grey", "erase", "mask", "morph"):
             _require(0 <= getattr(self, name) <= 1, f"augment.{name} is a probability, not {getattr(self, name)}")
         for name in ("shift", "zoom", "brightness", "contrast", "saturation"):
             _require(0 <= getattr(self, name) < 1, f"augment.{name} lies in [0, 1), not {getattr(self, name)}")
@@ -134,15 +146,27 @@ class TermConfig(_Section):
 
 @dataclass(frozen=True)
 class DistillConfig(_Section):
-    """Learn a teacher's embeddings beside the labels: ``weight`` times the mean of 1 - cos(student, teacher)."""
+    """Learn a teacher's embeddings beside the labels, from the very images that the student sees."""
 
     teacher: Path | None = None
     """A pack, a directory or file of ONNX, a .pt2 of torch.export, or a finished run."""
     weight: float = 1.0
+    match: Match = "cosine"
+    """cosine: the mean of 1 - cos(student, teacher). euclidean: the mean square of student - scale * teacher, unit
+    vectors both of the teacher's; for a teacher whose vectors all lie near one direction."""
+    scale: float = 1.0
+    """Of euclidean: what gives the teacher's coordinates a standard deviation near 1."""
+    views: int = 0
+    """Batches recur, image for image, after this many epochs, so that the teacher is asked but once for each; 0: they
+    never do."""
 
     def __post_init__(self) -> None:
         _require(self.teacher is None or self.teacher.exists(), f"distill.teacher {self.teacher} does not exist")
         _require(self.weight > 0, "distill.weight must be positive")
+        _require(self.scale > 0, "distill.scale must be positive")
+        _require(self.views >= 0, "distill.views must be a number of epochs, or 0")
+        _require(not self.views or self.teacher is not None, "distill.views needs a distill.teacher")
+        _one_of(self.match, Match, "distill.match")
 
 
 @dataclass(frozen=True)
@@ -207,6 +231,15 @@ class RunConfig(_Section):
     def __post_init__(self) -> None:
         k = self.data.images_per_person
         _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
+        _require(
+            not self.augment.morph or self.distill.teacher is not None,
+            "augment.morph needs a distill.teacher: a blend of two people has no label",
+        )
+        _require(
+            not (self.augment.morph and self.loop.class_sampling),
+            "augment.morph leaves ranks unequal numbers of labels, which loop.class_sampling cannot deal with",
+        )
+        _require(self.augment.morph < 1 or self.head.name == "none", "augment.morph = 1 leaves a head without labels")
         for path in self.validation:
             _require(path.is_file(), f"validation set {path} does not exist")
 

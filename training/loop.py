@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import distributed
 from training.backbones import checkpoint_blocks, synchronise
 from training.config import ConfigError, LoopConfig, Precision, RunConfig
-from training.data.augment import augment, draw
+from training.data.augment import augment, draw, morph, morphed
 from training.data.identities import IdentitySet
 from training.data.sampling import BatchSampler
 from training.logs import RunLog
@@ -63,7 +63,7 @@ def fit(
     state = TrainingState(backbone, objective, loop, device)
     if state.restore(path):
         log.info("resumed %s at step %d", path, state.step)
-    sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person)
+    sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person, data.repeats)
     total_steps = sampler.steps_per_epoch * loop.epochs
     if max(loop.warmup_steps, loop.margin_warmup_steps) >= total_steps:
         log.warning("the warm-up is longer than the run's %d steps: rate or margin will not be reached", total_steps)
@@ -76,17 +76,21 @@ def fit(
     last_saved = time.monotonic()
     with RunLog(config.output, state.step, total_steps, loop.batch_size, silent=distributed.rank() > 0) as run_log:
         while state.step < total_steps:
-            epoch, position = divmod(state.step, sampler.steps_per_epoch)
+            shown = _step_of_images(state.step, sampler.steps_per_epoch, config)
+            epoch, position = divmod(shown, sampler.steps_per_epoch)
             rows = sampler.rows(epoch, position)
             torch.manual_seed(_seed_of_step(loop.seed, state.step))
-            varied = draw(loop.batch_size, loop.seed, state.step)[mine].to(device)
-            images = augment(to_tensor(crops[rows[mine]], device), varied, config.augment)
+            varied = draw(loop.batch_size, loop.seed, shown)[mine].to(device)
+            images = morph(
+                augment(to_tensor(crops[rows[mine]], device), varied, config.augment), varied, config.augment
+            )
+            labelled = ~morphed(varied, config.augment) if config.augment.morph else None
             labels = torch.from_numpy(data.labels[rows[mine]]).to(device)
             rate = learning_rate(state.step, total_steps, loop)
             objective.head.margin_share = margin_share(state.step, loop)
             with autocast:
                 embeddings = network(images.contiguous(memory_format=torch.channels_last))
-            parts = objective(embeddings, labels, images)
+            parts = objective(embeddings, labels, images, labelled, shown)
             loss = torch.stack(list(parts.values())).sum()
             values = {"loss": _mean_over_ranks(loss), "learning_rate": rate, **_details(parts, objective.head)}
             if not math.isfinite(values["loss"]):
@@ -101,6 +105,12 @@ def fit(
                 last_saved = time.monotonic()
     state.save(path)
     return Checkpoint(state.averaged.eval(), objective.head.eval(), state.step, state.loss, path)
+
+
+def _step_of_images(step: int, steps_per_epoch: int, config: RunConfig) -> int:
+    """Whose images this step shows: its own, or those of an earlier one where batches recur."""
+    views = config.distill.views
+    return step % (steps_per_epoch * views) if views else step
 
 
 def _time_to_save(step: int, due: bool) -> bool:

@@ -25,13 +25,29 @@ class Objective(nn.Module):
         self.distillation = distillation[1] if distillation else None
         self.distillation_weight = distillation[0] if distillation else 0.0
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, images_BCHW: Tensor) -> dict[str, Tensor]:
-        parts = {"head": self.head(embeddings_BD, labels_B)}
+    def forward(
+        self,
+        embeddings_BD: Tensor,
+        labels_B: Tensor,
+        images_BCHW: Tensor,
+        labelled_B: Tensor | None = None,
+        batch: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Parts by name.
+
+        Args:
+            labelled_B: the images that show whom their label names: head and terms see these alone; None: all.
+            batch: a number that these very images, and no others, come under.
+        """
+        own_BD, own_labels_B = embeddings_BD, labels_B
+        if labelled_B is not None:
+            own_BD, own_labels_B = embeddings_BD[labelled_B], labels_B[labelled_B]
+        parts = {"head": self.head(own_BD, own_labels_B)}
         weights_CD = self.head.class_weights()
         for name, term in self.terms.items():
-            parts[name] = self.term_weights[name] * term(embeddings_BD, labels_B, weights_CD)
+            parts[name] = self.term_weights[name] * term(own_BD, own_labels_B, weights_CD)
         if self.distillation is not None:
-            parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW)
+            parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW, batch)
         return parts
 
 
@@ -48,9 +64,9 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}
     if config.head.name == "none" and not terms and config.distill.teacher is None:
         raise ConfigError("head none learns nothing alone: add a term (terms.triplet=1) or a teacher")
-    distillation = None
-    if config.distill.teacher is not None:
-        distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim))
+    distillation, chosen = None, config.distill
+    if chosen.teacher is not None:
+        distillation = (chosen.weight, Distillation(load_teacher(chosen.teacher), dim, chosen))
     return Objective(head, terms, distillation)
 
 

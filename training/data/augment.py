@@ -70,9 +70,18 @@ class Column(IntEnum):
     ERASE_RED = auto()
     ERASE_GREEN = auto()
     ERASE_BLUE = auto()
+    MORPH = auto()
+    MORPH_SHARE = auto()
+    MORPH_FIRST = auto()
+    """Of the MORPH_GRID numbers that shape the blend."""
 
 
-COLUMNS: Final = len(Column)
+MORPH_GRID: Final = 3
+MORPH_CONTRAST: Final = 12.0
+"""Of the blend's logits: most places show nearly one face alone, with a soft border between the two."""
+
+
+COLUMNS: Final = len(Column) - 1 + MORPH_GRID**2
 
 
 def draw(count: int, seed: int, step: int) -> Tensor:
@@ -95,6 +104,32 @@ def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     _vary(out, u_BK, Column.GREY, config.grey, lambda crops, u: _luma(crops).expand_as(crops))
     _vary(out, u_BK, Column.LOW_RESOLUTION, config.low_resolution, _blurred)
     _vary(out, u_BK, Column.ERASE, config.erase, _erased)
+    return out
+
+
+def morphed(u_BK: Tensor, config: AugmentConfig) -> Tensor:
+    """(B,) bool: which images :func:`morph` blends, and whose labels therefore say nothing."""
+    return u_BK[:, Column.MORPH] < config.morph
+
+
+def morph(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
+    """Blend the chosen images with their neighbours in the batch, (0, 1), (2, 3), ..., by smooth random masks.
+
+    Aligned faces blend into faces that nobody has, without end: for a teacher to name, and for no label.
+    """
+    count = len(crops_BCHW)
+    if not config.morph or count < 2:
+        return crops_BCHW
+    u_BK = u_BK.to(crops_BCHW.device)
+    neighbour_B = torch.arange(count, device=crops_BCHW.device) ^ 1
+    chosen = (morphed(u_BK, config) & (neighbour_B < count)).nonzero().flatten()
+    out = crops_BCHW.clone()
+    if len(chosen):
+        u = u_BK[chosen]
+        shape = u[:, Column.MORPH_FIRST : Column.MORPH_FIRST + MORPH_GRID**2].reshape(-1, 1, MORPH_GRID, MORPH_GRID)
+        field = (shape - 0.5 + (u[:, Column.MORPH_SHARE, None, None, None] - 0.5) / 2) * MORPH_CONTRAST
+        mask = torch.sigmoid(F.interpolate(field, size=crops_BCHW.shape[2:], mode="bicubic", align_corners=False))
+        out[chosen] = torch.lerp(crops_BCHW[chosen], crops_BCHW[neighbour_B[chosen]], mask)
     return out
 
 

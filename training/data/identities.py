@@ -66,13 +66,14 @@ class PhotoFiles:
 @dataclass(frozen=True, eq=False)
 class IdentityList:
     """Which image shows whom: ``labels`` (n,) are 0..C-1, in the order of ``names``; ``rows`` (n,) number the images
-    in ``source``; ``dropped`` people had fewer than ``min_images``."""
+    in ``source``; ``dropped`` people had fewer than ``min_images``; ``repeats`` (n,): how often an epoch shows each."""
 
     source: ImageSource
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
     dropped: int
+    repeats: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,11 +95,13 @@ class IdentityList:
 
 @dataclass(frozen=True)
 class IdentitySet:
-    """Decoded crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1."""
+    """Decoded crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1; an epoch shows each
+    ``repeats`` (n,) times, once where it is None."""
 
     crops_NHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
+    repeats: NDArray[np.int64] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -118,11 +121,12 @@ def list_identities(config: DataConfig) -> IdentityList:
     people: NDArray[np.str_] | NDArray[np.int64]
     if config.root.suffix == ".rec":
         source = FaceRecords(config.root)
-        people = source.labels
+        people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
-        pairs = list(_from_manifest(config.root / config.manifest) if config.manifest else _from_folder(config.root))
-        source = PhotoFiles(tuple(file for file, _ in pairs))
-        people = np.array([name for _, name in pairs], np.str_)
+        pairs = list(_from_manifest(config) if config.manifest else _from_folder(config.root))
+        source = PhotoFiles(tuple(file for file, _, _ in pairs))
+        people = np.array([name for _, name, _ in pairs], np.str_)
+        repeats = np.array([times for _, _, times in pairs], np.int64)
     names, owners, counts = np.unique(people, return_inverse=True, return_counts=True)
     enough = np.flatnonzero(counts >= config.min_images)
     chosen = enough[: config.max_identities]
@@ -132,27 +136,35 @@ def list_identities(config: DataConfig) -> IdentityList:
     labels[chosen] = np.arange(len(chosen))
     rows = np.flatnonzero(labels[owners] >= 0)
     return IdentityList(
-        source, rows, labels[owners[rows]], tuple(map(str, names[chosen].tolist())), len(names) - len(enough)
+        source,
+        rows,
+        labels[owners[rows]],
+        tuple(map(str, names[chosen].tolist())),
+        len(names) - len(enough),
+        repeats[rows],
     )
 
 
-def _from_manifest(manifest: Path) -> Iterator[tuple[Path, str]]:
+def _from_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
+    manifest = config.root / str(config.manifest)
     if not manifest.is_file():
         raise ConfigError(f"manifest {manifest} does not exist")
     with manifest.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        missing = {"file", "identity"} - set(reader.fieldnames or ())
+        needed = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
+        missing = needed - set(reader.fieldnames or ())
         if missing:
             raise ConfigError(f"manifest {manifest} lacks the column(s) {', '.join(sorted(missing))}")
         for row in reader:
-            yield manifest.parent / row["file"], row["identity"]
+            sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
+            yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
 
 
-def _from_folder(root: Path) -> Iterator[tuple[Path, str]]:
+def _from_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
     for person in sorted(p for p in root.iterdir() if p.is_dir()):
         for file in sorted(person.iterdir()):
             if file.suffix.lower() in PHOTO_SUFFIXES:
-                yield file, person.name
+                yield file, person.name, 1
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:
@@ -211,7 +223,7 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
     if not (cache.exists() and kept_file.exists()):
         _build_cache(listed, cache, kept_file, None if config.aligned else _need(detector))
     kept = np.load(kept_file)
-    return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names)
+    return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names, listed.repeats[kept])
 
 
 def _need(detector: Detector | None) -> Detector:

@@ -11,8 +11,8 @@ from training.config import ConfigError
 class BatchSampler:
     """The order in which a set is shown.
 
-    With ``images_per_person`` = 0 every image comes once an epoch, in a shuffled order; the last, partial batch is left
-    out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people: people come by turns, so that
+    With ``images_per_person`` = 0 every image comes once an epoch (or ``repeats`` times), in a shuffled order; the last,
+    partial batch is left out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people: people come by turns, so that
     within an epoch nobody has more than one turn more than another, and a person's images come by turns too;
     an image is repeated within a batch only where its person has fewer than k. An epoch is as many images as the set
     holds.
@@ -20,15 +20,24 @@ class BatchSampler:
     Args:
         labels: (n,) class of each row.
         batch_size: of all ranks together; a multiple of ``images_per_person``.
+        repeats: (n,) times that each row comes in an epoch of unbalanced batches; None: once.
 
     Raises:
         ConfigError: the set is too small for one batch.
     """
 
-    def __init__(self, labels: NDArray[np.int64], batch_size: int, seed: int, images_per_person: int = 0) -> None:
+    def __init__(
+        self,
+        labels: NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        images_per_person: int = 0,
+        repeats: NDArray[np.int64] | None = None,
+    ) -> None:
         self._batch_size, self._seed, self._k = batch_size, seed, images_per_person
         # Renumbered: a class is empty where no face was found in any of its photos.
         _, self._labels, self._counts = np.unique(labels, return_inverse=True, return_counts=True)
+        self._shown = np.arange(len(labels)) if repeats is None else np.repeat(np.arange(len(labels)), repeats)
         self._remembered: tuple[int, NDArray[np.int64]] | None = None
         if len(labels) < batch_size:
             raise ConfigError(f"{len(labels)} images are fewer than one batch of {batch_size}; lower loop.batch_size")
@@ -41,13 +50,13 @@ class BatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._labels) // self._batch_size
+        return len(self._shown) // self._batch_size
 
     def rows(self, epoch: int, position: int) -> NDArray[np.int64]:
         """(batch_size,) rows of batch ``position`` of an epoch, ascending: a memory map is read in its order."""
         if self._remembered is None or self._remembered[0] != epoch:
             rng = np.random.default_rng((self._seed, epoch))
-            order = self._balanced(rng) if self._k else rng.permutation(len(self._labels))
+            order = self._balanced(rng) if self._k else rng.permutation(self._shown)
             self._remembered = epoch, order
         start = position * self._batch_size
         return np.sort(self._remembered[1][start : start + self._batch_size])
