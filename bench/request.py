@@ -59,12 +59,12 @@ def main() -> None:
 
         image = decode(payload, LIMITS)
         (faces,) = detector.detect([image])
-        crops = align(image, faces.landmarks_xy)
+        crops = align(image, faces.landmarks_xy, recogniser.alignment)
 
         def ours() -> None:
             photo = decode(payload, LIMITS)
             (found,) = detector.detect([photo])
-            recogniser.embed(align(photo, found.landmarks_xy))
+            recogniser.embed(align(photo, found.landmarks_xy, recogniser.alignment))
 
         def theirs() -> None:
             peer.get(cv2.imdecode(np.frombuffer(payload, np.uint8), cv2.IMREAD_COLOR))
@@ -72,7 +72,7 @@ def main() -> None:
         stages: dict[str, Callable[[], Any]] = {
             "decode": lambda: decode(payload, LIMITS),
             "detect": lambda: detector.detect([image]),
-            "align": lambda: align(image, faces.landmarks_xy),
+            "align": lambda: align(image, faces.landmarks_xy, recogniser.alignment),
             "embed": lambda: recogniser.embed(crops),
             "whole": ours,
             "FaceAnalysis": theirs,

@@ -1,13 +1,15 @@
-"""Five-point face alignment: landmarks in a photo to a canonical 112x112 crop. Pure numpy and cv2.
+"""Five-point face alignment: landmarks in a photo to a canonical crop. Pure numpy and cv2.
 
-The template is the one every ArcFace-style recogniser is trained on (InsightFace, ``arcface_dst``): five points, in
-pixels of a 112x112 crop, in the order left eye, right eye, nose tip, left and right mouth corner as seen in the image.
+The standard template is the one every ArcFace-style recogniser is trained on (InsightFace, ``arcface_dst``): five
+points, in pixels of a 112x112 crop, in the order left eye, right eye, nose tip, left and right mouth corner as seen in
+the image. A recogniser that was trained on other crops brings a template of its own.
 The transform is the least-squares similarity of S. Umeyama, "Least-squares estimation of transformation parameters
 between two point patterns", PAMI 13(4), 1991, equations (40)-(42), restricted to two dimensions, where it is linear.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import cv2
@@ -18,14 +20,46 @@ CROP_SIZE_PX: Final = 112
 TEMPLATE_XY: Final[NDArray[np.float64]] = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
+POINTS: Final = len(TEMPLATE_XY)
 
 
-def similarity_transforms(landmarks_xy: NDArray[np.floating], size_px: int = CROP_SIZE_PX) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class Alignment:
+    """The crop a recogniser was trained on: ``size_px``, side of the square, and ``template``, where the five points
+    go in it, (x, y) in its pixels."""
+
+    size_px: int
+    template: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        if self.size_px <= 0 or len(self.template) != POINTS:
+            raise ValueError(f"an alignment has a positive size and {POINTS} points")
+
+    @property
+    def template_xy(self) -> NDArray[np.float64]:
+        """(5, 2)."""
+        return np.array(self.template)
+
+    @property
+    def is_standard(self) -> bool:
+        return self == standard(self.size_px)
+
+
+def standard(size_px: int) -> Alignment:
+    """The standard template, scaled to a crop of another size as InsightFace does for multiples of 112."""
+    points = (TEMPLATE_XY * (size_px / CROP_SIZE_PX)).tolist()
+    return Alignment(size_px, tuple((x, y) for x, y in points))
+
+
+STANDARD: Final = standard(CROP_SIZE_PX)
+
+
+def similarity_transforms(landmarks_xy: NDArray[np.floating], alignment: Alignment = STANDARD) -> NDArray[np.float64]:
     """Return the similarities that map landmarks onto the template, fitted for all faces at once.
 
     Args:
         landmarks_xy: (n, 5, 2) pixels of the photo.
-        size_px: side of the crop; the template scales with it.
+        alignment: whose template.
 
     Returns:
         (n, 2, 3) matrices from photo pixels to crop pixels.
@@ -38,7 +72,7 @@ def similarity_transforms(landmarks_xy: NDArray[np.floating], size_px: int = CRO
         raise ValueError(f"landmarks must have shape (n, 5, 2), not {points.shape}")
     if not np.isfinite(points).all():
         raise ValueError("landmarks must be finite")
-    template = TEMPLATE_XY * (size_px / CROP_SIZE_PX)
+    template = alignment.template_xy
     source_mean, target_mean = points.mean(axis=1), template.mean(axis=0)
     source, target = points - source_mean[:, None], template - target_mean
     spread = (source**2).sum(axis=(1, 2))
@@ -55,21 +89,38 @@ def similarity_transforms(landmarks_xy: NDArray[np.floating], size_px: int = CRO
     return matrices
 
 
-def align(image: NDArray[np.uint8], landmarks_xy: NDArray[np.floating]) -> NDArray[np.uint8]:
+def align(
+    image: NDArray[np.uint8], landmarks_xy: NDArray[np.floating], alignment: Alignment = STANDARD
+) -> NDArray[np.uint8]:
     """Cut the aligned crops of all faces of one image.
 
     Args:
         image: (H, W, 3) uint8; the colour order is kept.
         landmarks_xy: (n, 5, 2) pixels of that image.
+        alignment: of the recogniser that the crops are for.
 
     Returns:
-        (n, 112, 112, 3) uint8 crops; what lies outside the image is black.
+        (n, size_px, size_px, 3) uint8 crops; what lies outside the image is black.
     """
-    matrices = similarity_transforms(landmarks_xy)
-    crops = np.empty((len(matrices), CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
+    matrices = similarity_transforms(landmarks_xy, alignment)
+    size = (alignment.size_px, alignment.size_px)
+    crops = np.empty((len(matrices), *size, 3), np.uint8)
     for matrix, crop in zip(matrices, crops, strict=True):
-        crop[:] = cv2.warpAffine(image, matrix, (CROP_SIZE_PX, CROP_SIZE_PX), flags=cv2.INTER_LINEAR)
+        crop[:] = cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR)
     return crops
+
+
+def recut(crops_NHWC: NDArray[np.uint8], alignment: Alignment) -> NDArray[np.uint8]:
+    """(n, 112, 112, 3) standard crops as another alignment would have cut them, for data that exists only as crops:
+    what a standard crop does not show is its border, repeated."""
+    if alignment == STANDARD:
+        return crops_NHWC
+    (matrix,) = similarity_transforms(TEMPLATE_XY[None], alignment)
+    size = (alignment.size_px, alignment.size_px)
+    cut = np.empty((len(crops_NHWC), *size, 3), np.uint8)
+    for crop, out in zip(crops_NHWC, cut, strict=True):
+        out[:] = cv2.warpAffine(crop, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    return cut
 
 
 def transform_points(matrix: NDArray[np.floating], points_xy: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ dlib 19.3, ``dnn_face_recognition_ex.cpp``), whose blocks the sequence of layers
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -132,8 +132,8 @@ def _read_layer(reader: _Reader) -> Layer:
 
 
 def to_onnx(content: bytes) -> onnx.ModelProto:
-    """Convert a serialised network: ``input`` (batch, 3, 150, 150) float32 RGB 0..255 to ``embedding`` (batch, 128), not
-    normalised.
+    """Convert a serialised network: ``input`` (batch, 3, 150, 150) float32 RGB 0..255 to ``embedding`` (batch, 128),
+    not normalised.
 
     Raises:
         DlibFormatError: it is another network, or damaged.
@@ -252,7 +252,7 @@ class _Builder:
         self._constants.append(numpy_helper.from_array(np.asarray(values), name))
         return name
 
-    def _add(self, operator: str, inputs: list[str], name: str = "", **attributes: list[int]) -> str:
+    def _add(self, operator: str, inputs: list[str], name: str = "", **attributes: Any) -> str:
         name = name or f"{operator}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
         return name

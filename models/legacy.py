@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from models.alignment import standard
 from models.errors import PackError
 from models.pack import DetectionSpec, ModelPack, Normalisation, RecognitionSpec
 
@@ -64,4 +65,4 @@ def _classify(path: Path) -> DetectionSpec | RecognitionSpec | None:
     dims = [d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
     if not dims or dims[-1] <= 0:
         raise PackError(path.name, "does not declare the length of its embedding")
-    return RecognitionSpec(path, None, normalisation, height, dims[-1], "insightface-arcface-1")
+    return RecognitionSpec(path, None, normalisation, standard(height), dims[-1], "insightface-arcface-1")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
+from models.alignment import POINTS, STANDARD, Alignment, standard
 from models.errors import PackError
 
 MANIFEST: Final = "manifest.json"
@@ -51,20 +52,23 @@ class DetectionSpec:
 
 @dataclass(frozen=True)
 class RecognitionSpec:
-    """``size_px``: side of the square crop. ``dimension``: d of the embedding."""
+    """``alignment``: how its crops are cut. ``dimension``: d of the embedding."""
 
     path: Path
     sha256: str | None
     normalisation: Normalisation
-    size_px: int
+    alignment: Alignment
     dimension: int
     preprocessing_version: str
 
     def fingerprint(self) -> str:
         """Hash of the network and of everything that shapes its input: vectors compare only where this is equal."""
         digest = hashlib.sha256(self.path.read_bytes())
-        shape = [self.normalisation.mean, self.normalisation.std, self.normalisation.colour, self.size_px]
+        shape = [self.normalisation.mean, self.normalisation.std, self.normalisation.colour, self.alignment.size_px]
         digest.update(json.dumps([*shape, self.preprocessing_version]).encode())
+        # The standard template is no part of it: packs had no other when the first vectors were stored.
+        if not self.alignment.is_standard:
+            digest.update(json.dumps(self.alignment.template).encode())
         return digest.hexdigest()[:32]
 
 
@@ -162,7 +166,7 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
             path=_file(directory, recognition.get("file"), "tasks.recognition.file", ".onnx"),
             sha256=_sha256(recognition, "tasks.recognition.sha256"),
             normalisation=_normalisation(recognition, "tasks.recognition", std=127.5),
-            size_px=_square(recognition.get("input_size", [112, 112]), "tasks.recognition.input_size"),
+            alignment=_alignment(recognition),
             dimension=_positive(recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension"),
             preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
         ),
@@ -258,6 +262,24 @@ def _square(value: Any, name: str) -> int:
     return _positive(value[0], name)
 
 
+def _alignment(task: Mapping[str, Any]) -> Alignment:
+    size_px = _square(task.get("input_size", [112, 112]), "tasks.recognition.input_size")
+    if "alignment" not in task:
+        return standard(size_px)
+    value = _object(task, "alignment", "tasks.recognition.alignment")
+    if set(value) != {"template"}:
+        raise PackError("tasks.recognition.alignment", "must hold exactly template")
+    name, template = "tasks.recognition.alignment.template", value["template"]
+    if not isinstance(template, list) or len(template) != POINTS:
+        raise PackError(name, f"must be a list of {POINTS} points [x, y], in pixels of the crop")
+    if not all(isinstance(point, list) and len(point) == 2 for point in template):
+        raise PackError(name, "each point must be two numbers, [x, y]")
+    points = [(_number(x, name), _number(y, name)) for x, y in template]
+    if len(set(points)) < POINTS:
+        raise PackError(name, "the points must differ from each other")
+    return Alignment(size_px, tuple(points))
+
+
 def write_pack(
     directory: Path,
     model_id: str,
@@ -268,8 +290,16 @@ def write_pack(
     calibration: Mapping[str, Any],
     provenance: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    alignment: Alignment = STANDARD,
+    embedded: bool = False,
+    preprocessing_version: str = "insightface-arcface-1",
 ) -> ModelPack:
     """Write the manifest and calibration of a pack whose ONNX files already lie in ``directory``; read it back.
+
+    Args:
+        alignment: of the recogniser's crops.
+        embedded: the recogniser normalises its own pixels, 0..255.
+        preprocessing_version: names how the recogniser's crops are made.
 
     Raises:
         PackError: what was written would not load; the files are left for inspection, the manifest is removed.
@@ -290,9 +320,10 @@ def write_pack(
             "recognition": {
                 "file": recogniser.name,
                 "sha256": sha256_of(recogniser),
-                "preprocessing": {"mean": 127.5, "std": 127.5},
-                "preprocessing_version": "insightface-arcface-1",
-                "input_size": [112, 112],
+                "preprocessing": "embedded" if embedded else {"mean": 127.5, "std": 127.5},
+                "preprocessing_version": preprocessing_version,
+                "input_size": [alignment.size_px, alignment.size_px],
+                **({} if alignment.is_standard else {"alignment": {"template": alignment.template}}),
                 "embedding_dimension": dimension,
             },
         },

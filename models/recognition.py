@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.alignment import CROP_SIZE_PX
 from models.errors import PackError
 from models.pack import RecognitionSpec
 from models.runtime import Float, Network
@@ -28,7 +26,7 @@ def unit(vectors: NDArray[np.floating]) -> Float:
 
 
 class Recogniser:
-    """A recogniser of a pack, ready to run.
+    """A recogniser of a pack, ready to run; ``alignment`` says how its crops are cut.
 
     Raises:
         PackError: the network's output is not what the manifest declares.
@@ -37,18 +35,24 @@ class Recogniser:
     def __init__(self, network: Network, spec: RecognitionSpec) -> None:
         self._network = network
         self._normalisation = spec.normalisation
-        self._size = spec.size_px
+        self.alignment = spec.alignment
         self.dimension = spec.dimension
         self.fingerprint = spec.fingerprint()
         if len(network.output_names) != 1:
             raise PackError("tasks.recognition.file", "a recogniser has exactly one output")
 
     def embed(self, crops: NDArray[np.uint8]) -> Float:
-        """(n, 112, 112, 3) uint8 RGB to (n, d) float32 of unit norm; n may be 0."""
+        """(n, size_px, size_px, 3) uint8 RGB crops, cut by its own alignment, to (n, d) float32 of unit norm; n may
+        be 0.
+
+        Raises:
+            ValueError: crops of another size.
+        """
         if not len(crops):
             return np.empty((0, self.dimension), np.float32)
-        if self._size != CROP_SIZE_PX:
-            crops = np.stack([cv2.resize(crop, (self._size, self._size)) for crop in crops]).astype(np.uint8)
+        side = self.alignment.size_px
+        if crops.shape[1:] != (side, side, 3):
+            raise ValueError(f"crops must have shape (n, {side}, {side}, 3), not {crops.shape}")
         if self._normalisation.colour == "BGR":
             crops = crops[..., ::-1]
         batch = np.ascontiguousarray(crops.transpose(0, 3, 1, 2), dtype=np.float32)
@@ -62,5 +66,5 @@ class Recogniser:
         return unit(vectors)
 
     def embed_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[Float]:
-        """A list of (112, 112, 3) crops to a list of (d,) unit vectors, in one batch."""
+        """A list of (size_px, size_px, 3) crops to a list of (d,) unit vectors, in one batch."""
         return list(self.embed(np.stack(crops)))

@@ -55,7 +55,16 @@ def create_app(settings: Settings) -> FastAPI:
                 Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed,
             ):
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
-                pipeline = Pipeline(detect, embed, followers, calibration, limits, settings.max_faces, threads)
+                pipeline = Pipeline(
+                    detect,
+                    embed,
+                    recogniser.alignment,
+                    followers,
+                    calibration,
+                    limits,
+                    settings.max_faces,
+                    threads,
+                )
                 app.state.context = Context(
                     settings, pack, detection, recognition, recogniser, store, followers, pipeline
                 )

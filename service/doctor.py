@@ -50,8 +50,8 @@ def diagnose(settings: Settings) -> list[Finding]:
         pack = load_pack(settings.pack)
         pack.verify()
         findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
-        for path, height, width in ((pack.detection.path, 256, 256), (pack.recognition.path, 112, 112)):
-            findings += _run(path, settings.provider, height, width)
+        for path, side in ((pack.detection.path, 256), (pack.recognition.path, pack.recognition.alignment.size_px)):
+            findings += _run(path, settings.provider, side)
     except ModelError as error:
         findings.append(Finding("pack", "error", str(error)))
     return findings
@@ -83,9 +83,9 @@ def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> lis
     return []
 
 
-def _run(path: Path, provider: str | None, height: int, width: int) -> list[Finding]:
+def _run(path: Path, provider: str | None, side_px: int) -> list[Finding]:
     network = Network(path, provider)
-    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, height, width), strict=True)]
+    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
     placed = network.placement(np.zeros(shape, np.float32))
     detail = ", ".join(f"{count} nodes on {name}" for name, count in sorted(placed.items()))
     findings = [Finding(path.name, "ok", f"ran {detail}")]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models import quality
-from models.alignment import align
+from models.alignment import STANDARD, Alignment, align
 from models.detection import Faces
 from models.quality import Quality
 from models.risk import Calibration
@@ -79,6 +79,7 @@ class Pipeline:
         self,
         detector: Batcher[Image, Faces],
         recogniser: Batcher[Image, Float],
+        alignment: Alignment,
         followers: Followers,
         calibration: Calibration | None,
         limits: ImageLimits,
@@ -87,6 +88,7 @@ class Pipeline:
     ) -> None:
         self._detector = detector
         self._recogniser = recogniser
+        self._alignment = alignment
         self._followers = followers
         self._limits = limits
         self._max_faces = max_faces
@@ -117,7 +119,7 @@ class Pipeline:
         image = await self.in_thread(decode, payload, self._limits)
         (faces,) = await self._detector.submit([image])
         faces = faces[: self._max_faces]
-        crops, qualities = await self.in_thread(_cut, image, faces)
+        crops, qualities = await self.in_thread(_cut, image, faces, self._alignment)
         return Photo(image.shape[1], image.shape[0], _as_list(faces, qualities)), crops
 
     def _identify(
@@ -143,9 +145,11 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
-def _cut(image: Image, faces: Faces) -> tuple[Image, list[Quality]]:
+def _cut(image: Image, faces: Faces, alignment: Alignment) -> tuple[Image, list[Quality]]:
+    # Quality is measured on the standard crop, so that its figures mean the same whatever the recogniser.
     crops = align(image, faces.landmarks_xy)
-    return crops, [quality.measure(crop, points) for crop, points in zip(crops, faces.landmarks_xy, strict=True)]
+    qualities = [quality.measure(crop, points) for crop, points in zip(crops, faces.landmarks_xy, strict=True)]
+    return crops if alignment == STANDARD else align(image, faces.landmarks_xy, alignment), qualities
 
 
 def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.alignment import STANDARD, Alignment
 from models.detection import Detector
 from models.pack import DetectionSpec, sha256_of
 from models.runtime import Float, Network
@@ -46,7 +47,8 @@ from training.metrics import (
 )
 
 Embed = Callable[[NDArray[np.uint8]], Float]
-"""(n, 112, 112, 3) uint8 RGB crops to (n, d) unit vectors: a pack's ``Recogniser.embed``, or a torch network's."""
+"""(n, size_px, size_px, 3) uint8 RGB crops to (n, d) unit vectors: a pack's ``Recogniser.embed``, or a torch
+network's."""
 Part = Literal["view1", "view2", "open_set"]
 PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 CROPS_AT_ONCE: Final = 64
@@ -59,8 +61,8 @@ IJB_FARS: Final = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 class LfwCrops:
     """The central face of every LFW photo that the lists of ``parts`` name.
 
-    ``root`` holds images/ and the lists; ``files`` are relative to images/; crops_NHWC (n, 112, 112, 3) uint8 RGB,
-    black where ``found`` (n,) is false.
+    ``root`` holds images/ and the lists; ``files`` are relative to images/; crops_NHWC (n, size_px, size_px, 3) uint8
+    RGB, black where ``found`` (n,) is false.
     """
 
     root: Path
@@ -71,7 +73,12 @@ class LfwCrops:
 
 
 def load_lfw_crops(
-    root: Path, detection: DetectionSpec, cache_dir: Path, parts: Collection[Part] = PARTS, min_score: float = 0.5
+    root: Path,
+    detection: DetectionSpec,
+    cache_dir: Path,
+    parts: Collection[Part] = PARTS,
+    min_score: float = 0.5,
+    alignment: Alignment = STANDARD,
 ) -> LfwCrops:
     """Align LFW by a pack's detector, once: later calls map the crops from ``cache_dir`` into memory.
 
@@ -80,6 +87,7 @@ def load_lfw_crops(
         detection: of the pack whose detector and landmarks are used.
         parts: View 1 alone has a third of the photos.
         min_score: faces below are not seen, in (0, 1].
+        alignment: of the recogniser that is judged.
 
     Raises:
         ConfigError: a list or a photo is absent or unreadable.
@@ -90,18 +98,18 @@ def load_lfw_crops(
     if absent := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"{absent[0]} does not exist, nor do {len(absent) - 1} other photos of LFW's lists")
     identity = [f"{file} {path.stat().st_size}" for file, path in zip(files, paths, strict=True)]
-    identity += [sha256_of(detection.path), str(detection.normalisation), str(min_score)]
+    identity += [sha256_of(detection.path), str(detection.normalisation), str(min_score), str(alignment)]
     key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     cache, found_file = cache_dir / f"lfw-{key}.npy", cache_dir / f"lfw-found-{key}.npy"
     if not (cache.exists() and found_file.exists()):
-        _build_cache(Detector(Network(detection.path), detection, min_score), paths, cache, found_file)
+        _build_cache(Detector(Network(detection.path), detection, min_score), paths, alignment, cache, found_file)
     return LfwCrops(root, parts, files, np.load(cache, mmap_mode="r"), np.load(found_file))
 
 
-def _build_cache(detector: Detector, paths: list[Path], cache: Path, found_file: Path) -> None:
+def _build_cache(detector: Detector, paths: list[Path], alignment: Alignment, cache: Path, found_file: Path) -> None:
     found = np.zeros(len(paths), bool)
-    with new_crops(cache, found_file, len(paths)) as (crops_NHWC, put_beside):
-        for rows, crops in central_crops(detector, paths):
+    with new_crops(cache, found_file, len(paths), alignment.size_px) as (crops_NHWC, put_beside):
+        for rows, crops in central_crops(detector, paths, alignment):
             crops_NHWC[rows] = crops
             found[rows] = True
         put_beside(found)
@@ -250,7 +258,7 @@ class TemplateVerification:
     photos_without_face: int
 
 
-def judge_ijb(embed: Embed, detector: Detector, folder: Path) -> TemplateVerification:
+def judge_ijb(embed: Embed, detector: Detector, folder: Path, alignment: Alignment = STANDARD) -> TemplateVerification:
     """A network judged on a folder as IJB-B and IJB-C are shared for research: ``meta/*face_tid_mid.txt``,
     ``meta/*template_pair_label.txt`` and the photos in ``loose_crop/``. The face nearest a photo's centre counts;
     photos without one are left out of their templates.
@@ -261,7 +269,7 @@ def judge_ijb(embed: Embed, detector: Detector, folder: Path) -> TemplateVerific
     media = read_ijb_media(_one(folder / "meta", "*face_tid_mid.txt"))
     pairs = read_ijb_pairs(_one(folder / "meta", "*template_pair_label.txt"))
     kept, vectors = [], []
-    for rows, crops in central_crops(detector, [folder / "loose_crop" / file for file in media.files]):
+    for rows, crops in central_crops(detector, [folder / "loose_crop" / file for file in media.files], alignment):
         kept += rows
         vectors.append(embed(crops))
     if not kept:

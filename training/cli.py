@@ -277,7 +277,7 @@ def evaluate(
     if bins or ijb or probes:
         spec = load_pack(pack if is_run else what).detection
         detector = Detector(Network(spec.path), spec)
-        figures += judge_others(embed_of(what), detector, cache, bins or (), ijb, probes, distractors)
+        figures += judge_others(*embed_of(what), detector, cache, bins or (), ijb, probes, distractors)
     _print(figures)
 
 

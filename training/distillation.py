@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.alignment import recut
 from models.errors import ModelError
 from models.pack import Normalisation, load_pack
 from models.recognition import Recogniser, unit
@@ -44,7 +45,12 @@ def load_teacher(path: Path) -> Teacher:
         recogniser = Recogniser(Network(spec.path), spec)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
-    return lambda images: torch.from_numpy(recogniser.embed(_pixels(images))).to(images.device)
+
+    def embed(images_BCHW: Tensor) -> Tensor:
+        crops = recut(_pixels(images_BCHW), recogniser.alignment)
+        return torch.from_numpy(recogniser.embed(crops)).to(images_BCHW.device)
+
+    return embed
 
 
 def _torch_teacher(backbone: nn.Module) -> Teacher:

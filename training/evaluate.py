@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.alignment import align
+from models.alignment import Alignment, align
 from models.detection import Detector
 from models.pack import ModelPack
 from models.recognition import Recogniser
@@ -99,7 +99,7 @@ class Embedder:
         similar to nobody."""
         vectors = np.zeros((len(files), self.recogniser.dimension), np.float32)
         found = np.zeros(len(files), bool)
-        for rows, crops in central_crops(self.detector, files):
+        for rows, crops in central_crops(self.detector, files, self.recogniser.alignment):
             vectors[rows] = self.recogniser.embed(crops)
             found[rows] = True
         return vectors, found
@@ -109,15 +109,18 @@ class Embedder:
         return Embeddings(tuple(files), *self.embed([images / file for file in files]))
 
 
-def central_crops(detector: Detector, files: Sequence[Path]) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    """Batches of rows of ``files`` that show a face, with the (b, 112, 112, 3) crops of the face nearest the centre."""
+def central_crops(
+    detector: Detector, files: Sequence[Path], alignment: Alignment
+) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
+    """Batches of rows of ``files`` that show a face, with the (b, size_px, size_px, 3) crops of the face nearest the
+    centre."""
     for start in tqdm(range(0, len(files), BATCH), desc="detect and align", unit="batch"):
         images = [read_rgb(file) for file in files[start : start + BATCH]]
         rows, crops = [], []
         for row, (image, faces) in enumerate(zip(images, detector.detect(images), strict=True), start):
             if len(faces):
                 centre = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
-                crops.append(align(image, faces.landmarks_xy[centre : centre + 1])[0])
+                crops.append(align(image, faces.landmarks_xy[centre : centre + 1], alignment)[0])
                 rows.append(row)
         if crops:
             yield rows, np.stack(crops)

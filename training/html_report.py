@@ -76,7 +76,9 @@ def write_pack_report(
         ConfigError: LFW is incomplete.
         PackError: the pack cannot be run.
     """
-    crops = load_lfw_crops(lfw, pack.detection, cache_dir, min_score=DEFAULT_SCORE)
+    crops = load_lfw_crops(
+        lfw, pack.detection, cache_dir, min_score=DEFAULT_SCORE, alignment=pack.recognition.alignment
+    )
     recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
     evidence = gather(recogniser.embed, crops)
     write_report(path, f"{pack.display_name} ({pack.model_id})", about, lfw=evidence)

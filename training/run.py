@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.alignment import align
+from models.alignment import STANDARD, Alignment, align, recut
 from models.detection import Canvas, Detector, lay_out
 from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, write_pack
 from models.recognition import Recogniser, unit
@@ -128,12 +128,12 @@ def embedder(network: nn.Module) -> Callable[[Crops], Float]:
     return embed
 
 
-def embed_of(what: Path) -> Embed:
-    """The embedder of a run, or of a pack."""
+def embed_of(what: Path) -> tuple[Embed, Alignment]:
+    """The embedder of a run, or of a pack, and how its crops are cut."""
     if (what / CONFIG).is_file():
-        return embedder(load_run(what)[1])
+        return embedder(load_run(what)[1]), STANDARD
     spec = load_pack(what).recognition
-    return Recogniser(Network(spec.path), spec).embed
+    return Recogniser(Network(spec.path), spec).embed, spec.alignment
 
 
 def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
@@ -234,6 +234,7 @@ def report_run(
 
 def judge_others(
     embed: Embed,
+    alignment: Alignment,
     detector: Detector,
     cache: Path,
     bins: Sequence[Path] = (),
@@ -243,13 +244,17 @@ def judge_others(
 ) -> list[tuple[str, str]]:
     """Figures of the benchmarks that were named: .bin sets, an IJB folder, MegaFace's probes (a folder of photos per
     person) among distractors (another)."""
+
+    def embed_standard(crops: Crops) -> Float:
+        return embed(recut(crops, alignment))
+
     rows = []
     for path in bins:
-        found = judge_bin(embed, read_bin(path))
+        found = judge_bin(embed_standard, read_bin(path))
         rows.append((f"{path.stem} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"))
         rows.append((f"{path.stem} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"))
     if ijb is not None:
-        templates = judge_ijb(embed, detector, ijb)
+        templates = judge_ijb(embed, detector, ijb, alignment)
         rows += [(f"{ijb.name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in templates.tar_at_far.items()]
         rows.append((f"{ijb.name} photos without a face", str(templates.photos_without_face)))
     if probes is not None and distractors is not None:
@@ -257,7 +262,7 @@ def judge_others(
             load_identities(DataConfig(root, None, aligned=False, min_images=1), cache, detector)
             for root in (probes, distractors)
         )
-        distraction = judge_distractors(embed, looked_for, others.crops_NHWC)
+        distraction = judge_distractors(embed_standard, looked_for, others.crops_NHWC)
         rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in distraction.rank1.items()]
         rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in distraction.tar_at_far.items()]
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from skimage.transform import SimilarityTransform
 
-from models.alignment import CROP_SIZE_PX, TEMPLATE_XY, align, similarity_transforms, transform_points
+from models.alignment import (
+    CROP_SIZE_PX,
+    STANDARD,
+    TEMPLATE_XY,
+    Alignment,
+    align,
+    recut,
+    similarity_transforms,
+    standard,
+    transform_points,
+)
 from models.detection import Detector
 
 
@@ -58,3 +69,43 @@ def test_a_crop_shows_the_landmarks_where_the_transform_puts_them(
     seen = (again.landmarks_xy[again.largest()] - 64) / 2
     off_px = np.linalg.norm(seen - transform_points(matrix, faces.landmarks_xy[0]), axis=1)
     assert off_px.mean() < 3  # a shift or mirrored axis would be tens
+
+
+@pytest.fixture
+def closer() -> Alignment:
+    """150 pixels a side that show 94 of a standard crop, from 9 right and 24 down."""
+    points = (TEMPLATE_XY + 0.5 - [9, 24]) * 150 / 94 - 0.5
+    return Alignment(150, tuple((x, y) for x, y in points.tolist()))
+
+
+def test_a_template_of_its_own_is_where_the_landmarks_go(closer: Alignment, rng: np.random.Generator) -> None:
+    landmarks = TEMPLATE_XY[None] * 3 + 100
+    (matrix,) = similarity_transforms(landmarks, closer)
+    assert np.allclose(transform_points(matrix, landmarks[0]), closer.template_xy, atol=1e-6)
+    theirs = SimilarityTransform.from_estimate(landmarks[0], closer.template_xy)
+    assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
+
+
+def test_only_a_scaled_template_is_standard(closer: Alignment) -> None:
+    assert STANDARD.is_standard
+    assert standard(224).is_standard
+    assert np.allclose(standard(224).template_xy, 2 * TEMPLATE_XY)
+    assert not closer.is_standard
+    with pytest.raises(ValueError, match="5 points"):
+        Alignment(112, closer.template[:4])
+
+
+def test_a_crop_cut_again_shows_what_the_photo_would_have_given(
+    closer: Alignment, astronaut: NDArray[np.uint8], detector: Detector
+) -> None:
+    (faces,) = detector.detect([astronaut])
+    photo = np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 3), np.uint8)  # so that both samplings see all there is
+    straight = align(photo, faces.landmarks_xy[:1], closer)
+    again = recut(align(photo, faces.landmarks_xy[:1]), closer)
+    assert straight.shape == again.shape == (1, 150, 150, 3)
+    rows = slice(0, int((112 - 24) * 150 / 94))  # below, a standard crop ends
+    assert np.abs(straight[0, rows].astype(int) - again[0, rows]).mean() < 1.5
+    shifted = np.roll(again[0, rows].astype(int), 3, axis=1)
+    assert np.abs(straight[0, rows] - shifted)[:, 5:-5].mean() > 3  # what three pixels aside would give
+    crops = align(astronaut, faces.landmarks_xy)
+    assert recut(crops, STANDARD) is crops

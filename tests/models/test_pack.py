@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from models.alignment import STANDARD, Alignment
 from models.errors import PackError
 from models.pack import BUNDLED, load_pack, write_pack
 
@@ -23,6 +25,10 @@ def edit(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((pack / "manifest.json").read_text())
     change(document)
     (pack / "manifest.json").write_text(json.dumps(document))
+
+
+def with_template(points: list[Any]) -> Callable[[dict[str, Any]], object]:
+    return lambda d: d["tasks"]["recognition"].update(alignment={"template": points})
 
 
 def test_the_bundled_pack_is_whole() -> None:
@@ -55,6 +61,13 @@ def test_the_bundled_pack_is_small() -> None:
         ("tasks.recognition.sha256", lambda d: d["tasks"]["recognition"].update(sha256="ABC")),
         ("tasks.recognition.embedding_dimension", lambda d: d["tasks"]["recognition"].update(embedding_dimension=0)),
         ("tasks.recognition.input_size", lambda d: d["tasks"]["recognition"].update(input_size=[112, 96])),
+        ("tasks.recognition.alignment", lambda d: d["tasks"]["recognition"].update(alignment="closer")),
+        ("tasks.recognition.alignment", lambda d: d["tasks"]["recognition"].update(alignment={"points": []})),
+        ("tasks.recognition.alignment.template", with_template([[1, 2]] * 4)),
+        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9]])),
+        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, "x"]])),
+        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, float("nan")]])),
+        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [1, 2]])),
         ("tasks.recognition.preprocessing.std", lambda d: d["tasks"]["recognition"]["preprocessing"].update(std=0)),
         ("tasks.recognition.preprocessing", lambda d: d["tasks"]["recognition"].update(preprocessing="guess")),
         ("tasks.detection.head", lambda d: d["tasks"]["detection"].update(head="retina")),
@@ -96,6 +109,18 @@ def test_the_fingerprint_depends_on_network_and_input(copy: Path) -> None:
     assert load_pack(copy).recognition.fingerprint() != same
 
 
+def test_the_fingerprint_of_a_standard_crop_is_what_it_was_before_packs_could_have_others(copy: Path) -> None:
+    digest = hashlib.sha256((copy / "recogniser.onnx").read_bytes())
+    digest.update(b'[127.5, 127.5, "RGB", 112, "insightface-arcface-1"]')
+    assert load_pack(copy).recognition.fingerprint() == digest.hexdigest()[:32]
+    points = [list(point) for point in STANDARD.template]
+    edit(copy, with_template(points))  # the same, said aloud
+    assert load_pack(copy).recognition.fingerprint() == digest.hexdigest()[:32]
+    points[0][0] += 1
+    edit(copy, with_template(points))
+    assert load_pack(copy).recognition.fingerprint() != digest.hexdigest()[:32]
+
+
 def test_what_is_written_is_what_is_read(copy: Path) -> None:
     metrics = {"lfw": 0.9}
     written = write_pack(copy, "mine", "Mine", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, metrics)
@@ -106,3 +131,27 @@ def test_a_pack_that_would_not_load_is_not_written(copy: Path) -> None:
     with pytest.raises(PackError):
         write_pack(copy, "bad id", "x", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, {})
     assert not (copy / "manifest.json").exists()
+
+
+def test_an_alignment_of_its_own_is_written_and_read(copy: Path) -> None:
+    alignment = Alignment(150, tuple((2 * x, y + 3) for x, y in STANDARD.template))
+    written = write_pack(
+        copy,
+        "mine",
+        "Mine",
+        copy / "detector.onnx",
+        copy / "recogniser.onnx",
+        256,
+        {},
+        {},
+        {},
+        alignment=alignment,
+        embedded=True,
+        preprocessing_version="mine-1",
+    )
+    assert written.recognition.alignment == alignment
+    assert (written.recognition.normalisation.mean, written.recognition.normalisation.std) == (0.0, 1.0)
+    assert written.recognition.preprocessing_version == "mine-1"
+    standard = write_pack(copy, "mine", "Mine", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, {})
+    assert standard.recognition.alignment == STANDARD
+    assert "alignment" not in (copy / "manifest.json").read_text()

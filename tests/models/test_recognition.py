@@ -39,3 +39,8 @@ def test_one_person_is_nearer_than_two(
 def test_vectors_without_a_direction_are_refused(vectors: NDArray[np.float64]) -> None:
     with pytest.raises(ValueError, match="embedding"):
         unit(vectors)
+
+
+def test_crops_of_another_size_are_refused(recogniser: Recogniser) -> None:
+    with pytest.raises(ValueError, match=r"\(n, 112, 112, 3\), not \(1, 150, 150, 3\)"):
+        recogniser.embed(np.zeros((1, 150, 150, 3), np.uint8))

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
+from models.alignment import STANDARD, Alignment, standard
 from models.detection import Detector
 from models.pack import ModelPack
 from models.recognition import Recogniser
@@ -252,7 +253,7 @@ def test_cached_crops_give_the_packs_own_figures(
     assert direct.photos_without_face == 1
 
     # A second look neither detects nor decodes.
-    def refuse(detector: Detector, files: object) -> None:
+    def refuse(detector: Detector, files: object, alignment: Alignment) -> None:
         raise AssertionError("aligned again")
 
     monkeypatch.setattr(benchmarks, "central_crops", refuse)
@@ -262,6 +263,8 @@ def test_cached_crops_give_the_packs_own_figures(
     # Other photos, or a detector that sees them otherwise, do.
     with pytest.raises(AssertionError, match="aligned again"):
         load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], min_score=0.6)
+    with pytest.raises(AssertionError, match="aligned again"):
+        load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], alignment=standard(150))
     changed = small_lfw / "images" / pairs.first[-1]
     changed.write_bytes(changed.read_bytes() + b"\0")
     with pytest.raises(AssertionError, match="aligned again"):
@@ -347,7 +350,7 @@ def test_ijb_and_distractors_from_the_command_line(
     vectors: dict[int, dict[int, list[NDArray[np.float32]]]] = {}
     for line in media:
         file, template, medium = line.split()
-        ((_, crops),) = central_crops(detector, [folder / "loose_crop" / file])
+        ((_, crops),) = central_crops(detector, [folder / "loose_crop" / file], STANDARD)
         vectors.setdefault(int(template), {}).setdefault(int(medium), []).append(recogniser.embed(crops)[0])
     unit = {t: np.mean([np.mean(v, 0) for v in m.values()], 0) for t, m in vectors.items()}
     scores = [

@@ -15,16 +15,16 @@ from models.alignment import CROP_SIZE_PX
 
 @contextmanager
 def new_crops(
-    cache: Path, beside: Path, count: int
+    cache: Path, beside: Path, count: int, size_px: int = CROP_SIZE_PX
 ) -> Iterator[tuple[NDArray[np.uint8], Callable[[NDArray[np.generic]], None]]]:
-    """Yield (count, 112, 112, 3) to fill, and a function that takes the array for ``beside``.
+    """Yield (count, size_px, size_px, 3) to fill, and a function that takes the array for ``beside``.
 
     Both appear under their names once the block is left without an error. Two processes may build the same cache at
     once: each writes files of its own, and the last to end wins.
     """
     cache.parent.mkdir(parents=True, exist_ok=True)
     partial, partial_beside = (path.with_name(f"{path.name}.{os.getpid()}.partial") for path in (cache, beside))
-    shape = (count, CROP_SIZE_PX, CROP_SIZE_PX, 3)
+    shape = (count, size_px, size_px, 3)
     try:
         crops_NHWC = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
 
