@@ -75,6 +75,9 @@ def run(
     output: Output,
     head: Annotated[str | None, typer.Option(help="Another head; `kith-train losses` lists them.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    teacher: Annotated[
+        Path | None, typer.Option(help="Learn from this pack, ONNX or .pt2 file, or run.", exists=True)
+    ] = None,
     folder: Folder = False,
     align_with: AlignWith = None,
     settings: Settings = None,
@@ -83,7 +86,7 @@ def run(
     """Train a recogniser by a recipe; run again to resume. Under torchrun, on many processes."""
     if recipe not in RECIPES:
         raise ConfigError(f"there is no recipe {recipe!r}; known are {', '.join(RECIPES)}")
-    config = RECIPES[recipe](data, output)
+    config = RECIPES[recipe](data, output, teacher)
     if folder or data.suffix == ".rec":
         config = replace(config, data=replace(config.data, manifest=None))
     if align_with is not None:

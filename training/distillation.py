@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.alignment import recut
+from models.alignment import STANDARD, Alignment, recut
 from models.errors import ModelError
 from models.pack import Normalisation, load_pack
-from models.recognition import Recogniser, unit
 from models.runtime import Network
+from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig
 from training.losses.core import wide
+from training.onnx_program import OnnxProgram, UnsupportedOperatorError
 from training.runs import CHECKPOINT, CONFIG, averaged_weights, read_run
 
+log = logging.getLogger(__name__)
 Teacher = Callable[[Tensor], Tensor]
 """(B, 3, 112, 112) crops in [-1, 1], RGB, to (B, D) unit embeddings without gradient."""
 
@@ -40,17 +43,11 @@ def load_teacher(path: Path) -> Teacher:
         return _torch_teacher(torch.export.load(path).module())
     try:
         if path.suffix == ".onnx":
-            return _onnx_teacher(Network(path), Normalisation(127.5, 127.5))
+            return _onnx_teacher(path, Normalisation(127.5, 127.5), STANDARD)
         spec = load_pack(path).recognition
-        recogniser = Recogniser(Network(spec.path), spec)
+        return _onnx_teacher(spec.path, spec.normalisation, spec.alignment)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
-
-    def embed(images_BCHW: Tensor) -> Tensor:
-        crops = recut(_pixels(images_BCHW), recogniser.alignment)
-        return torch.from_numpy(recogniser.embed(crops)).to(images_BCHW.device)
-
-    return embed
 
 
 def _torch_teacher(backbone: nn.Module) -> Teacher:
@@ -61,13 +58,36 @@ def _torch_teacher(backbone: nn.Module) -> Teacher:
     return embed
 
 
-def _onnx_teacher(network: Network, normalisation: Normalisation) -> Teacher:
+def _onnx_teacher(path: Path, normalisation: Normalisation, alignment: Alignment) -> Teacher:
+    """By torch where it knows the operators, in bfloat16 where that is native; else by onnxruntime."""
+    network = Network(path)  # also says what is wrong with a file that is no network
+    try:
+        program = OnnxProgram(path)
+        program(torch.zeros(1, 3, alignment.size_px, alignment.size_px))
+    except UnsupportedOperatorError as error:
+        log.info("the teacher runs on the processor, by onnxruntime: %s", error)
+        run: Callable[[Tensor], Tensor] = lambda x: torch.from_numpy(network.run(x.cpu().numpy())[0])  # noqa: E731
+    else:
+        run = _in_native_precision(program)
+
+    @torch.no_grad()
     def embed(images_BCHW: Tensor) -> Tensor:
-        pixels = _pixels(images_BCHW).transpose(0, 3, 1, 2).astype(np.float32)
-        vectors = network.run((pixels - normalisation.mean) / normalisation.std)[0]
-        return torch.from_numpy(unit(vectors.reshape(len(vectors), -1))).to(images_BCHW.device)
+        pixels = torch.from_numpy(recut(_pixels(images_BCHW), alignment)).to(images_BCHW.device)
+        if normalisation.colour == "BGR":
+            pixels = pixels.flip(3)
+        vectors = run((pixels.permute(0, 3, 1, 2).float() - normalisation.mean) / normalisation.std)
+        return F.normalize(vectors.to(images_BCHW.device).float().flatten(1))
 
     return embed
+
+
+def _in_native_precision(program: nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=distributed.bf16_is_native()):
+            result: Tensor = program.to(x.device)(x)
+            return result
+
+    return run
 
 
 def _pixels(images_BCHW: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -79,9 +99,9 @@ class Distillation(nn.Module):
     """How far the student is from the teacher, the student's embedding projected linearly where dimensions differ.
 
     By ``config.match``: mean(1 - cos(student, teacher)), or mean((student - scale * teacher)^2) over images and
-    coordinates. The latter is for networks that learned distances, dlib's for one: all their faces lie in a narrow cone,
-    where cosines hardly differ and most of an embedding is what every face shares. What the teacher said of batches that
-    will recur is kept: 4 bytes a coordinate.
+    coordinates. The latter is for networks that learned distances, as dlib's did: all their faces lie in a narrow
+    cone, where cosines hardly differ and most of an embedding is what every face shares. What the teacher said of
+    batches that will recur is kept: 4 bytes a coordinate.
     """
 
     def __init__(self, teacher: Teacher, student_dim: int, config: DistillConfig) -> None:

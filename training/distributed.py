@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -161,3 +162,11 @@ def total(value: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(result)
     return result
+
+
+def bf16_is_native() -> bool:
+    """Whether this machine multiplies bfloat16 in hardware (CUDA, AMX or AVX512-BF16)."""
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    return "amx_bf16" in flags or "avx512_bf16" in flags

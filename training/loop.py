@@ -140,16 +140,8 @@ def to_tensor(crops_NHWC: NDArray[np.uint8] | Tensor, device: torch.device | str
     return (pixels.to(device).permute(0, 3, 1, 2).float() - 127.5) / 127.5
 
 
-def bf16_is_native() -> bool:
-    """Whether this machine multiplies bfloat16 in hardware (CUDA, AMX or AVX512-BF16)."""
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported())
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
-    return "amx_bf16" in flags or "avx512_bf16" in flags
-
-
 def _autocasts(precision: Precision) -> bool:
-    return precision in ("bf16", "fp16") or (precision == "auto" and bf16_is_native())
+    return precision in ("bf16", "fp16") or (precision == "auto" and distributed.bf16_is_native())
 
 
 def _dtype(precision: Precision) -> torch.dtype:

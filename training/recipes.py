@@ -6,13 +6,50 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig, TermConfig
+from training.config import (
+    AugmentConfig,
+    BackboneConfig,
+    ConfigError,
+    DataConfig,
+    DistillConfig,
+    HeadConfig,
+    LoopConfig,
+    RunConfig,
+    TermConfig,
+)
 
-Recipe = Callable[[Path, Path], RunConfig]
+Recipe = Callable[[Path, Path, Path | None], RunConfig]
+"""Of where the data lies, where the run goes, and a teacher (a pack, a network or a run) or None."""
 
 
-def compact(data: Path, output: Path) -> RunConfig:
-    """The bundled recogniser: thin IResNet, CosFace, eight epochs of aligned CelebA crops (about an hour on 2 cores).
+def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """The bundled recogniser: a thin IResNet that learns the embeddings of dlib's network, without labels.
+
+    42,000 crops teach a network little about who is who, but let it ask another one about any face: a third of an
+    epoch's are blends of two people. Sharp crops come twice, since probes are sharper than most of CelebA here.
+    ``scale`` is what gives dlib's coordinates a standard deviation of 1 on these crops.
+
+    Raises:
+        ConfigError: without a teacher there is nothing to learn.
+    """
+    if teacher is None:
+        raise ConfigError(
+            "the recipe distilled needs a --teacher: `kith models pull dlib-resnet` fetches the bundled one's"
+        )
+    return RunConfig(
+        name="distilled",
+        output=output,
+        data=DataConfig(root=data, sharp_repeats=2),
+        backbone=BackboneConfig(embedding_dim=128, depths=(1, 3, 2)),
+        head=HeadConfig("none"),
+        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, morph=0.4),
+        distill=DistillConfig(teacher, match="euclidean", scale=29.0, views=3),
+        loop=LoopConfig(epochs=14, batch_size=64, optimiser="adamw", learning_rate=2e-3, weight_decay=0.05),
+    )
+
+
+def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """From labels alone: thin IResNet, CosFace, eight epochs of aligned CelebA crops (about an hour on 2 cores).
 
     A small scale and margin, since most people have four images: with s = 64 the loss is spent on few hard samples.
     """
@@ -21,22 +58,38 @@ def compact(data: Path, output: Path) -> RunConfig:
         output=output,
         data=DataConfig(root=data),
         head=HeadConfig("cosface", {"scale": 20.0, "margin": 0.25}),
+        distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=8, margin_warmup_steps=1000),
     )
 
 
-def smoke(data: Path, output: Path) -> RunConfig:
+def smoke(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """A few seconds: for tests, and to see that data and machine are in order before a long run."""
     return RunConfig(
         name="smoke",
         output=output,
         data=DataConfig(root=data, max_identities=40),
         head=HeadConfig("adacos"),
+        distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=1, batch_size=32, warmup_steps=2),
     )
 
 
-def papers(data: Path, output: Path) -> RunConfig:
+def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """IResNet-34 with ArcFace, for a GPU and a set of half a million photos or more, which needs little variation."""
+    return RunConfig(
+        name="medium",
+        output=output,
+        data=DataConfig(root=data, min_images=5),
+        backbone=BackboneConfig("iresnet34", embedding_dim=512, dropout=0.2),
+        head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
+        augment=AugmentConfig(low_resolution=0.1, grey=0.02, erase=0.05),
+        distill=DistillConfig(teacher),
+        loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, margin_warmup_steps=4000),
+    )
+
+
+def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """ArcFace's network and loss (IResNet-50, s = 64, m = 0.5, 512 images a batch) for a GPU and a set of CASIA's or
     MS1M's size, with a polynomial schedule over 20 epochs where the paper steps the rate."""
     return RunConfig(
@@ -46,11 +99,14 @@ def papers(data: Path, output: Path) -> RunConfig:
         backbone=BackboneConfig("iresnet50", embedding_dim=512, dropout=0.4),
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
         augment=AugmentConfig(move=0.0, low_resolution=0.0, grey=0.0, brightness=0.0, contrast=0.0, erase=0.0),
+        distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, ema_decay=0.0),
     )
 
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"compact": compact, "smoke": smoke, "papers": papers})
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {"distilled": distilled, "compact": compact, "smoke": smoke, "medium": medium, "papers": papers}
+)
 
 # The seed notes' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
 # scales that suit a small set. A head and the terms beside it.

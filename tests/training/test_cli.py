@@ -25,7 +25,8 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "medium", "--data", ".", "--output", "runs/x"), "no recipe 'medium'; known are compact"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "no recipe 'large'; known are distilled"),
+        (("run", "distilled", "--data", ".", "--output", "runs/x"), "needs a --teacher"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"), "no setting 'loop.epoch'"),

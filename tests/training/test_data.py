@@ -62,6 +62,19 @@ def test_folder_and_manifest_are_read_alike(folder: Path) -> None:
     assert one.labels.tolist() == two.labels.tolist() == [i // 4 for i in range(24)]
 
 
+def test_sharp_images_of_a_manifest_are_shown_more_often(folder: Path, tmp_path: Path) -> None:
+    rows = ["p0/0.png,a,13.0", "p0/1.png,a,18.0", "p1/0.png,b,54.2", "p1/1.png,b,17.9"]
+    (folder / "manifest.csv").write_text("\n".join(["file,identity,eye_distance_px", *rows]) + "\n")
+    for config, repeats in ((DataConfig(folder, sharp_repeats=3), [1, 3, 3, 1]), (DataConfig(folder), [1, 1, 1, 1])):
+        np.testing.assert_array_equal(list_identities(config).repeats, repeats)
+        loaded = load_identities(config, tmp_path).repeats
+        assert loaded is not None
+        np.testing.assert_array_equal(loaded, repeats)
+    (folder / "manifest.csv").write_text("file,identity\np0/0.png,a\n")
+    with pytest.raises(ConfigError, match="eye_distance_px"):
+        list_identities(DataConfig(folder, sharp_repeats=3))
+
+
 @pytest.mark.parametrize("header", ["file,name", ""])
 def test_a_manifest_without_its_columns(folder: Path, header: str) -> None:
     (folder / "manifest.csv").write_text(header + "\n")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from models.alignment import TEMPLATE_XY
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from tests.training.runs import TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
-from training.config import ConfigError, DistillConfig, TermConfig
+from training.config import AugmentConfig, ConfigError, DistillConfig, TermConfig
 from training.data.identities import load_identities
 from training.distillation import Distillation, load_teacher
+from training.distributed import bf16_is_native
 from training.export import export_recogniser
 from training.loop import to_tensor
+from training.objective import build_objective
 from training.run import embedder, load_run, train_recogniser
 
 
@@ -43,7 +51,8 @@ def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> No
     by_run = load_teacher(tmp_path / "teacher")(images)
     assert not by_run.requires_grad
     assert torch.allclose(by_run, F.normalize(finished.backbone(images)), atol=1e-6)
-    assert torch.allclose(by_run, load_teacher(tmp_path / "teacher.onnx")(images), atol=1e-4)
+    by_file = load_teacher(tmp_path / "teacher.onnx")(images)
+    assert F.cosine_similarity(by_run, by_file).min() > (0.99 if bf16_is_native() else 0.99999)
 
 
 def test_an_exported_program_teaches(tmp_path: Path) -> None:
@@ -86,11 +95,68 @@ def test_other_dimensions_are_projected_and_saved(folder: Path, tmp_path: Path, 
 
 def test_the_loss_is_one_minus_the_cosine() -> None:
     wanted = F.normalize(torch.randn(3, 16))
-    distillation = Distillation(lambda images: wanted[: len(images)], 16)
+    distillation = Distillation(lambda images: wanted[: len(images)], 16, DistillConfig())
     x = torch.randn(3, 16)
     expected = np.mean([1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in zip(x, wanted, strict=True)])
     assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, abs=1e-6)
     assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_loss_is_the_mean_squared_distance() -> None:
+    wanted = F.normalize(torch.randn(3, 16))
+    distillation = Distillation(lambda images: wanted[: len(images)], 16, DistillConfig(match="euclidean", scale=7.0))
+    x = torch.randn(3, 16)
+    expected = np.mean((x.numpy() - 7 * wanted.numpy()) ** 2)
+    assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, rel=1e-5)
+    assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_pack_teaches_by_its_own_alignment(
+    pack: ModelPack, recogniser: Recogniser, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Here: by a window of the standard crop, enlarged."""
+    directory = tmp_path / "own"
+    shutil.copytree(pack.directory, directory)
+    document = json.loads((directory / "manifest.json").read_text())
+    window = ((TEMPLATE_XY + 0.5 - 8) * 112 / 96 - 0.5).tolist()
+    document["tasks"]["recognition"]["alignment"] = {"template": window}
+    (directory / "manifest.json").write_text(json.dumps(document))
+    crops = rng.integers(0, 255, (2, 14, 14, 3), dtype=np.uint8).repeat(8, 1).repeat(8, 2)
+    enlarged = np.stack([cv2.resize(crop[8:104, 8:104], (112, 112)) for crop in crops])
+    taught = load_teacher(directory)(to_tensor(crops)).numpy()
+    assert (taught * recogniser.embed(enlarged)).sum(1).min() > 0.999
+    assert (taught * recogniser.embed(crops)).sum(1).max() < 0.99
+
+
+def test_where_batches_recur_the_teacher_is_asked_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Tensor] = []
+
+    def teacher(images_BCHW: Tensor) -> Tensor:
+        asked.append(images_BCHW.clone())
+        return F.normalize(images_BCHW.flatten(1)[:, :16] + 0.1)
+
+    monkeypatch.setattr("training.objective.load_teacher", lambda _: teacher)
+    config = replace(
+        tiny_run(folder, tmp_path / "run", "none", epochs=6),
+        distill=DistillConfig(folder, match="euclidean", views=2),
+        augment=AugmentConfig(morph=0.5),
+    )
+    steps = train_recogniser(config).step
+    real = [images for images in asked if len(images) > 1]  # one image of zeros asks for the dimension
+    assert len(real) == steps // 3
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(real, 2))
+
+
+def test_blends_say_nothing_of_labels(folder: Path, tmp_path: Path) -> None:
+    """The head sees the others alone: with all images blended there is nothing for it."""
+    config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
+    objective = build_objective(config, 8)
+    embeddings, labels = torch.randn(6, 16), torch.tensor([0, 1, 2, 3, 4, 5])
+    labelled = torch.tensor([True, False, True, True, False, False])
+    part = objective(embeddings, labels, torch.zeros(6, 3, 112, 112), labelled)["head"]
+    assert torch.equal(part, objective.head(embeddings[labelled], labels[labelled]))
 
 
 def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:

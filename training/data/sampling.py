@@ -11,11 +11,11 @@ from training.config import ConfigError
 class BatchSampler:
     """The order in which a set is shown.
 
-    With ``images_per_person`` = 0 every image comes once an epoch (or ``repeats`` times), in a shuffled order; the last,
-    partial batch is left out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people: people come by turns, so that
-    within an epoch nobody has more than one turn more than another, and a person's images come by turns too;
-    an image is repeated within a batch only where its person has fewer than k. An epoch is as many images as the set
-    holds.
+    With ``images_per_person`` = 0 every image comes once an epoch (or ``repeats`` times), in a shuffled order; the
+    last, partial batch is left out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people:
+    people come by turns, so that within an epoch nobody has more than one turn more than another, and a person's
+    images come by turns too; an image is repeated within a batch only where its person has fewer than k. An epoch is
+    as many images as the set holds, repeats counted.
 
     Args:
         labels: (n,) class of each row.
