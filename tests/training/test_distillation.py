@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from models.alignment import STANDARD, Alignment, recut
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from tests.training.runs import TINY, losses, tiny_run, write_people
@@ -33,6 +36,20 @@ def test_a_pack_teaches_what_it_serves(pack: ModelPack, recogniser: Recogniser, 
     np.testing.assert_allclose(taught, recogniser.embed(crops), atol=1e-5)
     file = load_teacher(pack.recognition.path)(to_tensor(crops)).numpy()
     np.testing.assert_allclose(file, recogniser.embed(crops), atol=1e-5)
+
+
+def test_a_pack_with_crops_of_its_own_teaches_from_standard_ones(
+    pack: ModelPack, recogniser: Recogniser, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    closer = Alignment(112, tuple((1.2 * x - 11, 1.2 * y - 20) for x, y in STANDARD.template))
+    copy = Path(shutil.copytree(pack.directory, tmp_path / "closer"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
+    taught = load_teacher(copy)(to_tensor(crops)).numpy()
+    np.testing.assert_allclose(taught, recogniser.embed(recut(crops, closer)), atol=1e-5)
+    assert np.abs(taught - recogniser.embed(crops)).max() > 0.01
 
 
 def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:
