@@ -35,7 +35,7 @@ Kith from `{file}` in `{source}`
   nobody of LFW is among them, and an accuracy of 99.38 % on LFW (dlib-models' README). What the people in those photos
   agreed to is not known.
 - Detector: the bundled pack's, under its terms: non-commercial research (see that pack's card).
-- Crop: 150x150, its own template; InsightFace knows no such crops and will not load this pack.
+- Crop: 150x150, by a template of its own; InsightFace cuts no such crops and cannot use this pack.
 - Calibration: LFW View 1 ({images:,} photos of {people:,} people, {impostor_pairs:,} impostor and
   {genuine_pairs:,} genuine pairs), through the bundled detector.
 
