@@ -8,6 +8,7 @@ dlib 19.3, ``dnn_face_recognition_ex.cpp``), whose blocks the sequence of layers
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -66,7 +67,10 @@ class _Reader:
 
     def number(self) -> float:
         mantissa, exponent = self.integers(2)
-        return float(mantissa * 2.0**exponent)
+        try:
+            return math.ldexp(mantissa, exponent)
+        except OverflowError as error:  # dlib writes infinities with exponents beyond all numbers
+            raise DlibFormatError(f"the number before byte {self._at} is not finite") from error
 
     def flags(self, count: int) -> None:
         found = self._bytes(count)
@@ -75,7 +79,7 @@ class _Reader:
 
     def tensor(self) -> Float:
         _version, *shape = self.integers(5)
-        return np.frombuffer(self._bytes(4 * int(np.prod(shape))), "<f4").astype(np.float32)
+        return np.frombuffer(self._bytes(4 * math.prod(shape)), "<f4").astype(np.float32)
 
     def _bytes(self, count: int) -> bytes:
         piece = self._content[self._at : self._at + count]
@@ -181,7 +185,7 @@ class _Builder:
     def convolution(self, value: _Value) -> _Value:
         weights, (filters, height, width, stride, _, pad, _) = self._weights("con"), self._sizes(-1)
         split = filters * value.channels * height * width
-        if len(weights) != split + filters:
+        if min(filters, height, width, stride) <= 0 or pad < 0 or len(weights) != split + filters:
             raise DlibFormatError(f"a convolution of {filters} filters holds {len(weights)} weights")
         kernel = self._constant(weights[:split].reshape(filters, value.channels, height, width))
         name = self._add(
@@ -190,7 +194,10 @@ class _Builder:
         return _Value(name, filters, (value.side + 2 * pad - height) // stride + 1)
 
     def affine(self, value: _Value) -> _Value:
-        factors, offsets = self._weights("affine").reshape(2, 1, value.channels, 1, 1)
+        weights = self._weights("affine")
+        if len(weights) != 2 * value.channels:
+            raise DlibFormatError(f"{len(weights)} factors and offsets do not fit {value.channels} channels")
+        factors, offsets = weights.reshape(2, 1, value.channels, 1, 1)
         scaled = self._add("Mul", [value.name, self._constant(factors)])
         return replace(value, name=self._add("Add", [scaled, self._constant(offsets)]))
 
@@ -200,6 +207,8 @@ class _Builder:
 
     def pooled(self, value: _Value, kind: str, operator: str) -> _Value:
         height, width, stride, *_ = self._take(kind).sizes
+        if not (0 < height <= value.side and 0 < width <= value.side and stride > 0):
+            raise DlibFormatError(f"a pooling of {height}x{width} pixels does not fit {value.side}")
         name = self._add(operator, [value.name], kernel_shape=[height, width], strides=[stride] * 2)
         return replace(value, name=name, side=(value.side - height) // stride + 1)
 
@@ -213,8 +222,11 @@ class _Builder:
     def finished(self, value: _Value) -> onnx.ModelProto:
         self._take("avg_pool")
         pooled = self._add("GlobalAveragePool", [value.name])
-        weights = self._constant(self._weights("fc").reshape(value.channels, DIMENSION))
-        self._add("MatMul", [self._add("Flatten", [pooled]), weights], "embedding")
+        weights = self._weights("fc")
+        if len(weights) != value.channels * DIMENSION:
+            raise DlibFormatError(f"its last layer does not map {value.channels} channels to {DIMENSION} numbers")
+        matrix = self._constant(weights.reshape(value.channels, DIMENSION))
+        self._add("MatMul", [self._add("Flatten", [pooled]), matrix], "embedding")
         graph = helper.make_graph(
             self._nodes,
             "dlib_face_recognition_resnet_model_v1",

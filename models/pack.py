@@ -106,6 +106,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def find_pack(named: Path, models_dir: Path) -> Path:
+    """The directory that ``named`` means: itself, or where there is none, a pulled or a bundled pack of that name."""
+    if not named.expanduser().is_dir() and len(named.parts) == 1:
+        for directory in (models_dir / named, BUNDLED.parent / named):
+            if directory.is_dir():
+                return directory
+    return named
+
+
 def load_pack(directory: Path) -> ModelPack:
     """Read a pack: by its manifest version 2, else as an unversioned directory of ONNX files.
 
@@ -114,7 +123,9 @@ def load_pack(directory: Path) -> ModelPack:
     """
     directory = directory.expanduser().resolve()
     if not directory.is_dir():
-        raise PackError("pack", f"{directory} is not a directory (KITH_PACK names the one to serve)")
+        raise PackError(
+            "pack", f"{directory} is not a directory, nor the name of a pulled pack (KITH_PACK names the one to serve)"
+        )
     manifest = directory / MANIFEST
     if manifest.is_file():
         document = _read_json(manifest)

@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pack = load_pack(settings.pack)
+        pack = load_pack(settings.pack_path)
         pack.verify()
         detection = Network(pack.detection.path, settings.provider, settings.threads)
         recognition = Network(pack.recognition.path, settings.provider, settings.threads)

@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from models.errors import ModelError
+from service import model_commands
 from service.client import Kith, KithClientError
 from service.demo import run_demo
 from service.doctor import diagnose
@@ -31,6 +32,7 @@ PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".
 app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
 gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
+app.add_typer(model_commands.app, name="models")
 
 Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
 Key = Annotated[
@@ -78,9 +80,10 @@ def demo(
     from service.server import embedded
 
     console = Console(width=None if Console().is_terminal else 150)
+    models_dir = load_settings().models_path  # before the data directory becomes another
     with (
         tempfile.TemporaryDirectory() as folder,
-        embedded(load_settings(data_dir=Path(folder), database_url=None, api_key=None)) as url,
+        embedded(load_settings(data_dir=Path(folder), models_dir=models_dir, database_url=None, api_key=None)) as url,
         Kith(url) as kith,
     ):
         console.print(f"server on {url}")

@@ -47,7 +47,7 @@ def diagnose(settings: Settings) -> list[Finding]:
     except RuntimeUnavailableError as error:
         return [*findings, Finding("onnxruntime", "error", str(error))]
     try:
-        pack = load_pack(settings.pack)
+        pack = load_pack(settings.pack_path)
         pack.verify()
         findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
         for path, side in ((pack.detection.path, 256), (pack.recognition.path, pack.recognition.alignment.size_px)):

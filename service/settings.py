@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from models.pack import BUNDLED
+from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
 
 
@@ -27,7 +27,11 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
-    pack: Path = Field(BUNDLED, description="Directory of the model pack.")
+    pack: Path = Field(BUNDLED, description="Directory of the model pack, or the name of a pulled or bundled one.")
+    models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
+    catalog: Path | None = Field(
+        None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
+    )
     provider: str | None = Field(
         None, description="onnxruntime execution provider to insist on; default: the best that starts."
     )
@@ -44,6 +48,14 @@ class Settings(BaseSettings):
     @property
     def sql_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
+
+    @property
+    def models_path(self) -> Path:
+        return self.models_dir or self.data_dir / "models"
+
+    @property
+    def pack_path(self) -> Path:
+        return find_pack(self.pack, self.models_path)
 
     @property
     def max_request_bytes(self) -> int:

@@ -28,10 +28,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
-    """A developer's KITH_ variables must not steer the tests; KITH_DATA is the tests' own."""
+    """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("KITH_") and name != "KITH_DATA":
+            if name.startswith("KITH_") and name not in ("KITH_DATA", "KITH_REFERENCE", "KITH_DLIB"):
                 patch.delenv(name)
         yield
 
@@ -52,6 +52,16 @@ def reference() -> Path:
     if not (root / "recognizer.onnx").is_file():
         pytest.skip(f"reference models are not at {root}: set KITH_REFERENCE")
     return root
+
+
+@pytest.fixture(scope="session")
+def dlib_file() -> Path:
+    """dlib_face_recognition_resnet_model_v1.dat, as it lies in the sdist of face_recognition_models; skips where
+    KITH_DLIB does not name it."""
+    path = Path(os.environ.get("KITH_DLIB", "absent"))
+    if not path.is_file():
+        pytest.skip("KITH_DLIB does not name dlib_face_recognition_resnet_model_v1.dat")
+    return path
 
 
 def photo_array(package: str, *parts: str) -> NDArray[np.uint8]:

@@ -10,9 +10,13 @@ import pytest
 import typer.main
 from pydantic_core import PydanticUndefined
 
+from models import dlib_pack
+from models.catalog import read_catalog
+from models.errors import PullError
 from models.pack import ModelPack
 from service.cli import app
 from service.errors import all_errors
+from service.model_commands import app as models_app
 from service.settings import Settings
 from tests.conftest import ROOT
 from training.cli import app as train_app
@@ -45,7 +49,7 @@ def test_errors() -> None:
     assert all(e.remedy and e.title for e in all_errors())
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/rest.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md"])
 def test_commands_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     for program, application in (("kith", app), ("kith-train", train_app)):
@@ -53,6 +57,21 @@ def test_commands_exist(document: str) -> None:
         names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
         used = set(re.findall(rf"(?:^|/|`|=\S+ ){program} ([a-z]+)", text, re.MULTILINE))
         assert used <= names, document
+
+
+def test_packs_and_what_pulling_them_may_end_in() -> None:
+    documented = {row[0].strip("`") for row in rows("models.md")}
+    codes = {error.code for error in PullError.__subclasses__()}
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert codes <= documented
+    assert all(name.removeprefix("buffalo") in text for name in read_catalog())
+    assert {f"| {name} | {value} |" for name, value in dlib_pack.figures(dlib_pack.read_evidence()["metrics"])} <= set(
+        text.splitlines()
+    )
+    accuracy = dlib_pack.read_evidence()["metrics"]["lfw_view2"]["accuracy"]["mean"]
+    assert f"LFW View 2 {accuracy:.2%}, calibrated" in (ROOT / "README.md").read_text()
+    names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
+    assert set(re.findall(r"kith models ([a-z]+)", text)) == names
 
 
 def test_links_lead_somewhere() -> None:

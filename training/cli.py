@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,16 @@ from training.losses import HEADS, TERMS, bounds, options_of
 from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
 from training.report import rows
 from training.run import compare as compare_losses
-from training.run import embed_of, export_run, judge_others, make_pack, report_run, train_detector, train_recogniser
+from training.run import (
+    embed_of,
+    export_run,
+    judge_others,
+    make_pack,
+    measure_pack,
+    report_run,
+    train_detector,
+    train_recogniser,
+)
 from training.runs import CONFIG, read_run
 from training.state import NonFiniteLossError
 
@@ -245,6 +255,19 @@ def pack(
     source = detector or load_pack(detector_of or BUNDLED)
     made = make_pack(recogniser, source, data, output, name, display_name, note, data_terms, _precision(precision))
     _print(rows(made))
+
+
+@app.command()
+def measure(
+    pack: Annotated[Path, typer.Argument(help="A pack, or an unversioned directory of ONNX files.")],
+    data: Data,
+    output: Annotated[Path, typer.Option(help="The JSON file.")],
+) -> None:
+    """Calibrate and measure a pack that somebody else made: the evidence its thresholds at a risk would rest on."""
+    evidence = measure_pack(load_pack(pack), data)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
+    _print(rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"])))
 
 
 @app.command()

@@ -332,6 +332,17 @@ def make_pack(
     return load_pack(output)
 
 
+def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
+    """What a pack that somebody else made lacks: the evidence for its thresholds, and its figures, with what they were
+    measured on: JSON-ready."""
+    return {
+        "detector_sha256": sha256_of(pack.detection.path),
+        "recogniser": pack.recognition.fingerprint(),
+        "calibration": _calibration(pack, data / "lfw"),
+        "metrics": evaluate_pack(pack, data),
+    }
+
+
 def _export_detector(run: Path, data: Path, path: Path, name: str, normalisation: Normalisation) -> dict[str, Any]:
     model = FaceDetector()
     model.load_state_dict(averaged_weights(run / DETECTOR_CHECKPOINT))

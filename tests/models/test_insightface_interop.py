@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models import dlib_pack
 from models.alignment import align
 from models.detection import Detector
 from models.pack import BUNDLED, load_pack
@@ -72,3 +73,12 @@ def test_same_crop_same_embedding(directory: Path, astronaut: NDArray[np.uint8],
         analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
     feature = analysis.models["recognition"].get_feat(cv2.cvtColor(crops[0], cv2.COLOR_RGB2BGR)).ravel()
     assert float(ours @ (feature / np.linalg.norm(feature))) >= 0.999
+
+
+def test_insightface_stops_where_crops_are_not_its_own(
+    dlib_file: Path, tmp_path: Path, astronaut: NDArray[np.uint8]
+) -> None:
+    source = {"from": "here", "file": dlib_file.name, "sha256": "", "licence": "CC0-1.0"}
+    dlib_pack.build(tmp_path, dlib_file.read_bytes(), source)
+    with pytest.raises(AssertionError):  # rather than vectors of crops that the network was not trained on
+        theirs(tmp_path, astronaut)

@@ -8,14 +8,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.alignment import TEMPLATE_XY
+from models.alignment import STANDARD, Alignment, recut
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from tests.training.runs import TINY, losses, tiny_run, write_people
@@ -41,6 +40,20 @@ def test_a_pack_teaches_what_it_serves(pack: ModelPack, recogniser: Recogniser, 
     np.testing.assert_allclose(taught, recogniser.embed(crops), atol=1e-5)
     file = load_teacher(pack.recognition.path)(to_tensor(crops)).numpy()
     np.testing.assert_allclose(file, recogniser.embed(crops), atol=1e-5)
+
+
+def test_a_pack_with_crops_of_its_own_teaches_from_standard_ones(
+    pack: ModelPack, recogniser: Recogniser, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    closer = Alignment(112, tuple((1.2 * x - 11, 1.2 * y - 20) for x, y in STANDARD.template))
+    copy = Path(shutil.copytree(pack.directory, tmp_path / "closer"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
+    taught = load_teacher(copy)(to_tensor(crops)).numpy()
+    np.testing.assert_allclose(taught, recogniser.embed(recut(crops, closer)), atol=1e-5)
+    assert np.abs(taught - recogniser.embed(crops)).max() > 0.01
 
 
 def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:
@@ -109,23 +122,6 @@ def test_the_loss_is_the_mean_squared_distance() -> None:
     expected = np.mean((x.numpy() - 7 * wanted.numpy()) ** 2)
     assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, rel=1e-5)
     assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
-
-
-def test_a_pack_teaches_by_its_own_alignment(
-    pack: ModelPack, recogniser: Recogniser, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """Here: by a window of the standard crop, enlarged."""
-    directory = tmp_path / "own"
-    shutil.copytree(pack.directory, directory)
-    document = json.loads((directory / "manifest.json").read_text())
-    window = ((TEMPLATE_XY + 0.5 - 8) * 112 / 96 - 0.5).tolist()
-    document["tasks"]["recognition"]["alignment"] = {"template": window}
-    (directory / "manifest.json").write_text(json.dumps(document))
-    crops = rng.integers(0, 255, (2, 14, 14, 3), dtype=np.uint8).repeat(8, 1).repeat(8, 2)
-    enlarged = np.stack([cv2.resize(crop[8:104, 8:104], (112, 112)) for crop in crops])
-    taught = load_teacher(directory)(to_tensor(crops)).numpy()
-    assert (taught * recogniser.embed(enlarged)).sum(1).min() > 0.999
-    assert (taught * recogniser.embed(crops)).sum(1).max() < 0.99
 
 
 def test_where_batches_recur_the_teacher_is_asked_once(

@@ -153,6 +153,11 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert (runs / "mine" / "recogniser.onnx").stat().st_size > 10_000
     pack = load_pack(runs / "pack")
     pack.verify()
+    evidence = json.loads((runs / "evidence.json").read_text())
+    assert evidence["recogniser"] == pack.recognition.fingerprint()
+    assert pack.calibration is not None
+    assert evidence["calibration"]["histograms"] == pack.calibration["histograms"]
+    assert evidence["metrics"]["lfw_view2"] == pack.metrics["lfw_view2"]
     card = (pack.directory / "MODEL_CARD.md").read_text()
     assert "60 aligned" in card.replace("\n", " ")
     assert "were not stated" in card

@@ -1,0 +1,194 @@
+"""``kith models``: packs by name, from the catalogue."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Column, Table
+
+from models import catalog, download
+from models.catalog import Entry
+from models.pack import BUNDLED, load_pack
+from models.pull import check, directory_of, is_present, pull, read_record
+from service.settings import Settings, load_settings
+
+KINDS: Final = {"bundled": "bundled", "files": "ONNX files", "zip": "archive", "dlib": "converted"}
+UNKNOWN: Final = "unknown"
+
+app = typer.Typer(help="Model packs by name: what there is, whose terms, pull and verify.", no_args_is_help=True)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(name="list")
+def list_command(as_json: AsJson = False) -> None:
+    """All packs of the catalogue, and which are here."""
+    settings = load_settings()
+    rows = [_row(entry, settings) for entry in _catalog(settings).values()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("Pack", "Kind", "Licence", "Download", "Here", "Served")
+    for row in rows:
+        size = "" if row["kind"] == "bundled" else _megabytes(row["size"])
+        marks = ("yes" if row[key] else "" for key in ("here", "served"))
+        table.add_row(row["name"], KINDS[row["kind"]], row["licence"], size, *marks)
+    Console().print(table)
+
+
+@app.command()
+def show(name: str, as_json: AsJson = False) -> None:
+    """Everything about one pack: terms, sources, checksums, figures."""
+    settings = load_settings()
+    entry = catalog.find(_catalog(settings), name)
+    figures = _figures(entry)
+    if as_json:
+        record = read_record(entry, settings.models_path) if _is_pulled(entry, settings) else None
+        document = asdict(entry) | _row(entry, settings) | {"licence": asdict(entry.licence)}
+        print(json.dumps(document | {"figures": dict(figures), "pulled": record}, indent=2))
+        return
+    table = Table("What", Column("Detail", overflow="fold"), show_header=False)
+    table.add_row("Pack", f"{entry.name}: {entry.about}")
+    table.add_row("Licence", f"{entry.licence.name}, {entry.licence.url}")
+    table.add_row("Allows", entry.licence.allows)
+    if entry.licence.acceptance:
+        table.add_row("Acceptance", "asked for before anything is fetched (--accept-licence)")
+    for file in entry.downloads:
+        source = file.url or f"{file.file}, of the project {file.project} in pip's package index"
+        table.add_row("Source", f"{source}\nsha256 {file.sha256 or UNKNOWN}, {_megabytes(file.size)}")
+        for member in file.members:
+            table.add_row("Taken", f"{member.file}\nsha256 {member.sha256 or UNKNOWN}, {_megabytes(member.size)}")
+    row = _row(entry, settings)
+    if row["here"]:
+        table.add_row("Here", f"{row['directory']}{', served' if row['served'] else ''}")
+        calibrated = load_pack(directory_of(entry, settings.models_path)).calibration is not None
+        table.add_row("Answers at a risk", "yes, it is calibrated" if calibrated else "no: at explicit thresholds only")
+    else:
+        table.add_row("Here", f"no: kith models pull {entry.name}")
+    for what, value in figures:
+        table.add_row(what, value)
+    Console().print(table, highlight=False)
+
+
+@app.command(name="pull")
+def pull_command(
+    name: str,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="You have read the pack's licence and accept it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a pack, check it, and try its networks. Run again to resume."""
+    settings = load_settings()
+    entry = catalog.find(_catalog(settings), name)
+    present = is_present(entry, settings.models_path)
+    accepted = accept_licence or (entry.licence.acceptance and not present and _ask(entry))
+    with _progress() as progress:
+        directory = pull(entry, settings.models_path, accepted or present, progress)
+    record = {} if entry.kind == "bundled" else read_record(entry, settings.models_path)
+    if as_json:
+        print(json.dumps({"name": entry.name, "directory": str(directory), "pulled": record or None}, indent=2))
+        return
+    print(f"{entry.name} lies in {directory}; serve it with KITH_PACK={entry.name}")
+    for file in _unchecked(entry, record):
+        print(f"nobody states a checksum of {file['file']}: it has sha256 {file['sha256']}, which `verify` will expect")
+
+
+@app.command()
+def verify(
+    name: Annotated[str | None, typer.Argument(help="One pack; default: all that are here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare files with their checksums and run both networks once; exit 1 if anything is amiss."""
+    settings = load_settings()
+    known = _catalog(settings)
+    entries = [entry for entry in known.values() if is_present(entry, settings.models_path)]
+    if name is not None:
+        entries = [catalog.find(known, name)]
+    found = {entry.name: check(entry, settings.models_path, settings.provider) for entry in entries}
+    if as_json:
+        print(
+            json.dumps({pack: [asdict(finding) for finding in findings] for pack, findings in found.items()}, indent=2)
+        )
+    else:
+        table = Table("Pack", "What", "", "Detail")
+        for pack, findings in found.items():
+            for finding in findings:
+                mark = "[green]ok[/]" if finding.ok else "[red]error[/]"
+                table.add_row(pack, finding.what, mark, escape(finding.detail))
+        Console().print(table)
+    if not all(finding.ok for findings in found.values() for finding in findings):
+        raise typer.Exit(1)
+
+
+def _catalog(settings: Settings) -> dict[str, Entry]:
+    return catalog.read_catalog(settings.catalog or catalog.CATALOG)
+
+
+def _row(entry: Entry, settings: Settings) -> dict[str, Any]:
+    directory = directory_of(entry, settings.models_path)
+    here = is_present(entry, settings.models_path)
+    return {
+        "name": entry.name,
+        "kind": entry.kind,
+        "licence": entry.licence.name,
+        "size": entry.size,
+        "here": here,
+        "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
+        "directory": str(directory) if here else None,
+    }
+
+
+def _is_pulled(entry: Entry, settings: Settings) -> bool:
+    return entry.kind != "bundled" and is_present(entry, settings.models_path)
+
+
+def _figures(entry: Entry) -> list[tuple[str, str]]:
+    """What was measured of packs that were measured."""
+    if entry.kind not in ("bundled", "dlib"):
+        return []
+    # Imported here: it brings the onnx package, which no other command needs.
+    from models.dlib_pack import figures, read_evidence
+
+    return figures(load_pack(BUNDLED).metrics if entry.kind == "bundled" else read_evidence()["metrics"])
+
+
+def _ask(entry: Entry) -> bool:
+    """A person at a terminal may accept here; a program must say so in its command."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"{entry.name} is under {entry.licence.name}: {entry.licence.url}\n{entry.licence.allows}")
+    return typer.confirm("Do you accept this licence?")
+
+
+@contextmanager
+def _progress() -> Iterator[download.Progress]:
+    """A bar for each file, on a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(escape(name), total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield advance
+
+
+def _unchecked(entry: Entry, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    unknown = {file.file for file in entry.downloads if file.sha256 is None}
+    return [file for file in record.get("downloads", ()) if file["file"] in unknown]
+
+
+def _megabytes(size: int | None) -> str:
+    return UNKNOWN if size is None else f"{size / 1e6:.1f} MB"

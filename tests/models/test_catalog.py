@@ -1,0 +1,78 @@
+"""The catalogue's data is fit to be acted on, and what is wrong with another one is said by field."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from models.catalog import CATALOG, find, read_catalog
+from models.errors import PackError, PackUnknownError
+from models.pack import BUNDLED
+
+NAMES = ["kith-compact", "dlib-resnet", "opencv-zoo", "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2"]
+
+
+def test_every_pack_has_checked_sources_and_terms() -> None:
+    catalog = read_catalog()
+    assert list(catalog) == NAMES
+    for entry in catalog.values():
+        assert entry.about.endswith(".")
+        assert entry.licence.url.startswith("https://")
+        assert entry.licence.allows.endswith(".")
+        assert entry.licence.acceptance == ("InsightFace" in entry.licence.name)
+        for download in entry.downloads:
+            assert download.sha256 is not None
+            assert download.size is not None
+            assert 100_000 < download.size < 500_000_000
+            assert download.url is None or download.url.startswith("https://github.com/")
+            for member in download.members:
+                assert member.sha256 is not None
+        if entry.kind == "zip":
+            assert len(entry.downloads[0].members) == 2
+    assert (BUNDLED.parent / "kith-compact").is_dir()
+    checksums = [download.sha256 for entry in catalog.values() for download in entry.downloads]
+    assert len(set(checksums)) == len(checksums)
+
+
+def test_insightface_packs_come_from_where_its_own_library_looks() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from insightface.utils.storage import model_zoo_download_url
+    for entry in read_catalog().values():
+        if entry.kind == "zip":
+            assert entry.downloads[0].url == model_zoo_download_url(f"{entry.name}.zip")
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(PackUnknownError, match="kith models list"):
+        find(read_catalog(), "buffalo_xl")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('name = "kith-compact"', 'name = "../up"', "pack[0].name"),
+        ('name = "kith-compact"', "", "pack[0].name"),
+        ('kind = "bundled"', 'kind = "magic"', "kith-compact.kind"),
+        ('kind = "bundled"', 'kind = "files"', "kith-compact.downloads"),
+        ('kind = "zip"', 'kind = "bundled"', "buffalo_l.downloads"),
+        ("acceptance = true", 'acceptance = "yes"', "buffalo_l.licence"),
+        ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
+        ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members.file"),
+        ('project = "face-recognition-models"', 'project = "a"\nurl = "https://b"', "dlib-resnet.downloads[0]"),
+        ("size = 100149358", "size = -1", "dlib-resnet.downloads[0].size"),
+        ('sha256 = "b79b', 'sha256 = "B79B', "dlib-resnet.downloads[0].sha256"),
+        ("[[pack]]", "[pack", "mine.toml"),
+        ('name = "dlib-resnet"', 'name = "kith-compact"', "pack"),
+    ],
+)
+def test_errors_name_the_field(old: str, new: str, field: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = CATALOG.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(PackError) as raised:
+        read_catalog(path)
+    assert raised.value.field == field

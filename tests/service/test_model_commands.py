@@ -1,0 +1,184 @@
+"""``kith models`` as a person and as a program use it, with a catalogue of mirrors on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.pack import BUNDLED, load_pack, sha256_of
+from service.cli import main
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.http_files import File, Server, serving
+
+CATALOG = """
+[[pack]]
+name = "kith-compact"
+kind = "bundled"
+about = "Ours."
+licence = { name = "Research", url = "https://licence.example", allows = "Research.", acceptance = false }
+
+[[pack]]
+name = "mirrored"
+kind = "files"
+about = "Ours again, from a mirror."
+licence = { name = "Research", url = "https://licence.example", allows = "Research only.", acceptance = true }
+
+[[pack.downloads]]
+file = "detector.onnx"
+url = "SERVER/detector.onnx"
+sha256 = "SHA256"
+size = SIZE
+
+[[pack.downloads]]
+file = "recogniser.onnx"
+url = "SERVER/recogniser.onnx"
+"""
+
+
+@pytest.fixture
+def mirror() -> Iterator[Server]:
+    names = ("detector.onnx", "recogniser.onnx")
+    with serving({f"/{name}": File((BUNDLED / name).read_bytes()) for name in names}) as server:
+        yield server
+
+
+class Command:
+    """`kith models` in this process, as its entry point runs it."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._patch = capsys, patch
+
+    def __call__(self, *words: str, code: int = 0, pack: str = "kith-compact") -> str:
+        self._patch.setenv("KITH_PACK", pack)
+        self._patch.setattr("sys.argv", ["kith", "models", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = self._capsys.readouterr()
+        assert ended.value.code == code, printed.err
+        return printed.out + printed.err
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return Command(capsys, monkeypatch)
+
+
+@pytest.fixture
+def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    detector = BUNDLED / "detector.onnx"
+    text = CATALOG.replace("SERVER", mirror.url).replace("SHA256", sha256_of(detector))
+    (tmp_path / "mirrors.toml").write_text(text.replace("SIZE", str(detector.stat().st_size)))
+    monkeypatch.setenv("KITH_CATALOG", "mirrors.toml")
+    return tmp_path / "mirrors.toml"
+
+
+@pytest.mark.usefixtures("catalog")
+def test_pull_list_show_verify_and_serve(
+    mirror: Server, models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
+) -> None:
+    refused = models("pull", "mirrored", code=2)
+    assert "licence_not_accepted" in refused
+    assert "https://licence.example" in refused
+    assert mirror.requests == []
+    assert not (tmp_path / "data" / "models").exists()
+
+    pulled = models("pull", "mirrored", "--accept-licence")
+    assert "KITH_PACK=mirrored" in pulled
+    found = sha256_of(BUNDLED / "recogniser.onnx")
+    assert f"recogniser.onnx: it has sha256 {found}" in pulled.replace("\n", " ")
+    again = json.loads(models("pull", "mirrored", "--json"))  # it is here: accepted before
+    assert again["pulled"]["licence"]["accepted"] is True
+    assert len(mirror.requests) == 2
+
+    (ours, theirs) = json.loads(models("list", "--json", pack="mirrored"))
+    assert (ours["here"], ours["served"], ours["kind"]) == (True, False, "bundled")
+    assert (theirs["here"], theirs["served"], theirs["size"]) == (True, True, None)
+    assert re.search(r"mirrored .* unknown .* yes .* yes", models("list", pack="mirrored"))
+
+    shown = models("show", "mirrored")
+    for word in ("Research only.", "unknown", mirror.url, "at explicit thresholds only", "--accept-licence"):
+        assert word in shown
+    assert json.loads(models("show", "mirrored", "--json"))["pulled"]["files"]["recogniser.onnx"] == found
+    assert "LFW View 2 accuracy" in models("show", "kith-compact")
+
+    assert "embeddings have 256 dimensions" in models("verify")
+    recogniser = tmp_path / "data" / "models" / "mirrored" / "recogniser.onnx"
+    recogniser.write_bytes(recogniser.read_bytes()[:-1] + b"x")
+    damaged = json.loads(models("verify", "mirrored", "--json", code=1))["mirrored"]
+    assert [finding["what"] for finding in damaged if not finding["ok"]] == ["recogniser.onnx"]
+    models("pull", "mirrored", "--accept-licence")
+    models("verify")
+
+    settings = load_settings(pack="mirrored", data_dir=tmp_path / "data", log_level="WARNING")
+    with embedded(settings) as url, Kith(url) as kith:
+        assert kith.model().model == "mirrored"
+        assert len(kith.detect(jpeg(astronaut)).images[0].faces) == 1
+
+
+def test_what_goes_wrong_is_one_line(
+    mirror: Server, catalog: Path, models: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "pack_unknown" in models("show", "nobody", code=2)
+    assert "pack_unknown" in models("verify", "nobody", code=2)
+    mirror.files["/detector.onnx"].content = b"something else"
+    assert "download_corrupt" in models("pull", "mirrored", "--accept-licence", code=2)
+    assert "has not been pulled" in models("verify", "mirrored", code=1)
+    monkeypatch.setenv("KITH_CATALOG", str(catalog.with_name("none.toml")))
+    assert "is not a readable catalogue" in models("list", code=2)
+
+
+@pytest.mark.parametrize(("answer", "fetched"), [("n", False), ("y", True)])
+def test_a_person_at_a_terminal_is_asked(answer: str, fetched: bool, mirror: Server, catalog: Path) -> None:
+    terminal, theirs = pty.openpty()
+    with os.fdopen(terminal, "wb", buffering=0) as keyboard, os.fdopen(theirs) as stdin:
+        keyboard.write(f"{answer}\n".encode())
+        done = subprocess.run(
+            [sys.executable, "-m", "service.cli", "models", "pull", "mirrored"],
+            cwd=catalog.parent,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert "Research only." in done.stdout
+    assert "Do you accept this licence?" in done.stdout
+    assert (done.returncode == 0) == fetched, done.stderr
+    assert bool(mirror.requests) == fetched
+
+
+def test_without_another_catalogue_all_packs_are_listed(models: Command) -> None:
+    listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
+    assert listed["kith-compact"]["served"]
+    assert {"dlib-resnet", "opencv-zoo", "buffalo_l"} <= set(listed)
+    assert not listed["dlib-resnet"]["here"]
+    shown = models("show", "dlib-resnet")
+    assert "CC0-1.0" in shown
+    assert "b79bd200a88c87c9a9d446c990ae71c5a626d1f3730174e6d570157ff1d896cf" in shown
+
+
+def test_a_bundled_name_a_directory_and_a_name_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(pack="kith-compact").pack_path == BUNDLED
+    assert load_settings(pack=BUNDLED).pack_path == BUNDLED
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("elsewhere/mine")
+    (tmp_path / "mine").mkdir()
+    assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("mine")
+    assert load_settings(pack="nobody").pack_path == Path("nobody")
+    assert load_pack(load_settings(pack="kith-compact").pack_path).model_id == "kith-compact"
