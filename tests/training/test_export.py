@@ -8,12 +8,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from models.detection import Detector
 from models.runtime import Network
 from training.backbones import ThinIResNet
-from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, assign, box_overlap
 from training.evaluate import read_pairs
@@ -68,24 +65,6 @@ def test_detector_targets() -> None:
     iou, giou = box_overlap(boxes[:2], boxes[[0, 0]])
     assert iou.tolist() == [1.0, 0.0]
     assert giou[1] < 0
-
-
-def test_training_crops_carry_their_faces(astronaut: NDArray[np.uint8], detector: Detector) -> None:
-    (found,) = detector.detect([astronaut])
-    photo = AnnotatedPhoto(Path("a"), astronaut, found.boxes_xyxy[:1], found.landmarks_xy[:1], np.zeros(1, bool))
-    rng = np.random.default_rng(4)
-    checked = 0
-    for _ in range(12):
-        image, faces = training_crop(photo, 256, (60.0, 200.0), rng)
-        again = detector.detect([image])[0]
-        if len(faces.boxes) and not faces.ignore[0] and len(again):
-            box = faces.boxes[0].numpy()
-            if (box[:2] > 0).all() and (box[2:] < 256).all():
-                side = float(box[2] - box[0])
-                assert np.abs(again.boxes_xyxy[0] - box).max() < 0.25 * side
-                assert np.abs(again.landmarks_xy[0] - faces.points[0].numpy()).max() < 0.25 * side
-                checked += 1
-    assert checked >= 4
 
 
 def test_lfw_lists_have_their_published_sizes(data: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,19 @@ from training.detection.targets import Faces
 SMALLEST_PX = 8.0
 """Smaller faces are neither learned nor punished."""
 NO_FACE_SHARE = 0.08
+TEXTURE_SHARE = 0.06
+"""Crops that are turned into something with a photo's colours and no face."""
+TILE_SIZES_PX = (12, 24)
+MOSAIC_BELOW = 0.6
+"""Of a crop's area: black borders teach little."""
+SHREDDED_FROM = 2.5
+"""A photo is cut into tiles only where every face is this many times as large as a tile."""
 MIRRORED = [1, 0, 2, 4, 3]
+
+
+NOBODY = Faces(
+    torch.zeros(0, 4), torch.zeros(0, 5, 2), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
+)
 
 
 @dataclass(frozen=True)
@@ -88,19 +101,53 @@ def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def training_crop(
-    photo: AnnotatedPhoto, size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
+    photos: Sequence[AnnotatedPhoto], size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
 ) -> tuple[NDArray[np.uint8], Faces]:
     """Cut one varied (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recoloured. One face, chosen
-    by chance, gets a size drawn evenly over the octaves of ``face_sizes_px``."""
+    by chance, gets a size drawn evenly over the octaves of ``face_sizes_px``; where its photo would then cover little
+    of the crop, four photos share it."""
+    low, high = face_sizes_px
+    wanted_px = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
+    image, faces, covered = _placed(_any(photos, rng), size_px, wanted_px, rng)
+    if covered < MOSAIC_BELOW:
+        half = size_px // 2
+        quarters = [_placed(_any(photos, rng), half, min(wanted_px, half * 0.7), rng)[:2] for _ in range(4)]
+        image, faces = _mosaic(quarters)
+    if rng.random() < TEXTURE_SHARE:
+        smallest_px = float((faces.boxes[:, 2:] - faces.boxes[:, :2]).numpy().min(initial=np.inf))
+        return _recolour(texture(image, smallest_px, rng), rng), NOBODY
+    return _recolour(image, rng), faces
+
+
+def _any(photos: Sequence[AnnotatedPhoto], rng: np.random.Generator) -> AnnotatedPhoto:
+    return photos[int(rng.integers(len(photos)))]
+
+
+def _mosaic(quarters: Sequence[tuple[NDArray[np.uint8], Faces]]) -> tuple[NDArray[np.uint8], Faces]:
+    """Four square pieces side by side; boxes end where their piece does."""
+    half = len(quarters[0][0])
+    (a, _), (b, _), (c, _), (d, _) = quarters
+    shifts = [torch.tensor([x, y], dtype=torch.float32) for y in (0, half) for x in (0, half)]
+    parts = [faces for _, faces in quarters]
+    return np.vstack([np.hstack([a, b]), np.hstack([c, d])]), Faces(
+        torch.cat([p.boxes.clamp(0, half) + by.repeat(2) for p, by in zip(parts, shifts, strict=True)]),
+        torch.cat([p.points + by for p, by in zip(parts, shifts, strict=True)]),
+        torch.cat([p.has_points for p in parts]),
+        torch.cat([p.ignore for p in parts]),
+    )
+
+
+def _placed(
+    photo: AnnotatedPhoto, size_px: int, wanted_px: float, rng: np.random.Generator
+) -> tuple[NDArray[np.uint8], Faces, float]:
+    """The photo scaled so that one of its faces is ``wanted_px`` large, cut to a square around that face, with its
+    faces there; and which share of the square it covers."""
     certain = np.flatnonzero(~photo.doubtful & ((photo.boxes[:, 2:] - photo.boxes[:, :2]).min(1) >= 6))
     height, width = photo.image.shape[:2]
     if len(certain) and rng.random() > NO_FACE_SHARE:
         box = photo.boxes[rng.choice(certain)]
-        side = math.sqrt(float((box[2:] - box[:2]).prod()))
-        low, high = face_sizes_px
-        wanted = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
         # Enlarging a small face much would only teach blur.
-        scale = min(wanted / side, 2.5)
+        scale = min(wanted_px / math.sqrt(float((box[2:] - box[:2]).prod())), 2.5)
         centre = (box[:2] + box[2:]) / 2
     else:
         scale = math.exp(rng.uniform(math.log(0.4), math.log(1.5)))
@@ -117,7 +164,7 @@ def training_crop(
         # warpAffine has no area filter: shrink first, or small faces would be aliased as they never are when serving.
         source = np.asarray(cv2.resize(source, None, fx=scale_x, fy=scale_y, interpolation=cv2.INTER_AREA), np.uint8)
         placed = matrix / [source.shape[1] / width, source.shape[0] / height, 1.0]
-    image = _recolour(np.asarray(cv2.warpAffine(source, placed, (size_px, size_px)), np.uint8), rng)
+    image = np.asarray(cv2.warpAffine(source, placed, (size_px, size_px)), np.uint8)
 
     corners = photo.boxes.reshape(-1, 2, 2) @ matrix[:, :2].T + matrix[:, 2]
     boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
@@ -131,12 +178,41 @@ def training_crop(
     small = (boxes[:, 2:] - boxes[:, :2]).min(1) < SMALLEST_PX
     ignore = photo.doubtful | small | (visible < 0.4)
     known = np.isfinite(points).all((1, 2))
-    return image, Faces(
+    edges = np.clip(np.array([[0, 0], [width, height]]) @ matrix[:, :2].T + matrix[:, 2], 0, size_px)
+    faces = Faces(
         torch.from_numpy(boxes[seen].astype(np.float32)),
         torch.from_numpy(np.nan_to_num(points[seen]).astype(np.float32)),
         torch.from_numpy(known[seen]),
         torch.from_numpy(ignore[seen]),
     )
+    return image, faces, float(np.abs(edges[1] - edges[0]).prod()) / size_px**2
+
+
+def texture(image: NDArray[np.uint8], smallest_face_px: float, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Something without a face that no photo without faces teaches: the photo in shuffled tiles (unless a face could
+    hide in one), its spectrum with random phases, or noise."""
+    tile = int(rng.integers(TILE_SIZES_PX[0], TILE_SIZES_PX[1] + 1))
+    kind = rng.integers(3)
+    if kind == 0 and smallest_face_px > SHREDDED_FROM * tile:
+        return _shuffled(image, tile, rng)
+    if kind == 1:
+        return np.clip(rng.normal(rng.uniform(60, 200), rng.uniform(10, 80), image.shape), 0, 255).astype(np.uint8)
+    phases = np.exp(1j * np.angle(np.fft.rfft2(rng.normal(size=image.shape[:2]))))
+    spectrum = np.fft.rfft2(image.astype(np.float32), axes=(0, 1)) * phases[..., None]
+    spectrum[0, 0] = np.abs(spectrum[0, 0])  # the mean colour stays
+    return np.clip(np.fft.irfft2(spectrum, image.shape[:2], axes=(0, 1)), 0, 255).astype(np.uint8)
+
+
+def _shuffled(image: NDArray[np.uint8], tile: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    rows, columns = (side // tile for side in image.shape[:2])
+    inner = image[: rows * tile, : columns * tile]
+    tiles = inner.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3)
+    tiles = tiles[rng.permutation(len(tiles))]
+    out = image.copy()
+    out[: rows * tile, : columns * tile] = (
+        tiles.reshape(rows, columns, tile, tile, 3).swapaxes(1, 2).reshape(inner.shape)
+    )
+    return out
 
 
 def _recolour(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

@@ -28,10 +28,11 @@ DETECTOR_CHECKPOINT = "detector.pt"
 
 @dataclass(frozen=True)
 class DetectorLoopConfig:
-    steps: int = 3600
+    steps: int = 9000
     batch_size: int = 16
-    crop_sizes_px: tuple[int, ...] = (256, 256, 384)
-    """The side of a batch's crops, by turns: mostly small ones, since time goes with area."""
+    """Of the smallest crops; larger ones come in batches of as many pixels, of two at least."""
+    crop_sizes_px: tuple[int, ...] = (256, 256, 384, 256, 256, 640)
+    """The side of a batch's crops, by turns. The largest are for faces that fill a picture."""
     point_weight: float = 4.0
     """Of the landmarks in the loss, while faces and boxes are learned first ..."""
     late_point_weight: float = 16.0
@@ -39,7 +40,7 @@ class DetectorLoopConfig:
     late_share: float = 0.63
     point_beta: float = 0.02
     """In face sizes: smaller landmark errors count quadratically, which hardly corrects them."""
-    face_sizes_px: tuple[float, float] = (10.0, 260.0)
+    face_sizes_px: tuple[float, float] = (10.0, 620.0)
     learning_rate: float = 2e-3
     weight_decay: float = 1e-4
     warmup_steps: int = 200
@@ -49,10 +50,10 @@ class DetectorLoopConfig:
 
 
 POLISH = DetectorLoopConfig(
-    steps=1500,
+    steps=3000,
     point_weight=16.0,
     point_beta=0.003,
-    face_sizes_px=(14.0, 280.0),
+    face_sizes_px=(14.0, 620.0),
     learning_rate=1e-3,
     seed=12,
 )
@@ -125,8 +126,9 @@ def batches(
     def make(step: int) -> tuple[Tensor, list[Faces]]:
         rng = np.random.default_rng((config.seed, step))
         size = config.crop_sizes_px[step % len(config.crop_sizes_px)]
-        chosen = rng.integers(len(photos), size=config.batch_size)
-        cut = [training_crop(photos[i], size, config.face_sizes_px, rng) for i in chosen]
+        smallest = min(config.crop_sizes_px)
+        count = max(2, round(config.batch_size * (smallest / size) ** 2))
+        cut = [training_crop(photos, size, config.face_sizes_px, rng) for _ in range(count)]
         images = torch.from_numpy(np.stack([image for image, _ in cut])).permute(0, 3, 1, 2)
         return ((images.float() - 127.5) / 128).contiguous(memory_format=torch.channels_last), [f for _, f in cut]
 

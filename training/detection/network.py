@@ -48,7 +48,7 @@ class FaceDetector(nn.Module):
     pairs, for strides 8, 16, 32 in turn (all scores, then all boxes, then all points); n = H/stride * W/stride * 2.
     """
 
-    def __init__(self, widths: tuple[int, int, int, int, int] = (16, 32, 48, 72, 96), pyramid: int = 48) -> None:
+    def __init__(self, widths: tuple[int, int, int, int, int] = (16, 32, 48, 64, 64), pyramid: int = 32) -> None:
         super().__init__()
         stem, quarter, *levels = widths
         self.stem = nn.Sequential(conv(3, stem, 2), conv(stem, quarter, 2))

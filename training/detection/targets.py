@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.detection.network import SLOT_SIZES_PX, SLOTS, STRIDES, FaceDetector, cell_points, distances, offsets
+from training.distributed import bf16_is_native
 
 # Octaves between a face's size and a slot's nominal size within which the slot learns the face: neighbours overlap.
 OCTAVES = 0.7
@@ -64,11 +65,12 @@ def detection_loss(
     et al., 2019, eq. 3), smooth L1 on landmarks in units of the face size, quadratic below ``point_beta``. Returns the
     sum and its parts."""
     height, width = images.shape[2:]
-    raw = model.raw(images)
-    logits = torch.cat([s for s, _, _ in raw], 1).squeeze(2).float()
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16_is_native()):
+        raw = [(s.float(), b.float(), p.float()) for s, b, p in model.raw(images)]
+    logits = torch.cat([s for s, _, _ in raw], 1).squeeze(2)
     levels = list(zip(raw, STRIDES, SLOT_SIZES_PX, strict=True))
-    ltrb = torch.cat([distances(b, stride, sizes) for (_, b, _), stride, sizes in levels], 1).float()
-    moved = torch.cat([offsets(p, sizes) for (_, _, p), _, sizes in levels], 1).float()
+    ltrb = torch.cat([distances(b, stride, sizes) for (_, b, _), stride, sizes in levels], 1)
+    moved = torch.cat([offsets(p, sizes) for (_, _, p), _, sizes in levels], 1)
     cells = torch.cat([cell_points(height, width, stride, images.device) for stride in STRIDES])
 
     quality = torch.zeros_like(logits)

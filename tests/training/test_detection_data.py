@@ -1,0 +1,84 @@
+"""The detector's training crops: faces are where the labels say, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.detection import Detector
+from training.detection.data import AnnotatedPhoto, texture, training_crop
+from training.detection.fit import DetectorLoopConfig, batches
+
+
+@pytest.fixture
+def photo(astronaut: NDArray[np.uint8], detector: Detector) -> AnnotatedPhoto:
+    (found,) = detector.detect([astronaut])
+    return AnnotatedPhoto(Path("a"), astronaut, found.boxes_xyxy[:1], found.landmarks_xy[:1], np.zeros(1, bool))
+
+
+def test_crops_carry_their_faces(photo: AnnotatedPhoto, detector: Detector) -> None:
+    rng = np.random.default_rng(4)
+    checked, mosaics = 0, 0
+    for _ in range(30):
+        image, faces = training_crop([photo], 256, (24.0, 200.0), rng)
+        assert image.shape == (256, 256, 3)
+        assert len(faces.boxes) == len(faces.points) == len(faces.has_points) == len(faces.ignore)
+        mosaics += len(faces.boxes) > 1
+        found = detector.detect([image])[0]
+        for box, points, ignore in zip(faces.boxes.numpy(), faces.points.numpy(), faces.ignore, strict=True):
+            side = float(box[2] - box[0])
+            if ignore or side < 30 or not len(found) or (box[:2] <= 0).any() or (box[2:] >= 256).any():
+                continue
+            near = np.abs(found.boxes_xyxy - box).max(1).argmin()
+            if np.abs(found.boxes_xyxy[near] - box).max() < 0.25 * side:
+                assert np.abs(found.landmarks_xy[near] - points).max() < 0.25 * side
+                checked += 1
+    assert checked >= 8
+    assert mosaics >= 3
+
+
+def test_a_mosaics_faces_stay_in_their_piece(photo: AnnotatedPhoto) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        _, faces = training_crop([photo], 256, (16.0, 20.0), rng)
+        for box in faces.boxes.numpy() if len(faces.boxes) > 1 else ():
+            assert box.min() >= 0
+            assert box.max() <= 256
+            for start, end in ((box[0], box[2]), (box[1], box[3])):
+                assert end <= 128 or start >= 128
+
+
+def test_textures_have_the_photos_colours_and_no_face(photo: AnnotatedPhoto, detector: Detector) -> None:
+    """The detector that finds the face in the photo finds hardly any in what is left of it."""
+    (face,) = photo.boxes
+    found = 0
+    for seed in range(12):
+        out = texture(photo.image, float(face[2] - face[0]), np.random.default_rng(seed))
+        assert out.shape == photo.image.shape
+        assert out.dtype == np.uint8
+        assert out.std() > 3
+        found += len(detector.detect([out])[0]) > 0
+    assert found <= 4
+
+
+def test_where_a_face_could_hide_in_a_tile_nothing_is_shuffled() -> None:
+    """Each pixel of this picture is one of a kind: tiles would keep them all."""
+    image = np.arange(64 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 64, 3)
+    whole = np.sort(image.reshape(-1, 3), axis=0)
+
+    def kept(seed: int, smallest_face_px: float) -> bool:
+        out = texture(image, smallest_face_px, np.random.default_rng(seed))
+        return np.array_equal(np.sort(out.reshape(-1, 3), axis=0), whole)
+
+    assert any(kept(seed, np.inf) for seed in range(12))
+    assert not any(kept(seed, 20.0) for seed in range(12))
+
+
+def test_batches_hold_as_many_pixels_whatever_the_size(photo: AnnotatedPhoto) -> None:
+    config = DetectorLoopConfig(steps=6, batch_size=8)
+    shapes = [tuple(images.shape) for images, _ in batches([photo], config, 0)]
+    assert [shape[0] for shape in shapes] == [8, 8, 4, 8, 8, 2]
+    assert [shape[2] for shape in shapes] == list(config.crop_sizes_px)
