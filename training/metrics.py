@@ -42,12 +42,18 @@ def best_threshold(similarities: Floats, same: NDArray[np.bool_]) -> float:
     return float(edges[int(correct.argmax())])
 
 
-def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> FoldAccuracy:
-    scores = []
+def fold_decisions(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> Bools:
+    """(P,) whether each pair is called the same person, by the threshold of the other folds."""
+    called_same = np.zeros(len(same), bool)
     for fold in np.unique(folds):
         held_out = folds == fold
-        threshold = best_threshold(similarities[~held_out], same[~held_out])
-        scores.append(float(((similarities[held_out] >= threshold) == same[held_out]).mean()))
+        called_same[held_out] = similarities[held_out] >= best_threshold(similarities[~held_out], same[~held_out])
+    return called_same
+
+
+def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> FoldAccuracy:
+    right = fold_decisions(similarities, same, folds) == same
+    scores = [float(right[folds == fold].mean()) for fold in np.unique(folds)]
     return FoldAccuracy(float(np.mean(scores)), float(np.std(scores)), tuple(scores))
 
 

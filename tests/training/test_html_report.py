@@ -17,9 +17,9 @@ from scipy.stats import norm
 
 from tests.training.test_benchmarks import mean_colours, write_lists
 from training import html_report, plots
-from training.benchmarks import PARTS, LfwCrops, judge_embeddings
+from training.benchmarks import LfwCrops, judge_embeddings
 from training.config import ConfigError
-from training.evaluate import Embeddings, read_pairs
+from training.evaluate import PARTS, Embeddings, read_pairs
 from training.html_report import LfwEvidence, headline_rows, write_report
 from training.metrics import FnirCurve, Roc, fnir_curve, roc
 
