@@ -15,6 +15,7 @@ from tqdm import tqdm
 from models.alignment import align
 from models.detection import Detector
 from models.pack import ModelPack
+from models.quality import Quality, measure
 from models.recognition import Recogniser
 from models.runtime import Float, Network
 from training.config import ConfigError
@@ -135,6 +136,30 @@ def central_crops(detector: Detector, files: Sequence[Path]) -> Iterator[tuple[l
                 rows.append(row)
         if crops:
             yield rows, np.stack(crops)
+
+
+@dataclass(frozen=True, eq=False)
+class CentralFace:
+    """The face nearest the centre of a photo: ``landmarks_xy`` (5, 2) in the (H, W, 3) ``photo``, and what they say of
+    it together with the aligned (112, 112, 3) ``crop``."""
+
+    file: str
+    photo: NDArray[np.uint8]
+    landmarks_xy: Float
+    crop: NDArray[np.uint8]
+    quality: Quality
+
+
+def central_faces(detector: Detector, files: Sequence[str], images: Path) -> Iterator[CentralFace]:
+    """Of each photo that shows a face; files are relative to the ``images`` folder."""
+    for start in tqdm(range(0, len(files), BATCH), desc="quality", unit="batch"):
+        names = files[start : start + BATCH]
+        photos = [read_rgb(images / name) for name in names]
+        for name, photo, faces in zip(names, photos, detector.detect(photos), strict=True):
+            if len(faces):
+                points = faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)]
+                crop = align(photo, points[None])[0]
+                yield CentralFace(name, photo, points, crop, measure(crop, points))
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,6 +115,26 @@ def roc(similarities: Floats, same: Bools) -> Roc:
     )
 
 
+def error_versus_reject(
+    mated: Floats, quality_P2: NDArray[np.floating], threshold: float, rejected: Sequence[float]
+) -> Floats:
+    """FNMR of what is left when the comparisons of lowest quality are rejected, the threshold staying (P. Grother and
+    E. Tabassi, "Performance of biometric quality measures", PAMI 29(4), 2007): a comparison is as good as the worse of
+    its two photos.
+
+    Args:
+        mated: (P,) similarities of same-person pairs.
+        quality_P2: of both photos of each, larger is better; equals are rejected in the order they come.
+        threshold: below it a pair is missed.
+        rejected: shares in [0, 1).
+
+    Returns:
+        FNMR for each share.
+    """
+    missed = (mated < threshold)[np.argsort(quality_P2.min(1), kind="stable")]
+    return np.array([missed[int(share * len(missed)) :].mean() for share in rejected])
+
+
 @dataclass(frozen=True)
 class OpenSet:
     """``fnir`` at each requested ``fpir``, the thresholds that hindsight chooses for them, and closed-set rank-1."""
