@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test bench clean
+.PHONY: setup demo run test bench bench-accuracy clean
 
 setup: $(INSTALLED)
 
@@ -31,6 +31,10 @@ test: setup
 
 bench: setup
 	$(BIN)/python -m bench.request
+
+# PACKS names further packs to put beside the bundled one.
+bench-accuracy: setup
+	$(BIN)/python -m bench.accuracy $(PACKS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,13 @@ from training.data.cache import new_crops
 from training.data.identities import IdentitySet
 from training.data.verification import VerificationSet
 from training.evaluate import (
+    PARTS,
     Embeddings,
     Identification,
+    Part,
     Verification,
     central_crops,
+    files_of,
     identify,
     people_of,
     read_open_set,
@@ -49,8 +52,6 @@ from training.metrics import (
 Embed = Callable[[NDArray[np.uint8]], Float]
 """(n, size_px, size_px, 3) uint8 RGB crops to (n, d) unit vectors: a pack's ``Recogniser.embed``, or a torch
 network's."""
-Part = Literal["view1", "view2", "open_set"]
-PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 CROPS_AT_ONCE: Final = 64
 BIN_FOLDS: Final = 10
 DISTRACTOR_FARS: Final = (1e-3, 1e-4, 1e-5, 1e-6)
@@ -93,7 +94,7 @@ def load_lfw_crops(
         ConfigError: a list or a photo is absent or unreadable.
     """
     parts = tuple(part for part in PARTS if part in parts)
-    files = tuple(sorted(set().union(*(_files_of(root, part) for part in parts))))
+    files = tuple(sorted(set().union(*(files_of(root, part) for part in parts))))
     paths = [root / "images" / file for file in files]
     if absent := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"{absent[0]} does not exist, nor do {len(absent) - 1} other photos of LFW's lists")
@@ -115,15 +116,6 @@ def _build_cache(detector: Detector, paths: list[Path], alignment: Alignment, ca
         put_beside(found)
 
 
-def _files_of(root: Path, part: Part) -> set[str]:
-    if part == "open_set":
-        protocol = read_open_set(root / "openset_protocol.json")
-        return {*protocol.gallery, *protocol.mated, *protocol.strangers}
-    names = ("pairs.txt",) if part == "view2" else ("pairsDevTrain.txt", "pairsDevTest.txt")
-    lists = [read_pairs(root / name) for name in names]
-    return {file for pairs in lists for file in (*pairs.first, *pairs.second)}
-
-
 def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:
     """(n, d) unit vectors of all crops, in batches; ``flip`` averages each with its mirror image's."""
     vectors = []
@@ -138,7 +130,7 @@ def embed_lfw(embed: Embed, crops: LfwCrops, flip: bool = False, parts: Collecti
     """Embed the photos of ``parts``, all by default; photos without a face become zero vectors."""
     rows = np.arange(len(crops.files))
     if parts is not None and set(parts) < set(crops.parts):
-        wanted = set().union(*(_files_of(crops.root, part) for part in parts))
+        wanted = set().union(*(files_of(crops.root, part) for part in parts))
         rows = np.array([row for row in rows if crops.files[row] in wanted])
     seen = rows[crops.found[rows]]
     of_seen = embed_crops(embed, crops.crops_NHWC[seen], flip)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,12 @@ from tqdm import tqdm
 from models.alignment import Alignment, align
 from models.detection import Detector
 from models.pack import ModelPack
+from models.quality import Quality, measure
 from models.recognition import Recogniser
 from models.runtime import Float, Network
 from training.config import ConfigError
 from training.data.identities import read_rgb
-from training.detection.data import AnnotatedPhoto, iou_matrix, load_annotated
+from training.detection.evaluation import evaluate_detection
 from training.metrics import (
     Floats,
     FoldAccuracy,
@@ -36,6 +36,7 @@ from training.metrics import (
     search,
     tar_at_far,
 )
+from training.remembered import RememberingDetector, RememberingRecogniser
 
 BATCH = 32
 DOUBTFUL_STRANGERS: Final = frozenset(
@@ -44,6 +45,8 @@ DOUBTFUL_STRANGERS: Final = frozenset(
 """Non-mated probes of the open-set protocol that LFW's labels get wrong: four are gallery people under another
 spelling, the photo of the fifth is likely somebody else's. One in a thousand strangers is four: they matter."""
 Interval = tuple[float, float]
+Part = Literal["view1", "view2", "open_set"]
+PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,23 @@ def _lfw_file(person: str, number: int) -> str:
 
 
 class Embedder:
-    """A pack as a function from photo files to unit vectors, by the central face of each photo."""
+    """A pack as a function from photo files to unit vectors, by the central face of each photo. What its networks
+    answer is kept in ``cache_dir``, if given, when :meth:`remember` is called."""
 
-    def __init__(self, pack: ModelPack, min_score: float = 0.5) -> None:
-        self.detector = Detector(Network(pack.detection.path), pack.detection, min_score)
-        self.recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    def __init__(self, pack: ModelPack, min_score: float = 0.5, cache_dir: Path | None = None) -> None:
+        self.detector: Detector
+        self.recogniser: Recogniser
+        if cache_dir is None:
+            self.detector = Detector(Network(pack.detection.path), pack.detection, min_score)
+            self.recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+        else:
+            self.detector = RememberingDetector(pack.detection, cache_dir, min_score)
+            self.recogniser = RememberingRecogniser(pack.recognition, cache_dir)
+
+    def remember(self) -> None:
+        for network in (self.detector, self.recogniser):
+            if isinstance(network, RememberingDetector | RememberingRecogniser):
+                network.memory.save()
 
     def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
         """(n, d) unit vectors and (n,) whether a face was found; a photo without one has a zero vector, which is
@@ -124,6 +139,30 @@ def central_crops(
                 rows.append(row)
         if crops:
             yield rows, np.stack(crops)
+
+
+@dataclass(frozen=True, eq=False)
+class CentralFace:
+    """The face nearest the centre of a photo: ``landmarks_xy`` (5, 2) in the (H, W, 3) ``photo``, and what they say of
+    it together with the aligned (112, 112, 3) ``crop``."""
+
+    file: str
+    photo: NDArray[np.uint8]
+    landmarks_xy: Float
+    crop: NDArray[np.uint8]
+    quality: Quality
+
+
+def central_faces(detector: Detector, files: Sequence[str], images: Path) -> Iterator[CentralFace]:
+    """Of each photo that shows a face; files are relative to the ``images`` folder."""
+    for start in tqdm(range(0, len(files), BATCH), desc="quality", unit="batch"):
+        names = files[start : start + BATCH]
+        photos = [read_rgb(images / name) for name in names]
+        for name, photo, faces in zip(names, photos, detector.detect(photos), strict=True):
+            if len(faces):
+                points = faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)]
+                crop = align(photo, points[None])[0]
+                yield CentralFace(name, photo, points, crop, measure(crop, points))
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,116 +322,29 @@ def identify(embeddings: Embeddings, protocol: OpenSetProtocol) -> Identificatio
     )
 
 
-def evaluate_open_set(embedder: Embedder, protocol: Path, images: Path) -> Identification:
-    """:func:`identify` through the pack's own detector."""
-    people = read_open_set(protocol)
-    return identify(embedder.embeddings((*people.gallery, *people.mated, *people.strangers), images), people)
+def files_of(lfw: Path, part: Part) -> set[str]:
+    """The photos that the lists of one part name; ``lfw`` holds the lists."""
+    if part == "open_set":
+        protocol = read_open_set(lfw / "openset_protocol.json")
+        return {*protocol.gallery, *protocol.mated, *protocol.strangers}
+    names = ("pairs.txt",) if part == "view2" else ("pairsDevTrain.txt", "pairsDevTest.txt")
+    lists = [read_pairs(lfw / name) for name in names]
+    return {file for pairs in lists for file in (*pairs.first, *pairs.second)}
 
 
-@dataclass(frozen=True)
-class Detection:
-    """``recall`` of annotated faces at the served score, ``precision`` of what was reported; ``recall_at_precision_90``
-    at the score that gives 90 % precision, and that score. Faces below ``min_side_px`` count neither way."""
-
-    min_side_px: float
-    faces: int
-    recall: float
-    precision: float
-    recall_at_precision_90: float
-    score_at_precision_90: float
-
-
-def evaluate_detector(detector: Detector, photos: Sequence[AnnotatedPhoto], min_side_px: float = 32.0) -> Detection:
-    """Match detections to annotated boxes at IoU 0.5, best score first, each box once."""
-    served = detector.min_score
-    detector.min_score = 0.02
-    try:
-        found = [detector.detect([photo.image])[0] for photo in tqdm(photos, desc="detect", unit="img")]
-    finally:
-        detector.min_score = served
-    scores: list[float] = []
-    hits: list[bool] = []
-    total = 0
-    for photo, faces in zip(photos, found, strict=True):
-        certain = ~photo.doubtful
-        boxes = photo.boxes[certain]
-        counted = (boxes[:, 2:] - boxes[:, :2]).min(1) >= min_side_px if len(boxes) else np.zeros(0, bool)
-        total += int(counted.sum())
-        overlap = iou_matrix(faces.boxes_xyxy, photo.boxes)
-        free = np.ones(len(photo.boxes), bool)
-        kinds = np.full(len(photo.boxes), "ignore")
-        kinds[: len(boxes)][counted] = "face"
-        for i in range(len(faces)):
-            candidates = np.where(free, overlap[i], 0)
-            best = int(candidates.argmax()) if len(candidates) else -1
-            if best >= 0 and candidates[best] >= 0.5:
-                free[best] = False
-                if kinds[best] == "face":
-                    scores.append(float(faces.scores[i]))
-                    hits.append(True)
-                continue
-            side = float((faces.boxes_xyxy[i, 2:] - faces.boxes_xyxy[i, :2]).min())
-            if side >= min_side_px:
-                scores.append(float(faces.scores[i]))
-                hits.append(False)
-    order = np.argsort(-np.array(scores))
-    ordered, right = np.array(scores)[order], np.array(hits)[order]
-    recall = np.cumsum(right) / max(1, total)
-    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
-    at_served = int((ordered >= served).sum()) - 1
-    good = np.flatnonzero(precision >= 0.9)
-    last = int(good[-1]) if len(good) else -1
-    return Detection(
-        min_side_px,
-        total,
-        float(recall[at_served]) if at_served >= 0 else 0.0,
-        float(precision[at_served]) if at_served >= 0 else 1.0,
-        float(recall[last]) if last >= 0 else 0.0,
-        float(ordered[last]) if last >= 0 else 1.0,
-    )
-
-
-@dataclass(frozen=True)
-class CentralFaces:
-    """How often LFW's central face is found (IoU 0.3 with the reference box), and by how much the landmarks differ
-    from the reference's: the mean over five points, in eye distances; median over photos."""
-
-    photos: int
-    found: float
-    median_landmark_error: float
-
-
-def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path, every: int = 1) -> CentralFaces:
-    with landmarks_csv.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))[::every]
-    found, errors = 0, []
-    for row in tqdm(rows, desc="central faces", unit="img"):
-        faces = detector.detect([read_rgb(images / row["file"])])[0]
-        box = np.array([[float(row[k]) for k in ("x0", "y0", "x1", "y1")]], np.float32)
-        overlap = iou_matrix(faces.boxes_xyxy, box)[:, 0] if len(faces) else np.zeros(0)
-        if not len(faces) or overlap.max() < 0.3:
-            continue
-        found += 1
-        points = np.array([[float(row[f"l{axis}{i}"]) for axis in "xy"] for i in range(1, 6)])
-        distance = np.linalg.norm(points[0] - points[1])
-        errors.append(np.linalg.norm(faces.landmarks_xy[int(overlap.argmax())] - points, axis=1).mean() / distance)
-    return CentralFaces(len(rows), found / len(rows), float(np.median(errors)))
-
-
-def evaluate_pack(pack: ModelPack, data: Path, view1_only: bool = False) -> dict[str, Any]:
-    """Everything the model card states. ``data`` holds lfw/ and wider/ (see docs/training.md)."""
-    embedder = Embedder(pack)
+def evaluate_pack(
+    pack: ModelPack, data: Path, view1_only: bool = False, cache_dir: Path | None = None
+) -> dict[str, Any]:
+    """Everything the model card states. ``data`` holds lfw/ and wider/ (see docs/training.md); what the networks answer
+    is kept in ``cache_dir``, so that measuring again is quick."""
+    embedder = Embedder(pack, cache_dir=cache_dir)
     lfw = data / "lfw"
-    report: dict[str, Any] = {
-        "lfw_view1": asdict(evaluate_pairs(embedder, read_pairs(lfw / "pairsDevTest.txt"), lfw / "images"))
-    }
-    if view1_only:
-        return report
-    report["lfw_view2"] = asdict(evaluate_pairs(embedder, read_pairs(lfw / "pairs.txt"), lfw / "images"))
-    report["lfw_open_set"] = asdict(evaluate_open_set(embedder, lfw / "openset_protocol.json", lfw / "images"))
-    wider = load_annotated(data / "wider", "val")
-    report["wider_val"] = asdict(evaluate_detector(embedder.detector, wider))
-    report["lfw_central_faces"] = asdict(
-        evaluate_central_faces(embedder.detector, lfw / "landmarks_yunet.csv", lfw / "images")
-    )
+    parts: tuple[Part, ...] = ("view1",) if view1_only else PARTS
+    embeddings = embedder.embeddings(sorted(set().union(*(files_of(lfw, part) for part in parts))), lfw / "images")
+    report: dict[str, Any] = {"lfw_view1": asdict(verify(embeddings, read_pairs(lfw / "pairsDevTest.txt")))}
+    if not view1_only:
+        report["lfw_view2"] = asdict(verify(embeddings, read_pairs(lfw / "pairs.txt")))
+        report["lfw_open_set"] = asdict(identify(embeddings, read_open_set(lfw / "openset_protocol.json")))
+        report |= evaluate_detection(embedder.detector, data)
+    embedder.remember()
     return report

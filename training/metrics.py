@@ -42,12 +42,18 @@ def best_threshold(similarities: Floats, same: NDArray[np.bool_]) -> float:
     return float(edges[int(correct.argmax())])
 
 
-def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> FoldAccuracy:
-    scores = []
+def fold_decisions(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> Bools:
+    """(P,) whether each pair is called the same person, by the threshold of the other folds."""
+    called_same = np.zeros(len(same), bool)
     for fold in np.unique(folds):
         held_out = folds == fold
-        threshold = best_threshold(similarities[~held_out], same[~held_out])
-        scores.append(float(((similarities[held_out] >= threshold) == same[held_out]).mean()))
+        called_same[held_out] = similarities[held_out] >= best_threshold(similarities[~held_out], same[~held_out])
+    return called_same
+
+
+def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> FoldAccuracy:
+    right = fold_decisions(similarities, same, folds) == same
+    scores = [float(right[folds == fold].mean()) for fold in np.unique(folds)]
     return FoldAccuracy(float(np.mean(scores)), float(np.std(scores)), tuple(scores))
 
 
@@ -107,6 +113,26 @@ def roc(similarities: Floats, same: Bools) -> Roc:
         np.concatenate([[0.0], falsely / falsely[-1]]),
         np.concatenate([[0.0], accepted / accepted[-1]]),
     )
+
+
+def error_versus_reject(
+    mated: Floats, quality_P2: NDArray[np.floating], threshold: float, rejected: Sequence[float]
+) -> Floats:
+    """FNMR of what is left when the comparisons of lowest quality are rejected, the threshold staying (P. Grother and
+    E. Tabassi, "Performance of biometric quality measures", PAMI 29(4), 2007): a comparison is as good as the worse of
+    its two photos.
+
+    Args:
+        mated: (P,) similarities of same-person pairs.
+        quality_P2: of both photos of each, larger is better; equals are rejected in the order they come.
+        threshold: below it a pair is missed.
+        rejected: shares in [0, 1).
+
+    Returns:
+        FNMR for each share.
+    """
+    missed = (mated < threshold)[np.argsort(quality_P2.min(1), kind="stable")]
+    return np.array([missed[int(share * len(missed)) :].mean() for share in rejected])
 
 
 @dataclass(frozen=True)

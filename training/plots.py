@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +70,20 @@ def roc_curve(curve: Roc) -> Figure:
     axes.set_ylim(min(0.9, float(curve.tar[drawn][0]) - 0.05), 1.005)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.annotate(f"area {curve.auc:.4f}", (0.97, 0.05), xycoords="axes fraction", ha="right")
+    return figure
+
+
+def error_against_reject(
+    rejected: Floats, fnmr: Mapping[str, Floats], chance: tuple[Floats, Floats], title: str
+) -> Figure:
+    """FNMR over the share of comparisons rejected, a line a quality measure, and the band within which chance lies."""
+    figure, axes = _single(title, "comparisons rejected", "false non-match rate (FNMR)")
+    axes.fill_between(rejected, *chance, color=GREY, alpha=0.25, linewidth=0, label="chance, 95 %")
+    for (name, values), colour in zip(fnmr.items(), cycle((BLUE, VERMILION, GREEN, GREY))):
+        axes.plot(rejected, values, color=colour, label=name)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(frameon=False)
     return figure
 
 

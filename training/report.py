@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from models.pack import ModelPack
 
@@ -103,48 +105,117 @@ def terms_of(data: str) -> str:
     return "The terms of these photos were not stated (`--data-terms`): find them out before you give this pack away."
 
 
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a pack's metrics, as a person would read it. ``show`` raises KeyError where it was not measured."""
+
+    name: str
+    show: Callable[[Mapping[str, Any]], str]
+
+    def of(self, metrics: Mapping[str, Any]) -> str | None:
+        try:
+            return self.show(metrics)
+        except KeyError:
+            return None
+
+
 def rows(pack: ModelPack) -> list[tuple[str, str]]:
-    """The figures of a measured pack, as a person would read them; intervals only where they were measured."""
-    m = pack.metrics
-    view1, view2, wide, central, found = (
-        m[k] for k in ("lfw_view1", "lfw_view2", "lfw_open_set", "lfw_central_faces", "wider_val")
-    )
-    intervals = view2.get("intervals", {})
-    return [
-        (
-            "LFW View 2 accuracy",
-            f"{view2['accuracy']['mean']:.2%} ± {view2['accuracy']['std']:.2%}{interval(intervals.get('accuracy'), 2)}",
-        ),
-        (
-            "LFW View 2 TAR at FAR 0.1 %",
-            f"{view2['tar_at_far_1e3']:.1%}{interval(intervals.get('tar_at_far_1e3'), 1)}",
-        ),
-        ("LFW View 2 EER", f"{view2['eer']:.2%}{interval(intervals.get('eer'), 2)}"),
-        ("LFW View 2 photos without a face", str(view2["photos_without_face"])),
-        ("LFW View 1 test accuracy (its own best threshold)", f"{view1['accuracy']['mean']:.2%}"),
-        ("LFW open set rank-1", f"{wide['rank1']:.1%}{interval(wide.get('rank1_interval'), 1)}"),
-        *(
-            (
-                f"LFW open set FNIR at FPIR {float(rate):.1%}",
-                f"{fnir:.1%} (threshold {wide['thresholds'][rate]:.3f})"
-                f"{interval(wide.get('fnir_intervals', {}).get(rate), 1)}",
-            )
-            for rate, fnir in wide["fnir"].items()
-        ),
-        *(
-            (f"LFW open set FNIR at FPIR {float(rate):.1%} without five doubtful strangers", f"{fnir:.1%}")
-            for rate, fnir in wide.get("fnir_without_doubtful", {}).items()
-            if float(rate) <= 1e-3
-        ),
-        ("LFW central face found", f"{central['found']:.2%} of {central['photos']}"),
-        ("LFW median landmark error", f"{central['median_landmark_error']:.2%} of the eye distance"),
-        ("WIDER val recall, faces ≥ 32 px, as served", f"{found['recall']:.1%} at precision {found['precision']:.1%}"),
-        (
-            "WIDER val recall at precision 90 %",
-            f"{found['recall_at_precision_90']:.1%} "
-            f"(score {found['score_at_precision_90']:.2f}, {found['faces']} faces)",
-        ),
-    ] + [(f"{task.path.name}", f"{_megabytes(task.path):.2f} MB") for task in (pack.detection, pack.recognition)]
+    """The figures of a measured pack and its files' sizes; intervals only where they were measured."""
+    return measured(pack.metrics) + [
+        (task.path.name, f"{megabytes(task.path):.2f} MB") for task in (pack.detection, pack.recognition)
+    ]
+
+
+def measured(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures of :func:`training.evaluate.evaluate_pack`, straight from it or read from a manifest."""
+    plain = json.loads(json.dumps(metrics))
+    return [(measure.name, value) for measure in MEASURES if (value := measure.of(plain)) is not None]
+
+
+def _verification(key: str, digits: int) -> Callable[[Mapping[str, Any]], str]:
+    def show(metrics: Mapping[str, Any]) -> str:
+        view2 = metrics["lfw_view2"]
+        return f"{view2[key]:.{digits}%}{interval(view2.get('intervals', {}).get(key), digits)}"
+
+    return show
+
+
+def _accuracy(metrics: Mapping[str, Any]) -> str:
+    view2 = metrics["lfw_view2"]
+    ends = interval(view2.get("intervals", {}).get("accuracy"), 2)
+    return f"{view2['accuracy']['mean']:.2%} ± {view2['accuracy']['std']:.2%}{ends}"
+
+
+def _fnir(rate: str) -> Callable[[Mapping[str, Any]], str]:
+    def show(metrics: Mapping[str, Any]) -> str:
+        wide = metrics["lfw_open_set"]
+        ends = interval(wide.get("fnir_intervals", {}).get(rate), 1)
+        return f"{wide['fnir'][rate]:.1%} (threshold {wide['thresholds'][rate]:.3f}){ends}"
+
+    return show
+
+
+def _rank1(metrics: Mapping[str, Any]) -> str:
+    wide = metrics["lfw_open_set"]
+    return f"{wide['rank1']:.1%}{interval(wide.get('rank1_interval'), 1)}"
+
+
+def _wider(metrics: Mapping[str, Any]) -> str:
+    found = metrics["wider_val"]
+    ends = interval(found.get("intervals", {}).get("recall"), 1)
+    return f"{found['recall']:.1%} at precision {found['precision']:.1%}{ends}"
+
+
+def _wider_at(precision: int) -> Callable[[Mapping[str, Any]], str]:
+    key = f"at_precision_{precision}"
+
+    def show(metrics: Mapping[str, Any]) -> str:
+        found = metrics["wider_val"]
+        ends = interval(found.get("intervals", {}).get(f"recall_{key}"), 1)
+        return f"{found[f'recall_{key}']:.1%} (score {found[f'score_{key}']:.2f}, {found['faces']} faces){ends}"
+
+    return show
+
+
+def _landmarks(metrics: Mapping[str, Any]) -> str:
+    central = metrics["lfw_central_faces"]
+    ends = interval(central.get("landmark_error_interval"), 2)
+    return f"{central['median_landmark_error']:.2%} of the eye distance{ends}"
+
+
+def _sizes(metrics: Mapping[str, Any]) -> str:
+    return ", ".join(f"{size} px {share:.0%}" for size, share in metrics["face_sizes_found"].items())
+
+
+def _alarms(kind: str, of: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda metrics: f"{metrics['false_alarms'][kind]} of {metrics['false_alarms'][of]}"
+
+
+MEASURES: Final = (
+    Measure("LFW View 2 accuracy", _accuracy),
+    Measure("LFW View 2 TAR at FAR 0.1 %", _verification("tar_at_far_1e3", 1)),
+    Measure("LFW View 2 EER", _verification("eer", 2)),
+    Measure("LFW View 2 photos without a face", lambda m: str(m["lfw_view2"]["photos_without_face"])),
+    Measure("LFW View 1 test accuracy (its own best threshold)", lambda m: f"{m['lfw_view1']['accuracy']['mean']:.2%}"),
+    Measure("LFW open set rank-1", _rank1),
+    *(Measure(f"LFW open set FNIR at FPIR {float(rate):.1%}", _fnir(rate)) for rate in ("0.1", "0.01", "0.001")),
+    Measure(
+        "LFW open set FNIR at FPIR 0.1% without five doubtful strangers",
+        lambda m: f"{m['lfw_open_set']['fnir_without_doubtful']['0.001']:.1%}",
+    ),
+    Measure(
+        "LFW central face found",
+        lambda m: f"{m['lfw_central_faces']['found']:.2%} of {m['lfw_central_faces']['photos']}",
+    ),
+    Measure("LFW median landmark error", _landmarks),
+    Measure("WIDER val recall, faces ≥ 32 px, as served", _wider),
+    Measure("WIDER val recall at precision 90 %", _wider_at(90)),
+    Measure("WIDER val recall at precision 95 %", _wider_at(95)),
+    Measure("Faces found at 640 px, by their longer side", _sizes),
+    Measure("LFW photos upside down with a face reported", _alarms("upside_down", "upside_down_photos")),
+    Measure("Pictures of noise with a face reported", _alarms("noise", "noise_pictures")),
+    Measure("Textures with a face reported", _alarms("textures", "texture_pictures")),
+)
 
 
 def interval(ends: Sequence[float] | None, digits: int) -> str:
@@ -152,5 +223,5 @@ def interval(ends: Sequence[float] | None, digits: int) -> str:
     return "" if ends is None else f" (95 %: {ends[0]:.{digits}%} to {ends[1]:.{digits}%})"
 
 
-def _megabytes(path: Path) -> float:
+def megabytes(path: Path) -> float:
     return path.stat().st_size / 1e6

@@ -21,10 +21,8 @@ from models.runtime import Float, Network
 from training import distributed, plots
 from training.backbones import build_backbone
 from training.benchmarks import (
-    PARTS,
     Embed,
     LfwCrops,
-    Part,
     judge,
     judge_bin,
     judge_distractors,
@@ -39,7 +37,7 @@ from training.data.verification import read_bin
 from training.detection.data import load_annotated
 from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
 from training.detection.network import FaceDetector
-from training.evaluate import Embedder, evaluate_pack, read_pairs
+from training.evaluate import PARTS, Embedder, Part, evaluate_pack, read_pairs
 from training.export import Precision, export_detector, export_int8, export_recogniser
 from training.html_report import SAMPLE_CROPS, gather, headline_rows, write_report
 from training.loop import Checkpoint, Judge, fit, to_tensor

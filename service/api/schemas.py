@@ -217,6 +217,9 @@ class QualityOut(BaseModel):
     yaw: float
     pitch: float
     roll_deg: float
+    score: float = Field(
+        description="How usable for recognition, 0 to 1: size, sharpness, exposure and yaw. Nothing is decided by it."
+    )
     usable: bool = Field(description="Whether it passes the quality gate (the gallery's, else the default).")
     reasons: list[str] = Field(description="The values out of bounds.")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from models.alignment import TEMPLATE_XY, align
 from models.detection import Detector
-from models.quality import QualityGate, measure
+from models.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, QualityGate, measure
 
 
 def test_a_good_photo_passes(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
@@ -46,3 +49,48 @@ def test_pose_comes_from_the_landmarks() -> None:
 def test_small_faces_are_refused() -> None:
     measured = measure(np.full((112, 112, 3), 128, np.uint8), TEMPLATE_XY / 6)
     assert "eye_distance_px" in QualityGate().reasons(measured)
+
+
+GOOD = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
+
+
+def test_the_score_is_what_every_fault_leaves() -> None:
+    assert 0.95 < GOOD.score <= 1
+    small, turned = replace(GOOD, eye_distance_px=HALF_EYE_DISTANCE_PX), replace(GOOD, yaw=-HALF_YAW)
+    assert small.score == pytest.approx(GOOD.score / 2, rel=1e-3)
+    assert turned.score == pytest.approx(GOOD.score / 2, rel=1e-3)
+    assert turned.score == replace(GOOD, yaw=HALF_YAW).score
+    both = replace(small, yaw=HALF_YAW)
+    assert both.score == pytest.approx(GOOD.score / 4, rel=1e-3)
+    for name, values in {
+        "eye_distance_px": (1, 4, 12, 60),
+        "sharpness": (0.5, 1.5, 4, 15),
+        "brightness": (0, 20, 50, 125),
+        "contrast": (0, 5, 15, 55),
+        "yaw": (1, 0.7, 0.3, 0),
+    }.items():
+        scores = [replace(GOOD, **{name: float(value)}).score for value in values]
+        assert scores == sorted(scores), name
+        assert all(0 <= score <= 1 for score in scores), name
+    assert replace(GOOD, brightness=255.0).score == 0
+    assert replace(GOOD, pitch=1.0, roll_deg=90.0).score == GOOD.score
+
+
+def test_damage_lowers_the_score(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
+    (faces,) = detector.detect([astronaut])
+    points = faces.landmarks_xy[0]
+
+    def score(photo: NDArray[np.uint8], scale: float = 1.0) -> float:
+        return measure(align(photo, points[None] * scale)[0], points * scale).score
+
+    sound = score(astronaut)
+    assert sound > 0.9
+    assert measure(align(astronaut, points[None])[0], points).as_dict()["score"] == round(sound, 3)
+    for damaged in (
+        np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 12), np.uint8),
+        (astronaut * 0.15).astype(np.uint8),
+        (astronaut * 0.1 + 115).astype(np.uint8),
+    ):
+        assert score(damaged) < 0.7 * sound
+    tiny = np.asarray(cv2.resize(astronaut, None, fx=0.05, fy=0.05, interpolation=cv2.INTER_AREA), np.uint8)
+    assert score(tiny, 0.05) < 0.7 * sound

@@ -44,6 +44,13 @@ def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
         assert 0 <= y0 < y1 <= group.shape[0]
         assert len(face.landmarks) == 5
         assert face.embedding is None
+        assert 0 < face.quality.score <= 1
+
+
+def test_a_spoilt_photo_has_a_lower_quality_score(kith: Kith, astronaut: Photo) -> None:
+    (sound,), (dark,) = (kith.detect(jpeg(photo)).images for photo in (astronaut, (astronaut * 0.25).astype(np.uint8)))
+    assert sound.faces[0].quality.score > 0.9
+    assert dark.faces[0].quality.score < sound.faces[0].quality.score - 0.1
 
 
 def test_one_bad_photo_of_several_fails_alone(kith: Kith, astronaut: Photo) -> None:

@@ -35,6 +35,7 @@ from training.config import ConfigError
 from training.data.verification import VerificationSet, write_bin
 from training.evaluate import (
     DOUBTFUL_STRANGERS,
+    PARTS,
     Embedder,
     Embeddings,
     central_crops,
@@ -199,7 +200,7 @@ def test_parts_are_judged_on_their_own_photos(tmp_path: Path, rng: np.random.Gen
     crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
     crops[:, ::2] //= rng.integers(1, 9, (len(files), 1, 1, 3), dtype=np.uint8)
     found = np.arange(len(files)) != 4
-    lfw = LfwCrops(tmp_path, benchmarks.PARTS, files, crops, found)
+    lfw = LfwCrops(tmp_path, PARTS, files, crops, found)
     some = embed_lfw(mean_colours, lfw, parts=["view1"])
     lists = [read_pairs(tmp_path / f"pairsDev{kind}.txt") for kind in ("Train", "Test")]
     assert set(some.files) == {file for pairs in lists for file in (*pairs.first, *pairs.second)}

@@ -17,9 +17,9 @@ from scipy.stats import norm
 
 from tests.training.test_benchmarks import mean_colours, write_lists
 from training import html_report, plots
-from training.benchmarks import PARTS, LfwCrops, judge_embeddings
+from training.benchmarks import LfwCrops, judge_embeddings
 from training.config import ConfigError
-from training.evaluate import Embeddings, read_pairs
+from training.evaluate import PARTS, Embeddings, read_pairs
 from training.html_report import LfwEvidence, headline_rows, write_report
 from training.metrics import FnirCurve, Roc, fnir_curve, roc
 
@@ -174,6 +174,19 @@ def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], ND
     drawn = {(x, y) for x, y in line(plots.fnir_against_fpir(wide))}
     assert drawn == {(f, n) for f, n in zip(wide.fpir, wide.fnir, strict=True) if f > 0}
     assert line(plots.cmc_curve(np.array([0.5, 0.7, 0.9]))).tolist() == [[1, 0.5], [2, 0.7], [3, 0.9]]
+
+
+def test_error_against_reject_has_a_line_a_measure() -> None:
+    shares = np.array([0.0, 0.1, 0.2])
+    figure = plots.error_against_reject(
+        shares,
+        {"a": np.array([0.3, 0.2, 0.1]), "b": np.array([0.3, 0.3, 0.2])},
+        (shares + 0.1, shares + 0.3),
+        "Rejecting",
+    )
+    assert line(figure).tolist() == [[0, 0.3], [0.1, 0.2], [0.2, 0.1]]
+    assert line(figure, row=1).tolist() == [[0, 0.3], [0.1, 0.3], [0.2, 0.2]]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["chance, 95 %", "a", "b"]  # type: ignore[union-attr]
 
 
 def test_histograms_are_densities_of_both_kinds(pairs: tuple[NDArray[np.float64], NDArray[np.bool_]]) -> None:

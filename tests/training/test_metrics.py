@@ -19,10 +19,12 @@ from training.metrics import (
     distractor_identification,
     distractor_verification,
     equal_error_rate,
+    error_versus_reject,
     flip_average,
     fnir_at_fpir,
     fnir_curve,
     fold_accuracy,
+    fold_decisions,
     mate_ranks,
     open_set,
     roc,
@@ -299,3 +301,26 @@ def test_the_width_of_an_interval_is_the_textbooks(rng: np.random.Generator) -> 
     low, high = bootstrap(lambda rows: np.array([values[rows].mean(), -values[rows].mean()]), np.arange(2000))
     assert high[0] - low[0] == pytest.approx(2 * 1.96 * values.std() / math.sqrt(2000), rel=0.1)
     assert (low[1], high[1]) == (pytest.approx(-high[0]), pytest.approx(-low[0]))
+
+
+def test_decisions_of_folds_are_their_accuracy(
+    pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]],
+) -> None:
+    similarities, same, folds = pairs
+    decided = fold_decisions(similarities, same, folds)
+    for fold in range(10):
+        others = folds != fold
+        threshold = best_threshold(similarities[others], same[others])
+        assert np.array_equal(decided[~others], similarities[~others] >= threshold)
+    assert fold_accuracy(similarities, same, folds).mean == pytest.approx((decided == same).mean())
+
+
+def test_error_versus_reject_drops_the_worse_photo_first(rng: np.random.Generator) -> None:
+    similarities, quality = rng.normal(0.5, 0.2, 200), rng.permutation(400).reshape(200, 2).astype(float)
+    rows = sorted(range(200), key=lambda row: min(quality[row]))
+    expected = [
+        sum(similarities[row] < 0.4 for row in rows[dropped:]) / (200 - dropped) for dropped in (0, 10, 50, 199)
+    ]
+    assert error_versus_reject(similarities, quality, 0.4, (0, 0.05, 0.25, 0.995)) == pytest.approx(expected)
+    telling = np.stack([similarities, np.ones(200)], 1)
+    assert error_versus_reject(similarities, telling, np.quantile(similarities, 0.2), (0.25,)).tolist() == [0]

@@ -1,0 +1,310 @@
+"""Whether the quality score tells which photos fail: error-versus-reject curves on LFW, and degraded copies.
+
+The bundled pack's detector aligns; the bundled recogniser and the reference one judge, at the threshold of FMR 0.1 %
+among the photos judged. Settings were chosen on the people of View 1's training list; reported is everybody else.
+Prints, and writes bench/results/quality.md, .json and .png.
+
+    python -m bench.quality [--cache runs/cache]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.accuracy import RESULTS, ROOT, outside, say
+from models.alignment import align
+from models.pack import BUNDLED, ModelPack, RecognitionSpec, load_pack
+from models.quality import measure
+from models.runtime import Network
+from training import plots
+from training.evaluate import PARTS, Embedder, central_faces, files_of, people_of, read_pairs
+from training.metrics import Floats, Ints, bootstrap, error_versus_reject
+from training.remembered import Memory, digest
+
+MOST_PHOTOS: Final = 20
+"""Of one person: George W. Bush alone would otherwise have most of the pairs."""
+FMR: Final = 1e-3
+REJECTED: Final = (0.02, 0.05, 0.1, 0.2)
+HEADLINE: Final = REJECTED.index(0.05)
+CURVE: Final = tuple(np.linspace(0, 0.3, 61).tolist())
+ROUNDS: Final = 1000
+CURVE_ROUNDS: Final = 200
+DEGRADED_PAIRS: Final = 400
+SCORE, EYES = "quality score", "eye distance"
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """``similarities`` (P,) of mated pairs, ``pairs`` (P, 2) their photos' rows, ``owners`` (P,) whom each shows,
+    ``threshold`` of FMR 0.1 %; ``measures``: values of photos, larger is better."""
+
+    similarities: Floats
+    pairs: Ints
+    owners: NDArray[np.str_]
+    threshold: float
+    measures: Mapping[str, Floats]
+
+    def fnmr(self, values: Floats, rejected: Sequence[float], rows: Ints | slice = slice(None)) -> Floats:
+        return error_versus_reject(self.similarities[rows], values[self.pairs[rows]], self.threshold, rejected)
+
+    def by_chance(self, rejected: Sequence[float], rounds: int) -> Floats:
+        """(rounds, shares) FNMR when photos have random values."""
+        rng = np.random.default_rng(0)
+        photos = int(self.pairs.max()) + 1
+        return np.array([self.fnmr(rng.random(photos), rejected) for _ in range(rounds)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
+    )
+    cache = parser.parse_args().cache
+    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
+    if not (lfw / "images").is_dir():
+        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
+    bundled = load_pack(BUNDLED)
+    judges = [bundled]
+    if any(reference.glob("*.onnx")):
+        judges.append(replace(bundled, model_id="reference", recognition=load_pack(reference).recognition))
+    else:
+        say(f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled recogniser judges.")
+    figures: dict[str, Any] = {}
+    for judge in judges:
+        say(judge.model_id)
+        found = evidence(judge, lfw, others_than_view1(lfw), cache)
+        figures[f"{judge.model_id}, LFW"] = summary(found)
+        title = f"LFW with the worst photos rejected: {judge.model_id}"
+        (RESULTS / "quality.png").write_bytes(plots.png(curves(found, title)))
+    kinds, degraded = degraded_copies(bundled, lfw, cache)
+    figures[f"{bundled.model_id}, LFW View 1, one photo of each pair degraded"] = summary(degraded)
+    text = "\n\n".join([*(f"## {name}\n\n{table(rows)}" for name, rows in figures.items()), kinds_table(kinds)])
+    (RESULTS / "quality.md").write_text(
+        f"# The quality score\n\n`python -m bench.quality`\n\n{text}\n", encoding="utf-8"
+    )
+    (RESULTS / "quality.json").write_text(json.dumps({**figures, "kinds": kinds}, indent=1) + "\n", encoding="utf-8")
+    print(text)
+
+
+def others_than_view1(lfw: Path) -> list[str]:
+    """Up to twenty photos of everybody in LFW's lists who is not in View 1's training list."""
+    chosen_on = read_pairs(lfw / "pairsDevTrain.txt")
+    known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
+    by_person = defaultdict(list)
+    for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
+        by_person[file.split("/")[0]].append(file)
+    return [file for person, files in by_person.items() if person not in known for file in files[:MOST_PHOTOS]]
+
+
+def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> Evidence:
+    """All mated pairs among the photos of ``files`` that show a face; the threshold from all non-mated ones."""
+    embedder = Embedder(pack, cache_dir=cache)
+    embeddings = embedder.embeddings(files, lfw / "images")
+    vectors, people = embeddings.vectors[embeddings.found], people_of(files)[embeddings.found]
+    seen = list(central_faces(embedder.detector, files, lfw / "images"))
+    measures = {
+        SCORE: np.array([face.quality.score for face in seen]),
+        EYES: np.array([face.quality.eye_distance_px for face in seen]),
+        "yaw": -np.abs([face.quality.yaw for face in seen]),
+        "sharpness": np.array([face.quality.sharpness for face in seen]),
+        "contrast": np.array([face.quality.contrast for face in seen]),
+    }
+    mirrored = [embedder.recogniser.embed(np.ascontiguousarray(face.crop[None, :, ::-1]))[0] for face in seen]
+    measures["likeness to the mirror image"] = np.einsum("nd,nd->n", vectors, np.stack(mirrored), dtype=np.float64)
+    measures["length of the embedding"] = lengths(pack.recognition, [face.crop for face in seen], cache)
+    embedder.remember()
+    first, second = np.triu_indices(len(vectors), 1)
+    same = people[first] == people[second]
+    similarities = (vectors @ vectors.T)[first, second]
+    threshold = float(np.quantile(similarities[~same], 1 - FMR))
+    pairs = np.stack([first[same], second[same]], 1)
+    return Evidence(similarities[same].astype(np.float64), pairs, people[pairs[:, 0]], threshold, measures)
+
+
+def lengths(spec: RecognitionSpec, crops: Sequence[Image], cache: Path) -> Floats:
+    """(n,) of embeddings as the network gives them, of RGB crops of its own size."""
+    memory = Memory(cache / f"lengths-{spec.fingerprint()[:16]}.npz")
+    network = Network(spec.path)
+    keys = [digest(crop) for crop in crops]
+    for key, crop in zip(keys, crops, strict=True):
+        if key not in memory:
+            planes = (
+                crop.transpose(2, 0, 1)[None].astype(np.float32) - spec.normalisation.mean
+            ) / spec.normalisation.std
+            memory[key] = np.linalg.norm(network.run(np.asarray(planes, np.float32))[0], axis=-1).ravel()
+    memory.save()
+    return np.array([memory[key][0] for key in keys], np.float64)
+
+
+def summary(found: Evidence) -> dict[str, Any]:
+    """FNMR with nothing rejected and with each share rejected, by measure and by chance; and how far the score lies
+    below each at 5 %, with its interval over people."""
+    chance = found.by_chance(REJECTED, ROUNDS)
+    score = found.measures[SCORE]
+
+    def below(rows: Ints) -> Floats:
+        """The score's FNMR at 5 %: less that with none rejected (what chance keeps to), less the eye distance's."""
+        at = REJECTED[HEADLINE]
+        none, own = found.fnmr(score, (0.0, at), rows)
+        (eyes,) = found.fnmr(found.measures[EYES], (at,), rows)
+        return np.array([none - own, eyes - own])
+
+    everything = np.arange(len(found.pairs))
+    low, high = bootstrap(below, found.owners)
+    return {
+        "pairs": len(found.pairs),
+        "people": len(np.unique(found.owners)),
+        "threshold": found.threshold,
+        "fnmr": float((found.similarities < found.threshold).mean()),
+        "rejected": list(REJECTED),
+        "by": {name: found.fnmr(values, REJECTED).tolist() for name, values in found.measures.items()},
+        "chance": {
+            "mean": chance.mean(0).tolist(),
+            "least": np.quantile(chance, 0.025, axis=0).tolist(),
+            "most": np.quantile(chance, 0.975, axis=0).tolist(),
+        },
+        "score below": {
+            name: {"points": float(value), "interval": [float(low[i]), float(high[i])]}
+            for i, (name, value) in enumerate(zip(("none rejected", EYES), below(everything), strict=True))
+        },
+    }
+
+
+def curves(found: Evidence, title: str) -> plots.Figure:
+    chance = np.quantile(found.by_chance(CURVE, CURVE_ROUNDS), [0.025, 0.975], axis=0)
+    drawn = {name: found.fnmr(found.measures[name], CURVE) for name in (SCORE, EYES, "sharpness")}
+    return plots.error_against_reject(np.array(CURVE), drawn, (chance[0], chance[1]), title)
+
+
+def dark(gain: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(photo * gain, np.uint8)
+
+
+def flat(gain: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(photo * gain + 127 * (1 - gain), np.uint8)
+
+
+def bright(gain: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(np.clip(photo * float(gain), 0, 255), np.uint8)
+
+
+def blurred(sigma_px: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(cv2.GaussianBlur(photo, (0, 0), sigma_px), np.uint8)
+
+
+def shrunk(factor: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(
+        cv2.resize(photo, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA), np.uint8
+    )
+
+
+def noisy(sigma: float) -> Callable[[Image], Image]:
+    def change(photo: Image) -> Image:
+        values = photo + np.random.default_rng(0).normal(0, sigma, photo.shape)
+        return np.asarray(np.clip(values, 0, 255), np.uint8)
+
+    return change
+
+
+KINDS: Final[Mapping[str, Callable[[Image], Image]]] = {
+    "as it is": lambda photo: photo,
+    **{f"shrunk to {factor:g}": shrunk(factor) for factor in (0.4, 0.2, 0.14, 0.1)},
+    **{f"blurred by {sigma:g} px": blurred(sigma) for sigma in (2, 4, 6)},
+    **{f"darkened to {gain:g}": dark(gain) for gain in (0.4, 0.2, 0.1)},
+    **{f"contrast {gain:g}": flat(gain) for gain in (0.4, 0.2, 0.1)},
+    **{f"brightened by {gain:g}": bright(gain) for gain in (1.5, 2, 3, 5)},
+    **{f"noise of {sigma:g} grey levels": noisy(sigma) for sigma in (20, 40, 80)},
+}
+
+
+def degraded_copies(pack: ModelPack, lfw: Path, cache: Path) -> tuple[list[dict[str, Any]], Evidence]:
+    """What every kind of damage to one photo leaves of the similarity of View 1's mated pairs (less that of strangers),
+    beside the score; and the same pairs as evidence, each with one kind, in turn. Landmarks are the sound photo's."""
+    embedder = Embedder(pack, cache_dir=cache)
+    pairs = read_pairs(lfw / "pairsDevTrain.txt")
+    faces = {
+        face.file: face
+        for face in central_faces(embedder.detector, sorted({*pairs.first, *pairs.second}), lfw / "images")
+    }
+    seen = [row for row in np.flatnonzero(pairs.same) if pairs.first[row] in faces and pairs.second[row] in faces]
+    chosen = [seen[i] for i in np.linspace(0, len(seen) - 1, DEGRADED_PAIRS).astype(int)]
+    first, second = ([faces[files[row]] for row in chosen] for files in (pairs.first, pairs.second))
+    mates = embedder.recogniser.embed(np.stack([face.crop for face in second]))
+    similarities, qualities, strangers = {}, {}, 0.0
+    for name, change in KINDS.items():
+        changed = [change(face.photo) for face in first]
+        points = [f.landmarks_xy * (c.shape[0] / f.photo.shape[0]) for f, c in zip(first, changed, strict=True)]
+        crops = np.stack([align(photo, p[None])[0] for photo, p in zip(changed, points, strict=True)])
+        cosines = embedder.recogniser.embed(crops).astype(np.float64) @ mates.T
+        similarities[name] = np.diagonal(cosines)
+        qualities[name] = [measure(crop, p) for crop, p in zip(crops, points, strict=True)]
+        if name == "as it is":
+            strangers = float((cosines.sum() - np.trace(cosines)) / (cosines.size - len(cosines)))
+    embedder.remember()
+    sound = similarities["as it is"].mean() - strangers
+    kinds = [
+        {
+            "kind": name,
+            "similarity kept": float((values.mean() - strangers) / sound),
+            "score": float(np.median([q.score for q in qualities[name]])),
+            "eye distance": float(np.median([q.eye_distance_px for q in qualities[name]])),
+        }
+        for name, values in similarities.items()
+    ]
+    turn = [list(KINDS)[i % len(KINDS)] for i in range(len(chosen))]
+    mixed = [qualities[kind][i] for i, kind in enumerate(turn)] + [face.quality for face in second]
+    everybody = embedder.embeddings(sorted(faces), lfw / "images")
+    people = people_of(everybody.files)
+    non_mated = (everybody.vectors @ everybody.vectors.T)[people[:, None] != people[None]]
+    threshold = float(np.quantile(non_mated, 1 - FMR))
+    count = len(chosen)
+    return kinds, Evidence(
+        np.array([similarities[kind][i] for i, kind in enumerate(turn)]),
+        np.stack([np.arange(count), np.arange(count) + count], 1),
+        people_of([face.file for face in first]),
+        threshold,
+        {SCORE: np.array([q.score for q in mixed]), EYES: np.array([q.eye_distance_px for q in mixed])},
+    )
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = [["Rejected, worst first by", *(f"{share:.0%}" for share in REJECTED)], ["---"] * (1 + len(REJECTED))]
+    lines += [[name, *(f"{value:.2%}" for value in values)] for name, values in found["by"].items()]
+    chance = found["chance"]
+    spread = zip(chance["mean"], chance["least"], chance["most"], strict=True)
+    lines.append(["chance (95 % of draws)", *(f"{m:.2%} ({low:.2%} to {high:.2%})" for m, low, high in spread)])
+    below = [
+        f"{100 * gain['points']:.2f} points (95 % over people: {100 * gain['interval'][0]:.2f} to "
+        f"{100 * gain['interval'][1]:.2f}) below {'that of the eye distance' if name == EYES else name}"
+        for name, gain in found["score below"].items()
+    ]
+    about = (
+        f"FNMR at FMR 0.1 % (threshold {found['threshold']:.3f}) is {found['fnmr']:.2%} over {found['pairs']:,} mated "
+        f"pairs of {found['people']:,} people. At 5 % rejected by the score it is {', and '.join(below)}."
+    )
+    return about + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def kinds_table(kinds: Sequence[Mapping[str, Any]]) -> str:
+    head = (
+        "## What damage leaves\n\n| Damage | Similarity kept | Score | Eye distance, px |\n| --- | --- | --- | --- |\n"
+    )
+    return head + "\n".join(
+        f"| {k['kind']} | {k['similarity kept']:.0%} | {k['score']:.2f} | {k['eye distance']:.1f} |" for k in kinds
+    )
+
+
+if __name__ == "__main__":
+    main()

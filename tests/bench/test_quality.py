@@ -1,0 +1,41 @@
+"""The quality score tells on real photos which comparisons fail: better than chance, and than size alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.quality import EYES, SCORE, Evidence, evidence, others_than_view1
+from models.pack import ModelPack
+from training.evaluate import people_of, read_pairs
+
+PHOTOS_OF_ONE = 5
+REJECTED = 0.05
+
+
+@pytest.fixture(scope="module")
+def judged(data: Path, pack: ModelPack, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """A few photos of everybody whom no setting was chosen on and who has several."""
+    files = others_than_view1(data / "lfw")
+    people, counts = np.unique(people_of(files), return_counts=True)
+    several = set(people[counts > 1].tolist())
+    kept = [f for f in files if f.split("/")[0] in several and int(f[-8:-4]) <= PHOTOS_OF_ONE]
+    return evidence(pack, data / "lfw", kept, tmp_path_factory.mktemp("cache"))
+
+
+def test_nobody_is_judged_whom_settings_were_chosen_on(data: Path) -> None:
+    chosen_on = read_pairs(data / "lfw" / "pairsDevTrain.txt")
+    known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
+    assert known.isdisjoint(people_of(others_than_view1(data / "lfw")).tolist())
+
+
+def test_rejecting_the_worst_lowers_fnmr(judged: Evidence) -> None:
+    none, by_score = judged.fnmr(judged.measures[SCORE], (0, REJECTED))
+    (by_eyes,) = judged.fnmr(judged.measures[EYES], (REJECTED,))
+    by_chance = judged.by_chance((REJECTED,), 200)[:, 0]
+    assert len(judged.pairs) > 1000
+    assert by_chance.mean() == pytest.approx(none, abs=0.005)
+    assert by_score < np.quantile(by_chance, 0.025)
+    assert by_score < by_eyes
