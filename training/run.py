@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from models.alignment import align
 from models.detection import Canvas, Detector, lay_out
-from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, write_pack
+from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, update_manifest, write_pack
 from models.recognition import Recogniser, unit
 from models.runtime import Float, Network
 from training import distributed, plots
@@ -43,8 +44,8 @@ from training.html_report import SAMPLE_CROPS, gather, headline_rows, write_repo
 from training.loop import Checkpoint, Judge, fit, to_tensor
 from training.losses import build_head
 from training.objective import build_objective, check_objective
-from training.recipes import compared
-from training.report import write_model_card
+from training.recipes import RECIPES, compared
+from training.report import check_provenance, write_model_card
 from training.runs import (
     CHECKPOINT,
     CONFIG,
@@ -277,12 +278,14 @@ def make_pack(
     note: str = "",
     terms: str | None = None,
     precision: Precision = "fp16",
+    log: str | None = None,
 ) -> ModelPack:
     """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
 
     Args:
         detector: a finished detector run, or a pack whose detector is taken over.
         terms: of the recogniser's data, for the card.
+        log: for the card, where it is told what was tried.
 
     Raises:
         ConfigError: a run is unfinished or absent.
@@ -313,16 +316,65 @@ def make_pack(
             "parity_worst_cosine": cosine,
         },
         "detector": detector_provenance,
+        "note": note,
+        "log": log,
     }
     dimension = config.backbone.embedding_dim
     draft = write_pack(output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {})
     evidence = _calibration(draft, data / "lfw")
-    metrics = evaluate_pack(draft, data)
+    metrics = evaluate_pack(draft, data, cache_dir=recogniser.parent / "cache")
     pack = write_pack(
         output, name, display_name, detector_file, recogniser_file, dimension, evidence, provenance, metrics
     )
-    write_model_card(pack, note)
-    return load_pack(output)
+    write_model_card(pack, departures(provenance["recogniser"]["run"]))
+    return pack
+
+
+def refresh_pack(
+    directory: Path, data: Path, cache_dir: Path, note: str | None = None, log: str | None = None
+) -> ModelPack:
+    """Measure a pack whose networks are there, and write its figures and its card anew; ``note`` and ``log`` replace
+    those of the card where they are given.
+
+    Raises:
+        PackError: the pack has no manifest version 2.
+        ConfigError: the manifest does not tell from which run and data the pack came.
+    """
+    pack = load_pack(directory)
+    check_provenance(pack)
+    said = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
+    metrics = evaluate_pack(pack, data, cache_dir=cache_dir)
+    measured = update_manifest(pack.directory, {**pack.provenance, **said}, metrics)
+    write_model_card(measured, departures(pack.provenance["recogniser"]["run"]))
+    return measured
+
+
+def departures(run: Mapping[str, Any]) -> list[str]:
+    """What ``--set`` must say for the recipe to give a run, as a pack tells of it: ``section.key=value``."""
+    name = run["name"]
+    if name not in RECIPES:
+        return []
+    # Any folder will do for the data, which the command names by itself.
+    plain = {**_flat(RECIPES[name](Path(), Path(name)).shareable()), "data.root": run["data"]["root"]}
+    changed = {key: value for key, value in _flat(run).items() if plain.get(key) != value}
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            # A head's and a term's options are set as if they were its own keys.
+            found |= _flat(value, prefix if key == "options" else f"{prefix}{key}.")
+        elif key == "terms":
+            for term in value:
+                found[f"terms.{term['name']}"] = term["weight"]
+                found |= _flat(term["options"], f"terms.{term['name']}.")
+        elif key == "validation":
+            found[key] = ",".join(value)
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _export_detector(run: Path, data: Path, path: Path, name: str, normalisation: Normalisation) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from models.detection import Detector
+from models.pack import ModelPack
 from models.runtime import Network
 from training.backbones import ThinIResNet
 from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, assign, box_overlap
 from training.evaluate import read_pairs
-from training.export import Embed, ParityError, export_detector, export_int8, export_recogniser
+from training.export import Embed, ParityError, export_detector, export_int8, export_recogniser, widen
 from training.loop import to_tensor
 
 
@@ -33,6 +34,17 @@ def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random
     with torch.no_grad():
         expected = backbone.eval()(crops).numpy()
     assert np.allclose(network.run(crops.numpy())[0], expected, atol=0.02)
+
+
+def test_widened_weights_compute_the_same(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    widen(pack.recognition.path, tmp_path / "wide.onnx")
+    graph = onnx.load(str(tmp_path / "wide.onnx")).graph
+    assert {tensor.data_type for tensor in graph.initializer} & {onnx.TensorProto.FLOAT16} == set()
+    assert "Cast" not in {node.op_type for node in graph.node}
+    assert (tmp_path / "wide.onnx").stat().st_size > 1.8 * pack.recognition.path.stat().st_size
+    crops = rng.normal(size=(3, 3, 112, 112)).astype(np.float32)
+    halved, wide = (Network(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
+    assert wide == pytest.approx(halved, abs=1e-5)
 
 
 def test_nothing_is_written_where_onnx_disagrees(
