@@ -351,3 +351,23 @@ def write_pack(
         manifest.unlink()
         raise
     return pack
+
+
+def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelPack:
+    """Write what is newly known of a pack whose networks stay; read it back.
+
+    Raises:
+        PackError: the pack has no manifest version 2.
+    """
+    manifest = directory / MANIFEST
+    if not manifest.is_file():
+        raise PackError(
+            MANIFEST, f"does not exist in {directory}: an unversioned directory has nowhere to keep figures"
+        )
+    document = {**_read_json(manifest), "provenance": provenance, "metrics": metrics}
+    if document.get("manifest_version") != MANIFEST_VERSION:
+        raise PackError("manifest_version", f"must be {MANIFEST_VERSION}")
+    partial = manifest.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    partial.replace(manifest)
+    return load_pack(directory)

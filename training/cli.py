@@ -16,7 +16,7 @@ from rich.table import Table
 
 from models.detection import Detector
 from models.errors import ModelError
-from models.pack import BUNDLED, ModelPack, load_pack
+from models.pack import BUNDLED, load_pack
 from models.runtime import Network, available_cores
 from training import distributed, figures
 from training.config import ConfigError, DataConfig, RunConfig
@@ -36,6 +36,7 @@ from training.run import (
     judge_others,
     make_pack,
     measure_pack,
+    refresh_pack,
     report_run,
     train_detector,
     train_recogniser,
@@ -248,12 +249,18 @@ def pack(
     data_terms: Annotated[
         str | None, typer.Option(help="For the model card: the terms of the training photos.")
     ] = None,
+    log: Annotated[str | None, typer.Option(help="For the model card: where it is told what was tried.")] = None,
+    centre: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the mean embedding to take off every embedding.")
+    ] = 0.0,
 ) -> None:
     """Export two runs, calibrate, measure, and write the pack with its model card."""
     if (detector is None) == (detector_of is None):
         raise ConfigError("name either --detector (a run) or --detector-of (a pack)")
     source = detector or load_pack(detector_of or BUNDLED)
-    made = make_pack(recogniser, source, data, output, name, display_name, note, data_terms, _precision(precision))
+    made = make_pack(
+        recogniser, source, data, output, name, display_name, note, data_terms, _precision(precision), log, centre
+    )
     _print(rows(made))
 
 
@@ -282,6 +289,9 @@ def evaluate(
     ijb: Annotated[Path | None, typer.Option(help="A folder as IJB-B and IJB-C are shared.")] = None,
     probes: Annotated[Path | None, typer.Option(help="MegaFace's protocol: a folder of photos per person...")] = None,
     distractors: Annotated[Path | None, typer.Option(help="...and one of people who are none of them.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Of a pack: write its figures and its card anew.")] = False,
+    note: Annotated[str | None, typer.Option(help="With --refresh: the card's note.")] = None,
+    log: Annotated[str | None, typer.Option(help="With --refresh: where it is told what was tried.")] = None,
 ) -> None:
     """Measure a run on LFW, or a pack on LFW and WIDER FACE; either on other benchmarks too."""
     if data is None and not (bins or ijb or probes):
@@ -292,12 +302,16 @@ def evaluate(
     is_run = (what / CONFIG).is_file()
     if not is_run and (flip or pack != BUNDLED):
         raise ConfigError("--flip and --pack are for runs: a pack is measured as it is served")
+    if refresh and (is_run or data is None or view1):
+        raise ConfigError("--refresh writes a pack's figures anew: name a pack and --data, without --view1")
+    if not refresh and (note is not None or log is not None):
+        raise ConfigError("--note and --log are for --refresh")
     cache = (what.parent if is_run else Path("runs")) / "cache"
     figures: list[tuple[str, str]] = []
     if data is not None and is_run:
         figures += report_run(what, data, load_pack(pack).detection, report, flip, view1)
     elif data is not None:
-        figures += _measured(load_pack(what), data, view1)
+        figures += rows(refresh_pack(what, data, cache, note, log)) if refresh else _measured(what, data, view1, cache)
         if report is not None:
             write_pack_report(report, load_pack(what), data / "lfw", cache)
     if bins or ijb or probes:
@@ -307,8 +321,9 @@ def evaluate(
     _print(figures)
 
 
-def _measured(pack: ModelPack, data: Path, view1: bool) -> list[tuple[str, str]]:
-    metrics = evaluate_pack(pack, data, view1_only=view1)
+def _measured(what: Path, data: Path, view1: bool, cache: Path) -> list[tuple[str, str]]:
+    pack = load_pack(what)
+    metrics = evaluate_pack(pack, data, view1, cache)
     if not view1:
         return rows(replace(pack, metrics=metrics))
     result = metrics["lfw_view1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from models.pack import ModelPack
 from models.quality import Quality, measure
 from models.recognition import Recogniser
 from models.runtime import Float, Network
+from training.breakdown import Split, WorstPairs, splits, worst_pairs
 from training.config import ConfigError
 from training.data.identities import read_rgb
 from training.detection.evaluation import evaluate_detection
@@ -31,6 +33,7 @@ from training.metrics import (
     equal_error_rate,
     fnir_at_fpir,
     fold_accuracy,
+    fold_decisions,
     open_set,
     roc,
     search,
@@ -332,6 +335,26 @@ def files_of(lfw: Path, part: Part) -> set[str]:
     return {file for pairs in lists for file in (*pairs.first, *pairs.second)}
 
 
+def split_view2(detector: Detector, embeddings: Embeddings, pairs: Pairs, lfw: Path) -> list[Split]:
+    """View 2's pairs by what their photos are like, as this detector sees them."""
+    similarities = embeddings.similarities(pairs)
+    files = sorted({*pairs.first, *pairs.second})
+    return splits(
+        fold_decisions(similarities, pairs.same, pairs.folds),
+        pairs.same,
+        pairs.first,
+        pairs.second,
+        {face.file: face.quality for face in central_faces(detector, files, lfw / "images")},
+        Counter(people_of(embeddings.files).tolist()),
+    )
+
+
+def worst_of(embeddings: Embeddings, pairs: Pairs) -> WorstPairs:
+    """The pairs that similarities get most wrong."""
+    seen = embeddings.found[embeddings.rows(pairs.first)] & embeddings.found[embeddings.rows(pairs.second)]
+    return worst_pairs(embeddings.similarities(pairs), pairs.same, pairs.first, pairs.second, seen)
+
+
 def evaluate_pack(
     pack: ModelPack, data: Path, view1_only: bool = False, cache_dir: Path | None = None
 ) -> dict[str, Any]:
@@ -343,7 +366,10 @@ def evaluate_pack(
     embeddings = embedder.embeddings(sorted(set().union(*(files_of(lfw, part) for part in parts))), lfw / "images")
     report: dict[str, Any] = {"lfw_view1": asdict(verify(embeddings, read_pairs(lfw / "pairsDevTest.txt")))}
     if not view1_only:
-        report["lfw_view2"] = asdict(verify(embeddings, read_pairs(lfw / "pairs.txt")))
+        pairs = read_pairs(lfw / "pairs.txt")
+        report["lfw_view2"] = asdict(verify(embeddings, pairs))
+        report["lfw_splits"] = [asdict(split) for split in split_view2(embedder.detector, embeddings, pairs, lfw)]
+        report["lfw_worst_pairs"] = asdict(worst_of(embeddings, pairs))
         report["lfw_open_set"] = asdict(identify(embeddings, read_open_set(lfw / "openset_protocol.json")))
         report |= evaluate_detection(embedder.detector, data)
     embedder.remember()

@@ -38,6 +38,20 @@ class ParityError(RuntimeError):
     """onnxruntime and torch disagree; the message says where and by how much. No file was written."""
 
 
+class Centred(nn.Module):
+    """A network whose embeddings have a constant (D,) taken off: where all faces share most of an embedding, cosines
+    differ more without a part of it."""
+
+    def __init__(self, network: nn.Module, offset_D: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("offset", offset_D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x) - self.offset
+        return out
+
+
 def export_recogniser(
     backbone: nn.Module,
     crops_BCHW: Tensor,
@@ -186,6 +200,24 @@ def store(source: Path, target: Path, metadata: dict[str, str], halved: bool = T
     del graph.metadata_props[:], graph.value_info[:], model.metadata_props[:]
     helper.set_model_props(model, metadata)
     model.producer_name = "kith-train"
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(target))
+
+
+def widen(source: Path, target: Path) -> None:
+    """Write a network whose weights :func:`store` halved with weights in fp32: what a runtime makes of it when it loads
+    it, so that it computes the same."""
+    model = onnx.load(str(source))
+    graph = model.graph
+    halved = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    casts = [node for node in graph.node if node.op_type == "Cast" and node.input[0] in halved]
+    for node in casts:
+        tensor = halved[node.input[0]]
+        graph.initializer.append(
+            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), node.output[0])
+        )
+        graph.initializer.remove(tensor)
+        graph.node.remove(node)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(target))
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.pack import ModelPack
+from training.config import ConfigError
 
 CARD = """# {name}
 
 {display_name}: a compact face detector, and a face recogniser ({backbone}, {dimension} dimensions). This card is
-written by `kith-train pack` from the measurements of that run.
+written by `kith-train pack`, and by `kith-train evaluate --refresh`, from what was measured.
 
 ## Made from
 
@@ -24,24 +25,28 @@ written by `kith-train pack` from the measurements of that run.
   and landmarks by YuNet). Both sets are for non-commercial research.
 - Calibration: LFW View 1 ({calibration_images:,} photos of {calibration_people:,} people, {impostor_pairs:,} impostor
   and {genuine_pairs:,} genuine pairs). No network has been trained on a photo of LFW.
-- Sets of celebrities share people: some that it was learned from are surely in LFW too. Figures on LFW may be a little
-  better for it than on strangers to both.
 
 **Terms: at most non-commercial research**, as those of the data it was learned from.
+
+**People who may be in both.** The figures below are taken on LFW, whose 5,749 people are public figures with their
+names. Sets of celebrities share people with it, and CelebA's identities are numbers without names, so that nobody can
+take the shared ones out: some of the people it was learned from are surely in LFW too, though none of LFW's photos was
+used knowingly. Figures on LFW may therefore be better than on people it has never seen, by an amount that is not known.
 
 ## Commands
 
 ```
 kith-train detector --data DATA --output runs/detector
 kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
-kith-train run {recipe} --data DATA/{data} --output runs/{recipe}
+kith-train run {recipe} --data DATA/{data}{taught} --output runs/{recipe}{settings}
 kith-train pack --recogniser runs/{recipe} --detector runs/detector-polished --data DATA \\
-    --output models/packs/{name}
+    --output models/packs/{name}{packing}
 ```
 
 {note}## Figures
 
-Everything goes through the pack's own detector and alignment, as served; nothing is flip-averaged.
+Everything goes through the pack's own detector and alignment, as served; nothing is flip-averaged. Intervals are 95 %,
+over people on LFW and over photos on WIDER.
 
 | Measure | Value |
 |---|---|
@@ -50,27 +55,61 @@ Everything goes through the pack's own detector and alignment, as served; nothin
 View 2 is LFW's ten-fold protocol, each fold judged by the threshold of the other nine; a photo without a detected face
 counts as similar to nobody. Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds
 by hindsight. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean over five points
-against YuNet's, in eye distances.
+against YuNet's, in eye distances. Upside down, noise, textures: what is reported there is of no use.
 
-## Where it fails
+{splits}## Where it fails
 
-- It was learned from {images:,} crops: recognisers learned from millions are far better. Faces unlike those it was
-  learned from (with CelebA: children, the old, people who are not light-skinned) must be expected to do worse; LFW
-  cannot show by how much.
-- The detector misses faces under about 16 pixels, upside-down and masked faces, and many strong profiles.
+{worst}- It was learned from {images:,} crops: recognisers learned from millions are far better. Faces unlike those it
+  was learned from (with CelebA: children, the old, people who are not light-skinned) must be expected to do worse. LFW
+  says of nobody how old, of what sex or colour they are, and has few children and few people over eighty: it cannot
+  show by how much, and the figures above must not be read as if they held for everyone.
+{sizes}- The detector misses masked faces and many strong profiles. What it finds upside down has landmarks of no use.
 - Its landmarks were learned from YuNet's, which differ from themselves by 5 to 8 % of the eye distance when a photo is
   shifted, mirrored or scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
 
 ## Not for
 
-Deciding alone about anybody's rights, access or freedom; surveillance; emergencies; commercial use. Use it to see how
-Kith works, then serve a pack whose data and terms fit your purpose.
+- Deciding alone about anybody's rights, access, money, work or freedom: it mistakes people for others, at rates stated
+  above, and for some groups surely more often than for others.
+- Watching people in public, or looking for people who have not agreed to be looked for.
+- Guessing age, sex, origin, health or feelings: it knows nothing of them.
+- Proof of identity: it cannot tell a person from a picture of that person.
+- Emergencies, and whatever is commercial: its data do not allow it.
+
+Use it to see how Kith works, then serve a pack whose data and terms fit your purpose.
+"""
+SPLITS = """Split by what LFW lets one split, View 2 at the thresholds of its folds. A pair stands where its worse photo
+does, in thirds; FNMR is the share of same-person pairs that are missed, FMR that of strangers taken for one.
+
+| By | Part | Pairs | Accuracy | FNMR | FMR |
+|---|---|---|---|---|---|
+{rows}
+
+By fold: {folds}.
+
+"""
+WORST = """- The pairs of View 2 that it gets most wrong, by LFW's file names (some of LFW's labels are wrong):
+
+  | Similarity | Truth | Photos |
+  |---|---|---|
+{rows}
+
 """
 
 
-def write_model_card(pack: ModelPack, note: str = "") -> None:
-    """Write MODEL_CARD.md from the pack's own provenance, calibration and metrics; ``note`` tells what the commands
-    do not."""
+FOUND_ENOUGH: Final = 0.9
+
+
+def check_provenance(pack: ModelPack) -> None:
+    """Raises ConfigError where the manifest lacks what a card tells of the pack's origin."""
+    told = pack.provenance.get("recogniser", {})
+    if pack.calibration is None or not {"run", "data"} <= set(told):
+        raise ConfigError(f"{pack.model_id} does not say from which run and data it was made: no card can be written")
+
+
+def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
+    """Write MODEL_CARD.md from the pack's own provenance, calibration and metrics; ``settings``: in what its run
+    differs from the recipe."""
     calibration = pack.calibration or {}
     run: dict[str, Any] = pack.provenance["recogniser"]["run"]
     data: dict[str, Any] = pack.provenance["recogniser"]["data"]
@@ -80,21 +119,73 @@ def write_model_card(pack: ModelPack, note: str = "") -> None:
             name=pack.model_id,
             display_name=pack.display_name,
             recipe=run["name"],
-            note=f"{textwrap.fill(note, 120)}\n\n" if note else "",
+            settings="".join(f" \\\n    --set {setting}" for setting in settings),
+            note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _told(pack)),
             images=data["images"],
             people=data["people"],
             data=run["data"]["root"],
             backbone=run["backbone"]["name"],
             dimension=pack.recognition.dimension,
             teacher=f"taught by {teacher}" if teacher else "from scratch, no teacher",
+            packing=f" --centre {centre:g}" if (centre := pack.provenance["recogniser"].get("centre", 0.0)) else "",
+            taught=f" --teacher {teacher}" if teacher else "",
             terms=textwrap.fill(data["terms"] or terms_of(run["data"]["root"]), 118, subsequent_indent="  "),
             calibration_images=calibration["images"],
             calibration_people=calibration["people"],
             impostor_pairs=calibration["impostor_pairs"],
             genuine_pairs=calibration["genuine_pairs"],
             rows="\n".join(f"| {name} | {value} |" for name, value in rows(pack)),
+            splits=_splits(pack.metrics),
+            worst=_worst(pack.metrics),
+            sizes=_missed_sizes(pack.metrics),
         ),
         encoding="utf-8",
+    )
+
+
+def _told(pack: ModelPack) -> list[str]:
+    """What the commands do not tell, and where to read on."""
+    note, log = pack.provenance.get("note"), pack.provenance.get("log")
+    return [text for text in (note, f"What was tried on the way, and what it gave: {log}" if log else None) if text]
+
+
+def _splits(metrics: Mapping[str, Any]) -> str:
+    if "lfw_splits" not in metrics:
+        return ""
+    lines = []
+    for split in metrics["lfw_splits"]:
+        fnmr, fmr = ("-" if rate is None else f"{rate:.1%}" for rate in (split["fnmr"], split["fmr"]))
+        accuracy = f"{split['accuracy']:.1%}{interval(split['interval'], 1)}"
+        lines.append(f"| {split['by']} | {split['part']} | {split['pairs']} | {accuracy} | {fnmr} | {fmr} |")
+    folds = ", ".join(f"{accuracy:.1%}" for accuracy in metrics["lfw_view2"]["accuracy"]["folds"])
+    return SPLITS.format(rows="\n".join(lines), folds=folds)
+
+
+def _worst(metrics: Mapping[str, Any]) -> str:
+    if "lfw_worst_pairs" not in metrics:
+        return ""
+    lines = [
+        f"  | {similarity:.3f} | {truth} | {Path(first).name}, {Path(second).name} |"
+        for kind, truth in (("mated", "same person"), ("non_mated", "different people"))
+        for first, second, similarity in metrics["lfw_worst_pairs"][kind]
+    ]
+    return WORST.format(rows="\n".join(lines))
+
+
+def _missed_sizes(metrics: Mapping[str, Any]) -> str:
+    few = [
+        f"{size} ({share:.0%})" for size, share in metrics.get("face_sizes_found", {}).items() if share < FOUND_ENOUGH
+    ]
+    if not few:
+        return ""
+    return (
+        textwrap.fill(
+            "- In one pass at 640 pixels the detector finds fewer than nine in ten faces whose longer side has so many "
+            f"pixels: {', '.join(few)}.",
+            120,
+            subsequent_indent="  ",
+        )
+        + "\n"
     )
 
 
@@ -163,7 +254,7 @@ def _rank1(metrics: Mapping[str, Any]) -> str:
 def _wider(metrics: Mapping[str, Any]) -> str:
     found = metrics["wider_val"]
     ends = interval(found.get("intervals", {}).get("recall"), 1)
-    return f"{found['recall']:.1%} at precision {found['precision']:.1%}{ends}"
+    return f"{found['recall']:.1%}{ends} at precision {found['precision']:.1%}"
 
 
 def _wider_at(precision: int) -> Callable[[Mapping[str, Any]], str]:

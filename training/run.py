@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from models.alignment import STANDARD, Alignment, align, recut
 from models.detection import Canvas, Detector, lay_out
-from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, write_pack
+from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, update_manifest, write_pack
 from models.recognition import Recogniser, unit
 from models.runtime import Float, Network
 from training import distributed, plots
@@ -38,13 +39,13 @@ from training.detection.data import load_annotated
 from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
 from training.detection.network import FaceDetector
 from training.evaluate import PARTS, Embedder, Part, evaluate_pack, read_pairs
-from training.export import Precision, export_detector, export_int8, export_recogniser
+from training.export import Centred, Precision, export_detector, export_int8, export_recogniser
 from training.html_report import SAMPLE_CROPS, gather, headline_rows, write_report
 from training.loop import Checkpoint, Judge, fit, to_tensor
 from training.losses import build_head
 from training.objective import build_objective, check_objective
-from training.recipes import compared
-from training.report import write_model_card
+from training.recipes import RECIPES, compared
+from training.report import check_provenance, write_model_card
 from training.runs import (
     CHECKPOINT,
     CONFIG,
@@ -59,6 +60,7 @@ from training.runs import (
 Crops = NDArray[np.uint8]
 PARITY_IMAGES = 32
 INT8_CALIBRATION_IMAGES = 256
+MEAN_IMAGES = 2000
 VIEW1: tuple[Part, ...] = ("view1",)
 DETECTOR_PARITY_SIDE_PX = 384
 
@@ -282,12 +284,16 @@ def make_pack(
     note: str = "",
     terms: str | None = None,
     precision: Precision = "fp16",
+    log: str | None = None,
+    centre: float = 0.0,
 ) -> ModelPack:
     """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its card.
 
     Args:
         detector: a finished detector run, or a pack whose detector is taken over.
         terms: of the recogniser's data, for the card.
+        log: for the card, where it is told what was tried.
+        centre: how much of the mean embedding of the run's crops is taken off every embedding, in [0, 1].
 
     Raises:
         ConfigError: a run is unfinished or absent.
@@ -295,6 +301,8 @@ def make_pack(
     """
     output.mkdir(parents=True, exist_ok=True)
     config, backbone = load_run(recogniser)
+    if centre:
+        backbone = Centred(backbone, centre * _mean_embedding(config, backbone)).eval()
     detector_file, recogniser_file = output / "detector.onnx", output / "recogniser.onnx"
     normalisation = Normalisation(127.5, 128.0)
     if isinstance(detector, ModelPack):
@@ -315,19 +323,71 @@ def make_pack(
             "run": config.shareable(),
             "data": _counted(config, terms),
             "precision": precision,
+            "centre": centre,
             "parity_worst_cosine": cosine,
         },
         "detector": detector_provenance,
+        "note": note,
+        "log": log,
     }
     dimension = config.backbone.embedding_dim
     draft = write_pack(output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {})
     evidence = _calibration(draft, data / "lfw")
-    metrics = evaluate_pack(draft, data)
+    metrics = evaluate_pack(draft, data, cache_dir=recogniser.parent / "cache")
     pack = write_pack(
         output, name, display_name, detector_file, recogniser_file, dimension, evidence, provenance, metrics
     )
-    write_model_card(pack, note)
-    return load_pack(output)
+    write_model_card(pack, departures(provenance["recogniser"]["run"]))
+    return pack
+
+
+def refresh_pack(
+    directory: Path, data: Path, cache_dir: Path, note: str | None = None, log: str | None = None
+) -> ModelPack:
+    """Measure a pack whose networks are there, and write its figures and its card anew; ``note`` and ``log`` replace
+    those of the card where they are given.
+
+    Raises:
+        PackError: the pack has no manifest version 2.
+        ConfigError: the manifest does not tell from which run and data the pack came.
+    """
+    pack = load_pack(directory)
+    check_provenance(pack)
+    said = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
+    metrics = evaluate_pack(pack, data, cache_dir=cache_dir)
+    measured = update_manifest(pack.directory, {**pack.provenance, **said}, metrics)
+    write_model_card(measured, departures(pack.provenance["recogniser"]["run"]))
+    return measured
+
+
+def departures(run: Mapping[str, Any]) -> list[str]:
+    """What ``--set`` must say for the recipe to give a run, as a pack tells of it: ``section.key=value``."""
+    name = run["name"]
+    if name not in RECIPES:
+        return []
+    # Any folder will do for the data and the teacher, which the command names by itself.
+    teacher = run["distill"]["teacher"]
+    recipe = RECIPES[name](Path(), Path(name), Path() if teacher else None)
+    plain = {**_flat(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
+    changed = {key: value for key, value in _flat(run).items() if plain.get(key) != value}
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            # A head's and a term's options are set as if they were its own keys.
+            found |= _flat(value, prefix if key == "options" else f"{prefix}{key}.")
+        elif key == "terms":
+            for term in value:
+                found[f"terms.{term['name']}"] = term["weight"]
+                found |= _flat(term["options"], f"terms.{term['name']}.")
+        elif key == "validation":
+            found[key] = ",".join(value)
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
@@ -339,6 +399,13 @@ def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
         "calibration": _calibration(pack, data / "lfw"),
         "metrics": evaluate_pack(pack, data),
     }
+
+
+@torch.no_grad()
+def _mean_embedding(config: RunConfig, backbone: nn.Module) -> Tensor:
+    """(D,) mean over crops of all people, as they are, before normalisation."""
+    crops = to_tensor(_spread(load_identities(config.data, config.output.parent / "cache").crops_NHWC, MEAN_IMAGES))
+    return torch.cat([backbone(crops[i : i + 128]).float() for i in range(0, len(crops), 128)]).mean(0)
 
 
 def _export_detector(run: Path, data: Path, path: Path, name: str, normalisation: Normalisation) -> dict[str, Any]:

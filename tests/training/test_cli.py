@@ -34,6 +34,8 @@ def call(*words: object) -> None:
         (("evaluate", "."), "name something to measure on"),
         (("evaluate", ".", "--probes", "."), "go together"),
         (("evaluate", ".", "--bin", "a.bin", "--flip"), "are for runs"),
+        (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh writes a pack's figures"),
+        (("evaluate", ".", "--data", ".", "--note", "a note"), "are for --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16, int8"),
         (("pack", "--recogniser", ".", "--data", ".", "--output", "p"), "either --detector"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "no loss softmaxx"),

@@ -9,12 +9,13 @@ import onnx
 import pytest
 import torch
 
+from models.pack import ModelPack
 from models.runtime import Network
 from training.backbones import ThinIResNet
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, assign, box_overlap
 from training.evaluate import read_pairs
-from training.export import Embed, ParityError, export_detector, export_int8, export_recogniser
+from training.export import Centred, Embed, ParityError, export_detector, export_int8, export_recogniser, widen
 from training.loop import to_tensor
 
 
@@ -30,6 +31,17 @@ def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random
     with torch.no_grad():
         expected = backbone.eval()(crops).numpy()
     assert np.allclose(network.run(crops.numpy())[0], expected, atol=0.02)
+
+
+def test_widened_weights_compute_the_same(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    widen(pack.recognition.path, tmp_path / "wide.onnx")
+    graph = onnx.load(str(tmp_path / "wide.onnx")).graph
+    assert {tensor.data_type for tensor in graph.initializer} & {onnx.TensorProto.FLOAT16} == set()
+    assert "Cast" not in {node.op_type for node in graph.node}
+    assert (tmp_path / "wide.onnx").stat().st_size > 1.8 * pack.recognition.path.stat().st_size
+    crops = rng.normal(size=(3, 3, 112, 112)).astype(np.float32)
+    halved, wide = (Network(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
+    assert wide == pytest.approx(halved, abs=1e-5)
 
 
 def test_nothing_is_written_where_onnx_disagrees(
@@ -102,3 +114,15 @@ def test_int8_is_quartered_and_judged_by_a_benchmark(tmp_path: Path, rng: np.ran
     with pytest.raises(ParityError, match=r"int8 has accuracy 89\.40%, fp32 90\.00%"):
         export_int8(backbone, crops, crops, tmp_path / "r.onnx", {}, accuracy)
     assert [p.name for p in tmp_path.iterdir()] == ["whole.onnx"]
+
+
+def test_a_constant_is_taken_off_every_embedding(tmp_path: Path, rng: np.random.Generator) -> None:
+    crops = to_tensor(rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8))
+    backbone = ThinIResNet(8, widths=(16, 16, 16), depths=(1, 1, 1)).eval()
+    offset = torch.arange(8.0)
+    export_recogniser(Centred(backbone, offset).eval(), crops, tmp_path / "net.onnx", {}, "fp32")
+    with torch.no_grad():
+        plain = backbone(crops)
+    np.testing.assert_allclose(
+        Network(tmp_path / "net.onnx").run(crops.numpy())[0], (plain - offset).numpy(), atol=1e-3
+    )

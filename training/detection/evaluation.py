@@ -133,7 +133,7 @@ def _rates(matches: Sequence[Matches], served: float) -> Floats:
 class CentralFaces:
     """How often LFW's central face is found (IoU 0.3 with the reference box), and by how much the landmarks differ
     from the reference's: the mean over five points, in eye distances; median over photos, with its 95 % interval over
-    people."""
+    people; NaN where none was found."""
 
     photos: int
     found: float
@@ -175,6 +175,8 @@ def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path
         off = np.linalg.norm(faces.landmarks_xy[int(overlap.argmax())] - reference.points_xy, axis=1)
         errors.append(off.mean() / distance)
         people.append(reference.file.split("/")[0])
+    if not errors:
+        return CentralFaces(len(references), 0.0, float("nan"), (float("nan"), float("nan")))
     found = np.array(errors)
     low, high = bootstrap(lambda rows: np.array([np.median(found[rows])]), np.array(people))
     ends = (float(low[0]), float(high[0]))
