@@ -116,7 +116,7 @@ def test_pull_list_show_verify_and_serve(
     assert json.loads(models("show", "mirrored", "--json"))["pulled"]["files"]["recogniser.onnx"] == found
     assert "LFW View 2 accuracy" in models("show", "kith-compact")
 
-    assert "embeddings have 256 dimensions" in models("verify")
+    assert f"embeddings have {load_pack(BUNDLED).recognition.dimension} dimensions" in models("verify")
     recogniser = tmp_path / "data" / "models" / "mirrored" / "recogniser.onnx"
     recogniser.write_bytes(recogniser.read_bytes()[:-1] + b"x")
     damaged = json.loads(models("verify", "mirrored", "--json", code=1))["mirrored"]

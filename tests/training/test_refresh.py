@@ -75,7 +75,7 @@ def test_a_card_tells_splits_and_worst_pairs_and_what_was_set(copy: Path) -> Non
     assert "{" not in card
 
 
-def test_commands_name_what_differs_from_the_recipe() -> None:
+def test_commands_name_what_differs_from_the_recipe(tmp_path: Path) -> None:
     plain = RECIPES["compact"](Path(), Path("runs/x"), None)
     assert departures(plain.shareable()) == []
     other = replace(
@@ -89,7 +89,7 @@ def test_commands_name_what_differs_from_the_recipe() -> None:
     again = plain.overridden(dict(setting.split("=", 1) for setting in named))
     assert again == other
     assert departures({**plain.shareable(), "name": "another"}) == []
-    taught = RECIPES["distilled"](Path(), Path("runs/x"), Path("/"))
+    taught = RECIPES["distilled"](Path(), Path("runs/x"), tmp_path)
     assert departures(taught.shareable()) == []  # the command names the teacher by itself
 
 
