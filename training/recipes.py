@@ -25,7 +25,7 @@ Recipe = Callable[[Path, Path, Path | None], RunConfig]
 def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """The bundled recogniser: a thin IResNet that learns the embeddings of dlib's network, without labels.
 
-    42,000 crops teach a network little about who is who, but let it ask another one about any face: a third of an
+    42,000 crops teach a network little about who is who, but let it ask another one about any face: two in five of an
     epoch's are blends of two people. Sharp crops come twice, since probes are sharper than most of CelebA here.
     ``scale`` is what gives dlib's coordinates a standard deviation of 1 on these crops.
 
