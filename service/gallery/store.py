@@ -39,6 +39,7 @@ from service.gallery.subjects import (
     GallerySettings,
     Idempotent,
     NewTemplate,
+    Snapshot,
     Subject,
     SubjectFilter,
     Template,
@@ -360,6 +361,26 @@ class Store:
                 [{"gallery_pk": gallery.pk, "template_pk": pk, "subject_pk": subject_pk} for pk in doomed],
             )
         return len(doomed)
+
+    def snapshot(self, gallery: Gallery) -> Snapshot:
+        """All templates at one moment."""
+        last = sa.select(sa.func.coalesce(sa.func.max(changes.c.sequence), 0)).where(changes.c.gallery_pk == gallery.pk)
+        query = (
+            sa.select(templates.c.pk, templates.c.subject_pk, templates.c.vector, templates.c.quality)
+            .where(templates.c.gallery_pk == gallery.pk)
+            .order_by(templates.c.subject_pk, templates.c.pk)
+        )
+        with self._read() as connection:
+            sequence = connection.execute(last).scalar_one()
+            rows = connection.execute(query).all()
+        vectors = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE).reshape(-1, gallery.dimension)
+        return Snapshot(
+            sequence,
+            np.array([row.pk for row in rows], np.int64),
+            np.array([row.subject_pk for row in rows], np.int64),
+            vectors.astype(np.float32),
+            np.array([(row.quality or {}).get("score", np.nan) for row in rows], np.float32),
+        )
 
     # The change log
 

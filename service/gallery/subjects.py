@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
@@ -77,6 +80,21 @@ class Change:
     template_pk: int
     subject_pk: int
     vector: Float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Every template of a gallery as of one ``sequence`` of its change log, by subject and then by age.
+
+    template_pks, subject_pks: (m,); vectors: (m, d) of unit norm; qualities: (m,) scores in [0, 1], NaN where a
+    template is a bare embedding.
+    """
+
+    sequence: int
+    template_pks: NDArray[np.int64]
+    subject_pks: NDArray[np.int64]
+    vectors: Float
+    qualities: Float
 
 
 @dataclass(frozen=True)

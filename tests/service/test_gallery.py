@@ -99,6 +99,21 @@ def test_pages_are_complete_and_in_order(store: Store, gallery: Gallery) -> None
     assert [s.id for s in tagged] == ["s0", "s2", "s4", "s6"]
 
 
+def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    empty = store.snapshot(gallery)
+    assert (empty.sequence, empty.vectors.shape) == (0, (0, DIMENSION))
+    vectors = unit(rng.normal(size=(3, DIMENSION)))
+    good = NewTemplate(uuid.uuid4().hex, vectors[0], "photo", {"score": 0.75})
+    store.enrol(gallery, "b", [good], None)
+    store.enrol(gallery, "a", [template(vectors[1])], None)
+    store.enrol(gallery, "b", [template(vectors[2])], None)
+    taken = store.snapshot(gallery)
+    assert np.array_equal(taken.vectors, vectors[[0, 2, 1]])
+    assert taken.subject_pks[0] == taken.subject_pks[1] != taken.subject_pks[2]
+    np.testing.assert_allclose(taken.qualities, [0.75, np.nan, np.nan])
+    assert taken.sequence == 3
+
+
 def test_an_idempotency_key_stores_once(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
     (vector,) = unit(rng.normal(size=(1, DIMENSION)))
     keyed = Idempotent("k", "d", "first")
