@@ -17,11 +17,11 @@ from models.pack import BUNDLED, ModelPack, load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration, histogram
 from models.runtime import Network
+from models.tails import fit_tail
 from service.client import Kith
 from service.demo import package_file
 from service.server import embedded
 from service.settings import Settings, load_settings
-from training.calibrate import fit_tail
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,5 +152,7 @@ def calibration() -> Calibration:
     """Simulated evidence: strangers at N(0, 0.1), mates at N(0.6, 0.15)."""
     rng = np.random.default_rng(1)
     impostors = rng.normal(0, 0.1, 1_000_000)
-    tail, _ = fit_tail(np.sort(impostors)[::-1][:20_000], len(impostors))
+    start = float(np.quantile(impostors, 0.999))
+    beyond = impostors[impostors > start] - start
+    tail = fit_tail(beyond, np.ones(len(beyond)), start, 0.001)
     return Calibration(histogram(impostors), histogram(rng.normal(0.6, 0.15, 20_000)), tail)

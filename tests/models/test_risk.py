@@ -13,15 +13,17 @@ from scipy import stats
 
 from models.errors import PackError
 from models.pack import ModelPack
+from models.recognition import unit
 from models.risk import (
     BIN_COUNT,
     MIN_SUPPORT,
     Calibration,
-    Tail,
     fmr_for_fpir,
     fpir_from_fmr,
 )
-from training.calibrate import calibrate, fit_tail
+from models.runtime import Float
+from models.tails import Tail, fit_tail
+from training.calibrate import calibrate
 
 
 def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:
@@ -97,7 +99,8 @@ def test_the_tail_never_ends() -> None:
     """Bounded scores have a fit that ends; what is kept must not promise that strangers end there."""
     rng = np.random.default_rng(2)
     scores = np.sort(rng.uniform(0, 0.5, 1_000_000))[::-1]
-    tail, _ = fit_tail(scores[:20_000], len(scores))
+    beyond = scores[:20_000] - scores[20_000]
+    tail = fit_tail(beyond, np.ones(len(beyond)), float(scores[20_000]), 0.02)
     assert tail.exceedance(0.51) > 0
 
 
@@ -113,6 +116,39 @@ def test_calibration_counts_each_pair_once() -> None:
     assert document["largest_impostors"][0] == pytest.approx(max(loop), abs=1e-4)
     read = Calibration.from_document(document)
     assert read.fmr(0.2).value == pytest.approx(np.mean(np.array(loop) >= 0.2), rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.15])
+def test_a_fit_finds_the_tail_it_was_drawn_from(shape: float) -> None:
+    excesses = stats.genpareto.rvs(shape, scale=0.04, size=20_000, random_state=5)
+    tail = fit_tail(excesses, np.ones(len(excesses)), 0.3, 0.01)
+    assert tail.scale == pytest.approx(0.04, rel=0.05)
+    assert tail.shape == pytest.approx(shape, abs=0.03)
+    # Counting a score twice is as weighing it 2.
+    twice = fit_tail(np.repeat(excesses, 2), np.ones(2 * len(excesses)), 0.3, 0.01)
+    weighed = fit_tail(excesses, np.full(len(excesses), 2.0), 0.3, 0.01)
+    assert (twice.shape, twice.scale) == pytest.approx((weighed.shape, weighed.scale), rel=1e-3)
+
+
+def people(rng: np.random.Generator, count: int, images: int = 1, dimension: int = 32) -> tuple[Float, list[str]]:
+    """Unit vectors of people in a cone, some of whom resemble everybody: pairs are not independent."""
+    common = np.ones(dimension)
+    centres = rng.normal(size=(count, dimension)) + rng.gamma(4, 0.12, size=(count, 1)) * common
+    vectors = np.repeat(centres, images, 0) + 0.3 * rng.normal(size=(count * images, dimension))
+    return unit(vectors), [str(i // images) for i in range(count * images)]
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(11)
+    many, names = people(rng, 5000)
+    truth = Calibration.from_document(calibrate(many, [*names[:-1], names[0]], "truth"))
+    points = [truth.threshold_at_fmr(r).similarity for r in (0.03, 0.003)]
+    held = []
+    for _ in range(60):
+        vectors, labels = people(rng, 150, 2)
+        found = Calibration.from_document(calibrate(vectors, labels, "sample"))
+        held += [(r := found.fmr(t)).low <= truth.fmr(t).value <= r.high for t in points]
+    assert 0.9 <= np.mean(held) <= 0.995
 
 
 def test_too_few_pairs_are_refused() -> None:
