@@ -2,16 +2,17 @@
 
 ``manifest.json`` is InsightFace's model-package manifest version 2, so that ``insightface.app.FaceAnalysis`` loads the
 directory as it is; our own keys (``provenance``, ``metrics``, ``calibration``) ride beside its. Directories without
-such a manifest are routed by :mod:`models.legacy`.
+such a manifest are routed by :mod:`models.legacy`; their calibration lies beside the networks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -20,6 +21,8 @@ from models.errors import PackError
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
+CALIBRATION: Final = "calibration.json"
+"""Where calibrations are written; an unversioned directory has its own under this name too."""
 MAX_NUMBER: Final = 1e6
 LICENSE_FILE: Final = "MODEL.LICENSE"
 BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
@@ -134,7 +137,7 @@ def load_pack(directory: Path) -> ModelPack:
     # Imported here: only unversioned packs need the onnx package, which costs 30 MB of memory.
     from models.legacy import route_directory
 
-    return route_directory(directory)
+    return _calibrated(route_directory(directory), CALIBRATION if (directory / CALIBRATION).is_file() else None)
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -159,9 +162,6 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     tasks = _object(document, "tasks", "tasks")
     detection = _object(tasks, "detection", "tasks.detection")
     recognition = _object(tasks, "recognition", "tasks.recognition")
-    calibration = document.get("calibration")
-    if calibration is not None:
-        calibration = _read_json(_file(directory, calibration, "calibration", ".json"))
     pack = ModelPack(
         directory=directory,
         model_id=model_id,
@@ -181,13 +181,27 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
             dimension=_positive(recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension"),
             preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
         ),
-        calibration=calibration,
         provenance=_optional_object(document, "provenance"),
         metrics=_optional_object(document, "metrics"),
     )
     if pack.detection.path == pack.recognition.path:
         raise PackError("tasks.recognition.file", "is the detector's file")
-    return pack
+    return _calibrated(pack, document.get("calibration"))
+
+
+def _calibrated(pack: ModelPack, file: Any) -> ModelPack:
+    """With the calibration that lies in ``file``, which must be of the pack's own recogniser where it names one."""
+    if file is None:
+        return pack
+    calibration = _read_json(_file(pack.directory, file, "calibration", ".json"))
+    measured = calibration.get("recogniser")
+    if measured is not None and measured != (own := pack.recognition.fingerprint()):
+        raise PackError(
+            "calibration",
+            f"{file} was measured with another recogniser ({str(measured)[:12]}..., this one is {own[:12]}...): "
+            "measure it again with `kith-train calibrate`, or remove it",
+        )
+    return replace(pack, calibration=calibration)
 
 
 def _text(document: Mapping[str, Any], key: str, name: str) -> str:
@@ -315,7 +329,7 @@ def write_pack(
     Raises:
         PackError: what was written would not load; the files are left for inspection, the manifest is removed.
     """
-    (directory / "calibration.json").write_text(json.dumps(calibration) + "\n", encoding="utf-8")
+    (directory / CALIBRATION).write_text(json.dumps(calibration) + "\n", encoding="utf-8")
     document = {
         "manifest_version": MANIFEST_VERSION,
         "model_id": model_id,
@@ -338,7 +352,7 @@ def write_pack(
                 "embedding_dimension": dimension,
             },
         },
-        "calibration": "calibration.json",
+        "calibration": CALIBRATION,
         "provenance": provenance,
         "metrics": metrics,
     }
@@ -367,7 +381,36 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     document = {**_read_json(manifest), "provenance": provenance, "metrics": metrics}
     if document.get("manifest_version") != MANIFEST_VERSION:
         raise PackError("manifest_version", f"must be {MANIFEST_VERSION}")
-    partial = manifest.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    partial.replace(manifest)
+    _replace(manifest, json.dumps(document, indent=2))
     return load_pack(directory)
+
+
+def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> ModelPack:
+    """Give a pack another calibration; read it back. Whoever loads the pack meanwhile gets the old or the new one.
+
+    Raises:
+        PackError: the calibration is of another recogniser, or the directory cannot be written to; the pack is as it
+            was.
+    """
+    measured = calibration.get("recogniser")
+    if measured != pack.recognition.fingerprint():
+        raise PackError("calibration", "was measured with another recogniser")
+    manifest = pack.directory / MANIFEST
+    document = _read_json(manifest) if manifest.is_file() else {}
+    try:
+        _replace(pack.directory / CALIBRATION, json.dumps(calibration))
+        if document.get("manifest_version") == MANIFEST_VERSION and document.get("calibration") != CALIBRATION:
+            _replace(manifest, json.dumps({**document, "calibration": CALIBRATION}, indent=2))
+    except OSError as error:
+        raise PackError("calibration", f"cannot be written into {pack.directory} ({error.strerror})") from error
+    return load_pack(pack.directory)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -111,6 +111,14 @@ def _where(logs: Floats, rate: float) -> float:
     return high
 
 
+@dataclass(frozen=True)
+class Mated:
+    """Same-person similarities at or above a threshold: their mean and standard deviation."""
+
+    mean: float
+    deviation: float
+
+
 class Calibration:
     """What a recogniser's scores mean, from histograms of impostor and genuine pairs and a fitted tail.
 
@@ -168,6 +176,17 @@ class Calibration:
     def fnmr(self, t: float) -> float:
         """FNMR(t), counted."""
         return 1.0 - float(np.interp(t, EDGES, self._genuine_above)) / self.genuine_pairs
+
+    def mated_above(self, t: float) -> Mated | None:
+        """What same-person similarities at or above ``t`` are like, to a bin's width; None where fewer than 30 pairs
+        are so similar."""
+        row = max(0, math.ceil((min(t, 1.0) + 1) / BIN_WIDTH - 1e-6))
+        counts = -np.diff(self._genuine_above[row:])
+        if counts.sum() < MIN_SUPPORT:
+            return None
+        centres = -1 + BIN_WIDTH * (np.arange(row, BIN_COUNT) + 0.5)
+        mean = float(np.average(centres, weights=counts))
+        return Mated(mean, float(np.average((centres - mean) ** 2, weights=counts)) ** 0.5)
 
     def threshold_at_fnmr(self, rate: float) -> float:
         """The largest similarity that at most ``rate`` of the same-person pairs fall below."""

@@ -22,12 +22,14 @@ from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
+from service.drift import Watches
 from service.gallery.faiss_index import FaissIndex
 from service.gallery.follower import Followers
 from service.gallery.store import Store, open_engine
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
 from service.settings import Settings
+from service.telemetry import Telemetry
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -48,6 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
         store = Store(open_engine(settings.sql_url))
         followers = Followers(store, FaissIndex)
+        watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
@@ -66,7 +69,16 @@ def create_app(settings: Settings) -> FastAPI:
                     threads,
                 )
                 app.state.context = Context(
-                    settings, pack, detection, recognition, recogniser, store, followers, pipeline
+                    settings,
+                    pack,
+                    detection,
+                    recognition,
+                    recogniser,
+                    store,
+                    followers,
+                    pipeline,
+                    watches,
+                    Telemetry(watches),
                 )
                 log.info("serving %s on %s", pack.model_id, recognition.providers[0])
                 yield

@@ -22,7 +22,7 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         None,
         min_length=1,
-        description="Required of every request to /v1 when set, as bearer token or X-API-Key header.",
+        description="Required of every request to /v1 and /metrics when set, as bearer token or X-API-Key header.",
     )
     allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")

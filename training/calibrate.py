@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from models.risk import BIN_COUNT, EDGES, MIN_SUPPORT, bins, histogram
+from models.risk import BIN_COUNT, EDGES, MIN_SUPPORT, Calibration, bins, histogram
 from models.runtime import Float
 from models.tails import Tail, fit_tail
 
 TAIL_QUANTILE = 0.999
 LARGEST_KEPT = 1000
 ROWS_AT_ONCE = 256
-COARSE_STEP = 10
+IMPOSTORS_NEEDED: Final = 10_000
+GENUINE_NEEDED: Final = MIN_SUPPORT
+SAME_PHOTO: Final = 0.9999
+"""Nobody looks so alike on two photos: it is one photo, copied or saved again."""
+REPORTED_RATES: Final = (1e-2, 1e-3, 1e-4, 1e-5)
+COARSE_STEP: Final = 10
 """Bins between two similarities at which the uncertainty is kept."""
-COARSE_EDGES = EDGES[::COARSE_STEP]
+COARSE_EDGES: Final = EDGES[::COARSE_STEP]
 
 
 def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any]:
-    """Compare everybody with everybody and return calibration.json's document.
+    """Compare everybody with everybody and return calibration.json's document. Photos that occur twice count once, and
+    not at all where the copies are filed under different people.
 
     Args:
         vectors: (n, d) unit vectors.
@@ -34,15 +42,15 @@ def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any
         ValueError: too few pairs of either kind for a tail.
     """
     who = np.unique(np.asarray(labels), return_inverse=True)[1]
+    kept_rows = distinct(vectors, who)
+    copies = len(vectors) - len(kept_rows)
+    vectors, who = vectors[kept_rows], who[kept_rows]
     impostor_counts, genuine_counts = histogram(np.empty(0)), histogram(np.empty(0))
     exceeding = np.zeros((who.max() + 1, len(COARSE_EDGES)))
     compared = np.zeros(who.max() + 1)
     largest = np.empty(0, np.float32)
     kept = max(LARGEST_KEPT, int(len(vectors) ** 2 * (1 - TAIL_QUANTILE)))
-    for start in range(0, len(vectors), ROWS_AT_ONCE):
-        block = vectors[start : start + ROWS_AT_ONCE]
-        similarity = np.clip(block @ vectors.T, -1, 1)
-        rows = np.arange(start, start + len(block))
+    for rows, similarity in _similarities(vectors):
         upper = np.arange(len(vectors))[None] > rows[:, None]
         same = who[rows][:, None] == who[None]
         impostors = similarity[upper & ~same]
@@ -51,9 +59,13 @@ def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any
         np.add.at(exceeding, who[rows], _reached(similarity, ~same))
         np.add.at(compared, who[rows], (~same).sum(1))
         largest = np.sort(np.concatenate([largest, impostors]))[::-1][:kept]
-    pairs = int(impostor_counts.sum())
-    if pairs < 10_000 or not genuine_counts.sum():
-        raise ValueError(f"{pairs} impostor and {int(genuine_counts.sum())} genuine pairs are too few to calibrate")
+    pairs, genuine_pairs = int(impostor_counts.sum()), int(genuine_counts.sum())
+    if pairs < IMPOSTORS_NEEDED or genuine_pairs < GENUINE_NEEDED:
+        raise ValueError(
+            f"{len(vectors)} usable photos of {len(np.unique(who))} people give {pairs:,} pairs of different people "
+            f"and {genuine_pairs:,} of the same, too few to calibrate: {IMPOSTORS_NEEDED:,} and {GENUINE_NEEDED} are "
+            "needed, as 75 people with two photos each give"
+        )
     tail = _tail(largest.astype(np.float64), pairs)
     known_at, variances = _variances(exceeding, compared)
     independent = 1 / float(np.interp(tail.start, known_at, variances))
@@ -63,8 +75,9 @@ def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any
         "date": date.today().isoformat(),
         "people": len(np.unique(who)),
         "images": len(vectors),
+        "copies": copies,
         "impostor_pairs": pairs,
-        "genuine_pairs": int(genuine_counts.sum()),
+        "genuine_pairs": genuine_pairs,
         "histograms": {"impostor": impostor_counts.tolist(), "genuine": genuine_counts.tolist()},
         "largest_impostors": [round(float(v), 5) for v in largest[:LARGEST_KEPT]],
         "tail": {**vars(tail), "errors": _standard_errors(tail, independent)},
@@ -79,6 +92,54 @@ def _reached(similarity: Float, chosen: NDArray[np.bool_]) -> NDArray[np.float64
     counts = np.bincount(cells[chosen], minlength=len(coarse) * BIN_COUNT // COARSE_STEP)
     counts = counts.reshape(len(coarse), -1)[:, ::-1].cumsum(1)[:, ::-1]
     return np.concatenate([counts, np.zeros((len(coarse), 1))], 1)
+
+
+def distinct(vectors: Float, who: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+    """Rows of (n, d) unit vectors that are photos of their own: the first of several copies of a photo; none of them
+    where they show one face under several people's names, for then it is not known who that is.
+
+    A copy kept would be a pair of similarity 1: as genuine it promises too much; as impostor, with the other photos of
+    whom it shows, it is the whole tail.
+    """
+    pairs = [
+        np.column_stack([rows[near], found])
+        for rows, similarity in _similarities(vectors)
+        for near, found in [np.nonzero(similarity > SAME_PHOTO)]
+    ]
+    first, second = np.concatenate(pairs).T if pairs else np.empty((2, 0), np.intp)
+    graph = coo_array((np.ones(len(first), bool), (first, second)), shape=(len(vectors),) * 2)
+    photo = connected_components(graph, directed=False)[1]
+    people_of_photo = np.bincount(np.unique(np.column_stack([photo, who]), axis=0)[:, 0])
+    first_rows = np.unique(photo, return_index=True)[1]
+    return np.asarray(first_rows[people_of_photo == 1])
+
+
+def _similarities(vectors: Float) -> Iterator[tuple[NDArray[np.intp], Float]]:
+    """Some rows at a time, with their (r, n) cosines to all."""
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        block = vectors[start : start + ROWS_AT_ONCE]
+        yield np.arange(start, start + len(block)), np.clip(block @ vectors.T, -1, 1)
+
+
+def described(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a calibration says, as a person would read it."""
+    calibration = Calibration.from_document(document)
+    counts = [
+        (name.replace("_", " ").capitalize(), f"{document[name]:,}")
+        for name in ("people", "images", "photos_without_face", "copies", "impostor_pairs", "genuine_pairs")
+        if name in document
+    ]
+    at_rates = []
+    for rate in REPORTED_RATES:
+        threshold = calibration.threshold_at_fmr(rate)
+        if threshold.similarity > 1:
+            at_rates.append((f"Threshold at FMR {rate:g}", "out of reach: identical vectors are not rare enough"))
+            continue
+        mark = " (extrapolated)" if threshold.extrapolated else ""
+        missed = calibration.fnmr(threshold.similarity)
+        at_rates.append((f"Threshold at FMR {rate:g}", f"{threshold.similarity:.3f}{mark}, FNMR {missed:.2%}"))
+    middle = calibration.equal_error_threshold()
+    return [*counts, *at_rates, ("EER", f"{calibration.fnmr(middle):.2%} (threshold {middle:.3f})")]
 
 
 def _tail(largest: NDArray[np.float64], pairs: int) -> Tail:

@@ -1,4 +1,4 @@
-"""``kith-train``: look at data, train, resume, compare, draw, export, measure, pack."""
+"""``kith-train``: look at data, train, resume, compare, draw, export, measure, calibrate, pack."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from models.errors import ModelError
 from models.pack import BUNDLED, load_pack
 from models.runtime import Network, available_cores
 from training import distributed, figures
+from training.calibrate import described
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.preflight import contact_sheet, preflight
 from training.detection.fit import POLISH, DetectorLoopConfig
@@ -29,8 +30,8 @@ from training.loop import Checkpoint
 from training.losses import HEADS, TERMS, bounds, options_of
 from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
 from training.report import rows
-from training.run import compare as compare_losses
 from training.run import (
+    calibrate_pack,
     embed_of,
     export_run,
     judge_others,
@@ -41,6 +42,7 @@ from training.run import (
     train_detector,
     train_recogniser,
 )
+from training.run import compare as compare_losses
 from training.runs import CONFIG, read_run
 from training.state import NonFiniteLossError
 
@@ -275,6 +277,22 @@ def measure(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
     _print(rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"])))
+
+
+@app.command()
+def calibrate(
+    pack: Annotated[Path, typer.Argument(help="A pack, or an unversioned directory of ONNX files.")],
+    data: Annotated[Path, typer.Option(help=IDENTITIES, exists=True)],
+    folder: Folder = False,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Photos are aligned 112x112 crops already.")] = False,
+    max_photos_per_person: Annotated[int | None, typer.Option(min=2, help="Of people with more, so many.")] = None,
+    note: Annotated[str, typer.Option(help="For the record: what these photos are.")] = "",
+) -> None:
+    """Let a pack answer at a risk: compare everybody with everybody of your own people, and write what that shows."""
+    records = data.suffix == ".rec"
+    config = DataConfig(data, None if folder or records else "manifest.csv", aligned=aligned or records, min_images=1)
+    done = calibrate_pack(pack, config, max_photos_per_person, note)
+    _print(described(done.calibration or {}))
 
 
 @app.command()

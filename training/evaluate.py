@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.alignment import Alignment, align
+from models.alignment import CROP_SIZE_PX, Alignment, align, recut
 from models.detection import Detector
 from models.pack import ModelPack
 from models.quality import Quality, measure
@@ -21,7 +22,7 @@ from models.recognition import Recogniser
 from models.runtime import Float, Network
 from training.breakdown import Split, WorstPairs, splits, worst_pairs
 from training.config import ConfigError
-from training.data.identities import read_rgb
+from training.data.identities import IdentityList, in_threads, read_rgb
 from training.detection.evaluation import evaluate_detection
 from training.metrics import (
     Floats,
@@ -42,6 +43,8 @@ from training.metrics import (
 from training.remembered import RememberingDetector, RememberingRecogniser
 
 BATCH = 32
+PEOPLE_BATCH: Final = 8
+"""People's own photos may be large."""
 DOUBTFUL_STRANGERS: Final = frozenset(
     {"Sung_Hong_Choi", "Wang_Nan", "Mireya_Elisa_Moscoso_Rodriguez", "John_Gruden", "Carlos_Ruckauf"}
 )
@@ -122,9 +125,44 @@ class Embedder:
             found[rows] = True
         return vectors, found
 
+    def embed_people(
+        self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool
+    ) -> tuple[Float, NDArray[np.bool_]]:
+        """:meth:`embed` for some rows of a list of people's photos, by the largest face of each; ``aligned`` ones are
+        crops already.
+
+        Raises:
+            ConfigError: a photo cannot be read, or is no crop.
+        """
+        vectors = np.zeros((len(rows), self.recogniser.dimension), np.float32)
+        found = np.zeros(len(rows), bool)
+        images = in_threads(listed.read, rows.tolist())
+        for start in tqdm(range(0, len(rows), PEOPLE_BATCH), desc="embed", unit="batch"):
+            batch = list(islice(images, PEOPLE_BATCH))
+            crops = recut(_as_crops(batch), self.recogniser.alignment) if aligned else self._largest(batch)
+            seen = start + np.flatnonzero([crop is not None for crop in crops])
+            if len(seen):
+                vectors[seen] = self.recogniser.embed(np.stack([crop for crop in crops if crop is not None]))
+                found[seen] = True
+        return vectors, found
+
+    def _largest(self, photos: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8] | None]:
+        return [
+            align(photo, faces.landmarks_xy[faces.largest()][None], self.recogniser.alignment)[0]
+            if len(faces)
+            else None
+            for photo, faces in zip(photos, self.detector.detect(photos), strict=True)
+        ]
+
     def embeddings(self, files: Sequence[str], images: Path) -> Embeddings:
         """Files are relative to the ``images`` folder."""
         return Embeddings(tuple(files), *self.embed([images / file for file in files]))
+
+
+def _as_crops(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    if any(image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX) for image in images):
+        raise ConfigError("not all images are 112x112 crops; leave --aligned away to have faces found in them")
+    return np.stack(images)
 
 
 def central_crops(

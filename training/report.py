@@ -23,7 +23,7 @@ written by `kith-train pack`, and by `kith-train evaluate --refresh`, from what 
   {terms}
 - Detector: 649 training photos of WIDER FACE (boxes by people, landmarks by YuNet) and 450 whole CelebA photos (boxes
   and landmarks by YuNet). Both sets are for non-commercial research.
-- Calibration: LFW View 1 ({calibration_images:,} photos of {calibration_people:,} people, {impostor_pairs:,} impostor
+- Calibration: {calibrated_on}, {impostor_pairs:,} impostor
   and {genuine_pairs:,} genuine pairs). No network has been trained on a photo of LFW.
 
 **Terms: at most non-commercial research**, as those of the data it was learned from.
@@ -130,8 +130,8 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             packing=f" --centre {centre:g}" if (centre := pack.provenance["recogniser"].get("centre", 0.0)) else "",
             taught=f" --teacher {teacher}" if teacher else "",
             terms=textwrap.fill(data["terms"] or terms_of(run["data"]["root"]), 118, subsequent_indent="  "),
-            calibration_images=calibration["images"],
-            calibration_people=calibration["people"],
+            calibrated_on=f"{calibration['data'].partition(',')[0]} ({calibration['images']:,} photos of "
+            f"{calibration['people']:,} people",
             impostor_pairs=calibration["impostor_pairs"],
             genuine_pairs=calibration["genuine_pairs"],
             rows="\n".join(f"| {name} | {value} |" for name, value in rows(pack)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +17,17 @@ from torch import Tensor, nn
 
 from models.alignment import STANDARD, Alignment, align, recut
 from models.detection import Canvas, Detector, lay_out
-from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack, sha256_of, update_manifest, write_pack
+from models.errors import PackError
+from models.pack import (
+    DetectionSpec,
+    ModelPack,
+    Normalisation,
+    load_pack,
+    replace_calibration,
+    sha256_of,
+    update_manifest,
+    write_pack,
+)
 from models.recognition import Recogniser, unit
 from models.runtime import Float, Network
 from training import distributed, plots
@@ -360,6 +371,43 @@ def refresh_pack(
     return measured
 
 
+def calibrate_pack(
+    directory: Path, data: DataConfig, max_photos_per_person: int | None = None, note: str = ""
+) -> ModelPack:
+    """Give a pack, or an unversioned directory of ONNX files, thresholds at a risk: its own networks on somebody's own
+    people, everybody against everybody.
+
+    Args:
+        max_photos_per_person: of people with more, so many are taken, evenly from all.
+        note: what these photos are, for the record.
+
+    Raises:
+        PackError: there is no pack, or it cannot be written to.
+        ConfigError: no people, an unreadable photo, or too few pairs; the pack is as it was.
+    """
+    pack = load_pack(directory)
+    if not os.access(pack.directory, os.W_OK):
+        raise PackError("calibration", f"cannot be written into {pack.directory}: copy the pack and calibrate the copy")
+    listed = list_identities(data)
+    rows = at_most(max_photos_per_person, listed.labels)
+    vectors, found = Embedder(pack).embed_people(listed, rows, data.aligned)
+    try:
+        # The folder's name and never its path, which may tell of people and machines.
+        evidence = calibrate(vectors[found], listed.labels[rows[found]].tolist(), data.root.resolve().name)
+    except ValueError as error:
+        raise ConfigError(f"{data.root}: {error}; {int((~found).sum())} photos show no face") from error
+    about = {"note": note, "photos_without_face": int((~found).sum()), "recogniser": pack.recognition.fingerprint()}
+    return replace_calibration(pack, {**evidence, **about})
+
+
+def at_most(count: int | None, labels: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Rows of (n,) labels: of each label all, or ``count`` evenly from the first to the last."""
+    of_each = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    if count is not None:
+        of_each = [rows[np.unique(np.linspace(0, len(rows) - 1, count).astype(int))] for rows in of_each]
+    return np.sort(np.concatenate(of_each))
+
+
 def departures(run: Mapping[str, Any]) -> list[str]:
     """What ``--set`` must say for the recipe to give a run, as a pack tells of it: ``section.key=value``."""
     name = run["name"]
@@ -430,7 +478,8 @@ def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
     files = sorted({*pairs.first, *pairs.second})
     vectors, found = Embedder(pack).embed([lfw / "images" / file for file in files])
     people = [file.split("/")[0] for file, kept in zip(files, found, strict=True) if kept]
-    return calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
+    evidence = calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
+    return {**evidence, "photos_without_face": int((~found).sum()), "recogniser": pack.recognition.fingerprint()}
 
 
 def _lfw_crops(detector: Detector, lfw: Path) -> Crops:

@@ -11,10 +11,12 @@ from fastapi import Depends, Request
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.runtime import Network
+from service.drift import Watches
 from service.gallery.follower import Followers
 from service.gallery.store import Store
 from service.pipeline import Pipeline
 from service.settings import Settings
+from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -30,6 +32,8 @@ class Context:
     store: Store
     followers: Followers
     pipeline: Pipeline
+    watches: Watches
+    telemetry: Telemetry
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

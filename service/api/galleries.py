@@ -8,7 +8,15 @@ from fastapi import APIRouter, Path, Query
 
 from service.api.context import Kith
 from service.api.openapi import PROBLEMS
-from service.api.schemas import DeletedOut, GalleriesOut, GalleryIn, GalleryName, GalleryOut, GallerySettingsIn
+from service.api.schemas import (
+    DeletedOut,
+    DriftOut,
+    GalleriesOut,
+    GalleryIn,
+    GalleryName,
+    GalleryOut,
+    GallerySettingsIn,
+)
 from service.gallery.subjects import GallerySettings
 
 router = APIRouter(prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
@@ -38,7 +46,10 @@ async def list_galleries(kith: Kith, cursor: Cursor = None, limit: Limit = 100) 
 
 @router.get("/{gallery}")
 async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
-    return GalleryOut.of(await kith.run(kith.store.gallery, gallery))
+    """Settings, counts, and whether its decisions are still what the calibration expects."""
+    found = await kith.run(kith.store.gallery, gallery)
+    drift = await kith.run(kith.watches.of(found.pk, found.name).drift)
+    return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
 
 
 @router.patch("/{gallery}")
@@ -52,4 +63,5 @@ async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
     deleted = await kith.run(kith.store.delete_gallery, gallery)
     kith.followers.drop(deleted)
+    kith.watches.drop(deleted.pk, deleted.name)
     return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)

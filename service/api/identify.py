@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from service.api.problems import problem
 from service.api.requests import read_photos
 from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
+from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import KithError
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
@@ -50,7 +52,14 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
         answers, named = await _search(kith, found, stacked, target, body.top_k, among)
         for row, answer in zip(searched, answers, strict=True):
             results[row] = results[row].model_copy(update=_answer(answer, named, target))
+    kith.watches.of(found.pk, found.name).add(_decided(results))
     return IdentifyOut(gallery=found.name, model=kith.pack.model_id, results=results)
+
+
+def _decided(results: list[IdentityOut]) -> Iterator[Decided]:
+    for result in results:
+        if result.outcome != "error":
+            yield Decided(result.outcome, result.similarity, result.threshold)
 
 
 def _lay_out(

@@ -15,6 +15,8 @@ from service.errors import KithError, RequestTooLargeError, UnauthorizedError
 from service.settings import Settings
 
 WITHOUT_PHOTOS_BYTES = 1_000_000
+# /metrics names galleries and tells how many people come, as /v1 does; probes of /healthz and /readyz learn nothing.
+GUARDED_PATHS = ("/v1/", "/metrics")
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
 log = logging.getLogger("service.access")
 
@@ -66,7 +68,7 @@ class Gate:
 
     def _refusal(self, request: Request, limit: int) -> KithError | None:
         """What can be refused before a byte of the body is read."""
-        if self._key is not None and request.url.path.startswith("/v1/"):
+        if self._key is not None and request.url.path.startswith(GUARDED_PATHS):
             bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
             given = request.headers.get("x-api-key") or bearer
             if not hmac.compare_digest(given.encode(), self._key):

@@ -21,6 +21,7 @@ from pydantic import (
 
 from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, VerifyOutcome
+from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.subjects import Fusion, Gallery, GallerySettings, Subject, Template, TemplateKind
 
@@ -307,6 +308,43 @@ class VerifyOut(BaseModel):
     b: SideOut
 
 
+class ComparisonOut(BaseModel):
+    observed: float
+    expected: float
+    z: float = Field(description="Observed less expected, in standard errors.")
+
+
+class DriftOut(BaseModel):
+    """The latest decisions of the process that answers, beside what the calibration expects of them."""
+
+    state: DriftState = Field(
+        description="watch and drifted: 3 and 4 standard errors away; unchanged decisions are called drifted less than "
+        "once in a thousand times that one asks."
+    )
+    detail: str
+    window: dict[IdentifyOutcome, int] = Field(description="The latest 1000 decisions by outcome.")
+    since_start: dict[IdentifyOutcome, int] = Field(description="All since the process started.")
+    mated_similarity: ComparisonOut | None = Field(None, description="Of those identified, on average; from 100 on.")
+    unknown_rate: ComparisonOut | None = Field(
+        None, description="Share of the searches that found nobody, beside that of the window before; from 200 on."
+    )
+
+    @classmethod
+    def of(cls, drift: Drift) -> DriftOut:
+        mated, unknown = (
+            None if c is None else ComparisonOut(observed=c.observed, expected=c.expected, z=c.z)
+            for c in (drift.mated, drift.unknown)
+        )
+        return cls(
+            state=drift.state,
+            detail=drift.detail,
+            window=drift.window,
+            since_start=drift.since_start,
+            mated_similarity=mated,
+            unknown_rate=unknown,
+        )
+
+
 class GalleryOut(BaseModel):
     name: str
     recogniser: str
@@ -317,6 +355,7 @@ class GalleryOut(BaseModel):
     subjects: int
     templates: int
     created_at: datetime
+    drift: DriftOut | None = Field(None, description="Only where one gallery is asked for.")
 
     @classmethod
     def of(cls, gallery: Gallery) -> GalleryOut:

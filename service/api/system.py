@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
 
 from models.runtime import Network
 from service.api.context import Kith
 from service.api.openapi import PROBLEMS
 from service.api.schemas import HealthOut, ModelOut, NetworkOut
+from service.telemetry import CONTENT_TYPE
 
 router = APIRouter(tags=["system"], responses=PROBLEMS)
 
@@ -40,6 +42,12 @@ async def models(kith: Kith) -> ModelOut:
         recognition=_network(kith.recognition_network),
         metrics=dict(kith.pack.metrics),
     )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(kith: Kith) -> Response:
+    """Decisions and drift by gallery, for Prometheus: of this process, since it started."""
+    return Response(await kith.run(kith.telemetry.text), media_type=CONTENT_TYPE)
 
 
 def _network(network: Network) -> NetworkOut:

@@ -131,7 +131,8 @@ def list_identities(config: DataConfig) -> IdentityList:
     enough = np.flatnonzero(counts >= config.min_images)
     chosen = enough[: config.max_identities]
     if len(chosen) < 2:
-        raise ConfigError(f"{config.root}: fewer than two people have {config.min_images} images or more")
+        images = "an image" if config.min_images == 1 else f"{config.min_images} images or more"
+        raise ConfigError(f"{config.root}: fewer than two people have {images}")
     labels = np.full(len(names), -1)
     labels[chosen] = np.arange(len(chosen))
     rows = np.flatnonzero(labels[owners] >= 0)
@@ -148,7 +149,7 @@ def list_identities(config: DataConfig) -> IdentityList:
 def _from_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
     manifest = config.root / str(config.manifest)
     if not manifest.is_file():
-        raise ConfigError(f"manifest {manifest} does not exist")
+        raise ConfigError(f"manifest {manifest} does not exist; for a folder per person say --folder")
     with manifest.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         needed = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}

@@ -1,0 +1,199 @@
+"""Drift is said where there is some, seldom where there is none, and tells of nobody."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.risk import Calibration
+from service.client import Kith
+from service.decision import IdentifyOutcome
+from service.drift import FEWEST, WINDOW, Decided, Watch, Watches
+from service.server import embedded
+from service.settings import load_settings
+from service.telemetry import CONTENT_TYPE, Telemetry
+from tests.conftest import jpeg
+
+THRESHOLD = 0.4
+HISTORIES = 1000
+Photo = NDArray[np.uint8]
+
+
+def decided(
+    rng: np.random.Generator, count: int, strangers: float = 0.3, shift: float = 0.0, in_a_row: int = 1
+) -> list[Decided]:
+    """Searches of the calibration fixture's people, N(0.6, 0.15), some lost below the threshold; ``in_a_row`` of the
+    same person, whose scores then hardly differ."""
+    groups = -(-count // in_a_row)
+    stranger = np.repeat(rng.random(groups) < strangers, in_a_row)[:count]
+    scores = np.repeat(rng.normal(0.6 + shift, 0.15, groups), in_a_row)[:count]
+    if in_a_row > 1:
+        scores = scores + rng.normal(0, 0.01, count)
+    outcomes: list[IdentifyOutcome] = [
+        "unknown" if nobody or score < THRESHOLD else "identified"
+        for nobody, score in zip(stranger, scores, strict=True)
+    ]
+    return [
+        Decided(outcome, float(np.clip(score, -1, 1)), THRESHOLD)
+        for outcome, score in zip(outcomes, scores, strict=True)
+    ]
+
+
+def test_the_expected_similarity_is_that_of_a_truncated_normal(calibration: Calibration) -> None:
+    rng = np.random.default_rng(4)
+    scores = rng.normal(0.6, 0.15, 1_000_000)
+    scores = scores[scores <= 1]
+    for t in (-1.0, 0.4, 0.7):
+        found = calibration.mated_above(t)
+        assert found is not None
+        assert found.mean == pytest.approx(scores[scores >= t].mean(), abs=0.005)
+        assert found.deviation == pytest.approx(scores[scores >= t].std(), abs=0.005)
+    # The fixture's few scores above 1 count as 1; nothing is expected of what no pair has shown.
+    assert calibration.mated_above(1.01) is None
+
+
+@pytest.mark.parametrize(("length", "in_a_row"), [(250, 1), (2 * WINDOW, 1), (2 * WINDOW, 5)])
+def test_what_has_not_changed_is_seldom_called_drifted(calibration: Calibration, length: int, in_a_row: int) -> None:
+    rng = np.random.default_rng(7)
+    states = []
+    for _ in range(HISTORIES if length < WINDOW else HISTORIES // 4):
+        watch = Watch(calibration)
+        watch.add(decided(rng, length, in_a_row=in_a_row))
+        states.append(watch.drift().state)
+    # Stated: less than one in a thousand, and in a hundred.
+    assert states.count("drifted") <= max(1, len(states) // 1000)
+    assert states.count("watch") + states.count("drifted") <= len(states) // 100
+    assert "too_few" not in states
+
+
+def test_lower_similarities_are_a_drift_and_higher_ones_are_not(calibration: Calibration) -> None:
+    rng = np.random.default_rng(8)
+    watch = Watch(calibration)
+    watch.add(decided(rng, 3 * WINDOW))
+    assert watch.drift().state == "ok"
+    watch.add(decided(rng, WINDOW, shift=-0.1))
+    lower = watch.drift()
+    assert lower.state == "drifted"
+    assert lower.mated is not None
+    assert lower.mated.observed < lower.mated.expected - 0.03
+    assert "calibrate" in lower.detail
+    higher = Watch(calibration)
+    higher.add(decided(rng, 2 * WINDOW, shift=0.1))
+    found = higher.drift()
+    assert found.mated is not None
+    assert found.mated.z > 4
+    assert found.state == "ok"
+
+
+def test_more_strangers_than_before_are_a_drift(calibration: Calibration) -> None:
+    rng = np.random.default_rng(9)
+    watch = Watch(calibration)
+    watch.add(decided(rng, WINDOW, strangers=0.2))
+    watch.add(decided(rng, WINDOW, strangers=0.4))
+    found = watch.drift()
+    assert found.state == "drifted"
+    assert found.unknown is not None
+    assert found.unknown.expected == pytest.approx(0.2 + 0.8 * 0.09, abs=0.04)
+    assert found.unknown.observed == pytest.approx(0.4 + 0.6 * 0.09, abs=0.04)
+    assert "find nobody" in found.detail
+    # What has lasted for two windows is what is known.
+    watch.add(decided(rng, WINDOW, strangers=0.4))
+    assert watch.drift().state == "ok"
+
+
+def test_little_is_said_of_few(calibration: Calibration) -> None:
+    rng = np.random.default_rng(10)
+    watch = Watch(calibration)
+    assert watch.drift().state == "too_few"
+    watch.add([Decided("no_face"), Decided("rejected_quality"), *decided(rng, FEWEST - 1)])
+    assert watch.drift().state == "too_few"
+    watch.add(decided(rng, 2 * FEWEST))
+    found = watch.drift()
+    assert found.state != "too_few"
+    assert found.window["no_face"] == 1
+    assert sum(found.since_start.values()) == 3 * FEWEST + 1
+
+
+def test_without_calibration_there_is_still_the_unknown_rate() -> None:
+    rng = np.random.default_rng(11)
+    watch = Watch(None)
+    watch.add(decided(rng, 2 * WINDOW))
+    found = watch.drift()
+    assert found.mated is None
+    assert found.unknown is not None
+    assert found.state == "ok"
+
+
+def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: Calibration) -> None:
+    watch = Watch(calibration)
+    some = decided(np.random.default_rng(12), 500)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(watch.add, [some] * 40))
+    found = watch.drift()
+    assert sum(found.since_start.values()) == 20_000
+    assert sum(found.window.values()) == WINDOW
+
+
+def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
+    watches = Watches(calibration)
+    telemetry = Telemetry(watches)
+    watches.of(1, "staff").add([Decided("no_face")])
+    watches.of(2, "guests").add([Decided("no_face")])
+    assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()
+    watches.drop(1, "staff")
+    # A search that began before the deletion ends after it.
+    watches.of(1, "staff").add([Decided("no_face")])
+    assert b"staff" not in telemetry.text()
+    assert b"guests" in telemetry.text()
+    # Another process deleted "guests" and made it anew: one series, counted from nothing.
+    watches.of(3, "guests").add([Decided("unknown", 0.1, 0.4)])
+    lines = telemetry.text().decode().splitlines()
+    assert 'kith_identify_total{gallery="guests",outcome="no_face"} 0.0' in lines
+    assert len({line.rpartition(" ")[0] for line in lines}) == len(lines)
+
+
+def test_stats_and_metrics_of_a_real_service(
+    kith: Kith, gallery: str, server: str, astronaut: Photo, nobody: Photo, rng: np.random.Generator
+) -> None:
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    vector = rng.normal(size=kith.model().dimension)
+    kith.enrol(gallery, "somebody", embeddings=[vector])
+    kith.identify(gallery, jpeg(astronaut), jpeg(nobody), b"not a photo")
+    kith.identify(gallery, embeddings=[rng.normal(size=len(vector)) for _ in range(FEWEST + 20)])
+    kith.identify(gallery, embeddings=[vector] * (FEWEST + 20))
+    drift = kith.gallery(gallery).drift
+    assert drift is not None
+    assert drift.window == {"identified": FEWEST + 21, "no_face": 1, "unknown": FEWEST + 20}
+    assert drift.window == drift.since_start
+    # First strangers alone, then the same person alone: this has changed.
+    assert drift.state == "drifted"
+    assert drift.unknown_rate is not None
+    assert drift.unknown_rate.observed < 0.1
+    assert drift.mated_similarity is not None
+    assert drift.mated_similarity.observed > 0.99 > drift.mated_similarity.expected
+    answer = httpx.get(f"{server}/metrics")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
+    told = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert float(told[f'kith_identify_total{{gallery="{gallery}",outcome="identified"}}']) == FEWEST + 21
+    assert float(told[f'kith_drift_state{{gallery="{gallery}",state="drifted"}}']) == 1
+    assert float(told[f'kith_drift_state{{gallery="{gallery}",state="ok"}}']) == 0
+    assert float(told[f'kith_mated_similarity_mean{{gallery="{gallery}"}}']) > 0.99
+    assert "eileen" not in answer.text
+    name = kith.create_gallery("soon-gone").name
+    kith.gallery(name)
+    kith.delete_gallery(name)
+    assert name not in httpx.get(f"{server}/metrics").text
+
+
+def test_metrics_name_galleries_and_so_need_the_key(tmp_path: Path) -> None:
+    with embedded(load_settings(data_dir=tmp_path, api_key="secret", log_level="WARNING")) as url:
+        assert httpx.get(f"{url}/metrics").status_code == 401
+        answer = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"})
+        assert answer.status_code == 200
+        assert re.search(r"^# TYPE kith_identify_total counter$", answer.text, re.MULTILINE)

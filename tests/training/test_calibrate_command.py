@@ -1,0 +1,212 @@
+"""`kith-train calibrate` on real photos: anybody's pack answers at a risk, by evidence of anybody's people."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from models.alignment import align
+from models.detection import Detector
+from models.errors import PackError
+from models.pack import BUNDLED, load_pack
+from models.risk import Calibration
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import ROOT, photo_array
+from training.calibrate import calibrate, distinct
+from training.cli import app
+from training.config import ConfigError
+from training.run import at_most
+
+PEOPLE = 80
+
+
+def call(*words: object) -> None:
+    app([str(word) for word in words], standalone_mode=False)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The bundled pack without its calibration."""
+    pack = Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+    (pack / "calibration.json").unlink()
+    document = json.loads((pack / "manifest.json").read_text())
+    del document["calibration"]
+    (pack / "manifest.json").write_text(json.dumps(document))
+    assert load_pack(pack).calibration is None
+    return pack
+
+
+@pytest.fixture(scope="module")
+def people(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per person: 80 of LFW with two photos each; one of them has a copy, one a photo of nothing, and one is
+    filed under a second name as well."""
+    root = tmp_path_factory.mktemp("photos") / "staff"
+    named = [d for d in sorted((data / "lfw" / "images").iterdir()) if len(list(d.iterdir())) >= 2][:PEOPLE]
+    for person in named:
+        (root / person.name).mkdir(parents=True)
+        for photo in sorted(person.iterdir())[:2]:
+            shutil.copy(photo, root / person.name)
+    first, second, third = (sorted((root / person.name).iterdir()) for person in named[:3])
+    shutil.copy(first[0], first[0].with_name("copy.jpg"))
+    cv2.imwrite(str(second[0].with_name("nothing.png")), photo_array("skimage", "data", "coffee.png")[..., ::-1])
+    (root / "Somebody Else").mkdir()
+    shutil.copy(third[0], root / "Somebody Else")
+    return root
+
+
+def test_a_pack_without_calibration_gets_one(
+    copy: Path, people: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("calibrate", copy, "--data", people, "--folder", "--note", "badges of 2026")
+    printed = " ".join(capsys.readouterr().out.split())
+    pack = load_pack(copy)
+    found = pack.calibration
+    assert found is not None
+    assert (found["data"], found["note"], found["recogniser"]) == (
+        "staff",
+        "badges of 2026",
+        pack.recognition.fingerprint(),
+    )
+    assert str(people.parent) not in (copy / "calibration.json").read_text()
+    # 160 photos, the copy, the photo of nothing, the misfiled one: the copy goes, and both photos of the third's.
+    assert (found["photos_without_face"], found["copies"]) == (1, 3)
+    assert (found["people"], found["images"]) == (PEOPLE, 2 * PEOPLE - 1)
+    assert found["genuine_pairs"] == PEOPLE - 1
+    assert found["impostor_pairs"] == (2 * PEOPLE - 1) * (2 * PEOPLE - 2) // 2 - (PEOPLE - 1)
+    assert found["largest_impostors"][0] < 0.95
+    assert "Threshold at FMR 0.01" in printed
+    assert "(extrapolated)" in printed
+    assert "Photos without face │ 1" in printed
+    assert "EER" in printed
+    # Like the shipped evidence, which other people of LFW gave.
+    shipped = load_pack(BUNDLED).calibration
+    assert shipped is not None
+    own, others = (Calibration.from_document(document) for document in (found, shipped))
+    assert own.threshold_at_fmr(0.01).similarity == pytest.approx(others.threshold_at_fmr(0.01).similarity, abs=0.1)
+    with embedded(load_settings(data_dir=tmp_path / "kith", pack=copy, log_level="WARNING")) as url, Kith(url) as kith:
+        assert kith.model().calibrated
+
+
+def test_an_unversioned_directory_keeps_it_beside_its_networks(people: Path, reference: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "byo"
+    directory.mkdir()
+    shutil.copy(BUNDLED / "detector.onnx", directory)
+    shutil.copy(reference / "recognizer.onnx", directory / "mine.onnx")
+    assert load_pack(directory).calibration is None
+    call("calibrate", directory, "--data", people, "--folder", "--max-photos-per-person", 2)
+    found = load_pack(directory).calibration
+    assert found is not None
+    assert found["recogniser"] == load_pack(directory).recognition.fingerprint()
+    assert sorted(file.name for file in directory.iterdir()) == ["calibration.json", "detector.onnx", "mine.onnx"]
+    Calibration.from_document(found)
+    # Another recogniser in its place is not answered for by the evidence of this one.
+    shutil.copy(BUNDLED / "recogniser.onnx", directory / "mine.onnx")
+    with pytest.raises(PackError, match="another recogniser") as raised:
+        load_pack(directory)
+    assert raised.value.field == "calibration"
+
+
+def test_aligned_crops_are_taken_as_they_are(copy: Path, people: Path, detector: Detector, tmp_path: Path) -> None:
+    crops = tmp_path / "crops"
+    crops.mkdir()
+    with (crops / "manifest.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(("file", "identity"))
+        for i, file in enumerate(sorted(people.glob("*/*.jpg"))):
+            photo = np.asarray(cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB), np.uint8)  # type: ignore[arg-type]
+            (faces,) = detector.detect([photo])
+            (crop,) = align(photo, faces.landmarks_xy[faces.largest()][None])
+            cv2.imwrite(str(crops / f"{i}.png"), crop[..., ::-1])
+            writer.writerow((f"{i}.png", file.parent.name))
+    call("calibrate", copy, "--data", crops, "--aligned")
+    by_crops = load_pack(copy).calibration
+    call("calibrate", copy, "--data", people, "--folder")
+    by_photos = load_pack(copy).calibration
+    assert by_crops is not None
+    assert by_photos is not None
+    assert by_crops["impostor_pairs"] == by_photos["impostor_pairs"]
+    np.testing.assert_allclose(by_crops["largest_impostors"], by_photos["largest_impostors"], atol=1e-4)
+    with pytest.raises(ConfigError, match="not all images are 112x112 crops"):
+        call("calibrate", copy, "--data", people, "--folder", "--aligned")
+
+
+def test_what_it_refuses_leaves_the_pack_as_it_was(copy: Path, people: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in copy.iterdir()}
+    few = tmp_path / "few"
+    for person in sorted(people.iterdir())[:3]:
+        shutil.copytree(person, few / person.name)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"too few to calibrate: 10,000 and 30 are needed, as 75 people"):
+        call("calibrate", copy, "--data", few, "--folder")
+    with pytest.raises(ConfigError, match="fewer than two people have an image"):
+        call("calibrate", copy, "--data", tmp_path / "empty", "--folder")
+    with pytest.raises(ConfigError, match="say --folder"):
+        call("calibrate", copy, "--data", people)
+    with pytest.raises(PackError, match="not a directory"):
+        call("calibrate", tmp_path / "none", "--data", people, "--folder")
+    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
+
+
+def test_a_calibration_of_another_recogniser_is_refused(tmp_path: Path) -> None:
+    pack = Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+    evidence = json.loads((pack / "calibration.json").read_text())
+    (pack / "calibration.json").write_text(json.dumps({**evidence, "recogniser": "0" * 32}))
+    with pytest.raises(PackError, match="measured with another recogniser") as raised:
+        load_pack(pack)
+    assert raised.value.field == "calibration"
+    own = load_pack(BUNDLED).recognition.fingerprint()
+    (pack / "calibration.json").write_text(json.dumps({**evidence, "recogniser": own}))
+    assert load_pack(pack).calibration is not None
+
+
+def test_copies_poison_nothing() -> None:
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(300, 64))
+    # Mates that are alike, or nothing would be poisoned.
+    vectors[1::2] = vectors[::2] + 0.5 * vectors[1::2]
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    labels = [str(i // 2) for i in range(300)]
+    clean = calibrate(vectors[:298], labels[:298], "test")
+    # The last person's photos twice under its own name, and once under somebody else's.
+    again: Any = np.concatenate([vectors, vectors[298:], vectors[298:]])
+    spoilt = calibrate(again, [*labels, "149", "149", "0", "0"], "test")
+    assert spoilt["copies"] == 6
+    assert {**spoilt, "copies": 0} == {**clean, "copies": 0}
+
+
+def test_of_copies_one_is_kept_and_none_under_two_names() -> None:
+    a, b, c = np.eye(8, dtype=np.float32)[:3]
+    who = np.array([0, 0, 1, 2, 2])
+    assert distinct(np.stack([a, a, b, c, b]), who).tolist() == [0, 3]
+    assert distinct(np.stack([a, a, b, c, c]), who).tolist() == [0, 2, 3]
+    assert distinct(np.eye(5, dtype=np.float32), who).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_photos_are_taken_evenly() -> None:
+    labels = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+    assert at_most(None, labels).tolist() == list(range(8))
+    assert at_most(3, labels).tolist() == [0, 2, 4, 5, 6, 7]
+    assert at_most(2, labels).tolist() == [0, 4, 5, 6, 7]
+
+
+def test_the_manifest_of_the_document_makes_a_pack_of_two_files(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    manifest = json.loads(block)
+    (tmp_path / "manifest.json").write_text(block)
+    for task, network in (("detection", "detector.onnx"), ("recognition", "recogniser.onnx")):
+        shutil.copy(BUNDLED / network, tmp_path / manifest["tasks"][task]["file"])
+    pack = load_pack(tmp_path)
+    pack.verify()
+    assert pack.recognition.path.name == "mine.onnx"
+    assert pack.recognition.normalisation.colour == "BGR"
+    assert pack.calibration is None
