@@ -62,7 +62,8 @@ class Decision:
 
 
 def thresholds_for(target: RiskTarget, calibration: Calibration | None, comparisons: int) -> Thresholds:
-    """Find the similarities that keep to ``target`` in a search of ``comparisons`` templates (1 for verification).
+    """Find the similarities that keep to ``target`` in a search of ``comparisons`` subjects, or a verification that
+    compares as many pairs of templates.
 
     Raises:
         RiskUncalibratedError: a risk was asked of a pack without calibration.

@@ -22,6 +22,7 @@ from service.errors import (
     SubjectNotFoundError,
 )
 from service.gallery.follower import Followers
+from service.gallery.fusion import scores
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, NewTemplate
 from service.pipeline import Face, Photo, Pipeline
@@ -103,18 +104,22 @@ def check_identity(
     if calibration is None:
         return
     try:
-        own = store.subject_vectors(gallery, subject_id)
+        own, qualities = store.subject_vectors(gallery, subject_id)
         own_pk = store.subject(gallery, subject_id).pk
     except SubjectNotFoundError:
-        own, own_pk = np.empty((0, gallery.dimension), np.float32), -1
-    own = np.stack([*own, *(sibling.vector for sibling in siblings)]) if len(own) or siblings else own
+        own, qualities, own_pk = np.empty((0, gallery.dimension), np.float32), np.empty(0, np.float32), -1
+    if siblings:
+        own = np.concatenate([own, [sibling.vector for sibling in siblings]])
+        qualities = np.append(qualities, np.array([(s.quality or {}).get("score", np.nan) for s in siblings]))
     own_best = float((own @ template.vector).max()) if len(own) else None
     if not overrides.allow_duplicate:
         (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
         others = [hit for hit in hits if hit.subject_pk != own_pk]
         threshold = thresholds_for(DUPLICATE_RISK, calibration, comparisons).accept
+        one = np.zeros(len(own), np.int64)
+        itself = scores(template.vector[None], own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
         # Someone else must be nearer than the subject itself: lookalikes may both be enrolled.
-        if others and others[0].similarity >= max(threshold, own_best or -1.0):
+        if others and others[0].similarity >= max(threshold, float(itself)):
             named = store.subjects_by_pk([others[0].subject_pk]).get(others[0].subject_pk)
             if named is not None:
                 raise DuplicateSubjectError(

@@ -140,7 +140,7 @@ async def _side(kith: Context, side: Side) -> tuple[Float | None, SideOut, list[
     if side.subject is not None:
         gallery = await kith.run(kith.store.gallery, side.subject.gallery)
         check_recogniser(gallery, kith.recogniser.fingerprint)
-        vectors = await kith.run(kith.store.subject_vectors, gallery, side.subject.subject)
+        vectors, _ = await kith.run(kith.store.subject_vectors, gallery, side.subject.subject)
         if not len(vectors):
             raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
         return vectors, SideOut(), []

@@ -23,7 +23,8 @@ from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
-from service.gallery.subjects import Fusion, Gallery, GallerySettings, Subject, Template, TemplateKind
+from service.gallery.fusion import Fusion
+from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
 
 PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
 

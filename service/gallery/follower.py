@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.runtime import Float
+from service.gallery.fusion import TOP_K, OneVector, subject_vectors
 from service.gallery.index import VectorIndex
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Hit
+
+Keys = NDArray[np.int64]
+
+
+class Replica(Protocol):
+    """What a gallery's rule of fusion needs of it, searchable."""
+
+    def catch_up(self) -> None:
+        """Apply what was committed since the last call."""
+
+    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+        """As :meth:`Follower.search`."""
 
 
 class Follower:
     """The searchable replica of one gallery. Safe to share between threads."""
 
     def __init__(self, store: Store, gallery: Gallery, index: VectorIndex) -> None:
-        self._store = store
-        self._gallery_pk = gallery.pk
-        self._index = index
-        self._subject_of: dict[int, int] = {}
-        self._templates_of: dict[int, set[int]] = {}
-        self._sequence = 0
+        self.fusion = gallery.settings.fusion
+        self._replica = _replica(store, gallery, index)
         self._lock = threading.Lock()
 
     def search(self, probes: Float, k: int, among: set[int] | None = None) -> tuple[list[list[Hit]], int]:
-        """The ``k`` best subjects for each of (q, d) probes, each by its most similar template, best first; and how
-        many templates each probe was compared with. ``among`` restricts the search to these subjects."""
+        """The ``k`` best subjects for each of (q, d) probes by the gallery's fusion, best first, exactly as brute force
+        finds them; and how many subjects each probe was compared with (one without templates is not). ``among``
+        restricts the search to these subjects."""
         with self._lock:
-            self._catch_up()
-            return self._search(probes, k, among)
+            self._replica.catch_up()
+            return self._replica.search(probes, k, among)
 
-    def _catch_up(self) -> None:
+
+def _replica(store: Store, gallery: Gallery, index: VectorIndex) -> Replica:
+    match gallery.settings.fusion:
+        case "max":
+            return TemplatesReplica(store, gallery, index, 1)
+        case "mean_top_k":
+            return TemplatesReplica(store, gallery, index, TOP_K)
+        case "centroid" | "quality_weighted" as rule:
+            return SubjectsReplica(store, gallery, index, rule)
+
+
+class TemplatesReplica:
+    """For a rule that takes the mean of a subject's ``best`` most similar templates: the index holds every template."""
+
+    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, best: int) -> None:
+        self._store = store
+        self._gallery_pk = gallery.pk
+        self._index = index
+        self._best = best
+        self._subject_of: dict[int, int] = {}
+        self._templates_of: dict[int, set[int]] = {}
+        self._sequence = 0
+
+    def catch_up(self) -> None:
         changes = self._store.changes_after(self._gallery_pk, self._sequence)
         if not changes:
             return
@@ -55,38 +90,84 @@ class Follower:
             if not self._templates_of[subject]:
                 del self._templates_of[subject]
 
-    def _search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
         subjects = self._templates_of.keys() if among is None else among & self._templates_of.keys()
-        keys = None
-        if among is not None:
-            keys = np.array(sorted(t for s in subjects for t in self._templates_of[s]), np.int64)
+        if not subjects or not len(probes):
+            return [[] for _ in probes], len(subjects)
+        keys = None if among is None else self._keys_of(subjects)
         total = len(self._index) if keys is None else len(keys)
-        if not total or not len(probes):
-            return [[] for _ in probes], total
         wanted = min(k, len(subjects))
-        depth = min(total, 4 * wanted)
+        depth = min(total, 4 * wanted * self._best)
         while True:
             similarities, found = self._index.search(probes, depth, keys)
-            hits = [self._fuse(s, t, wanted) for s, t in zip(similarities, found, strict=True)]
-            # Many templates of one subject may fill the list: look deeper until k distinct subjects are found.
-            if depth == total or all(len(h) == wanted for h in hits):
-                return hits, total
+            hits = self._fuse(probes, similarities, found, wanted)
+            # A subject not seen yet has no template above the last one seen, and no fused similarity either.
+            if depth == total or all(
+                len(h) == wanted and h[-1].similarity >= last
+                for h, last in zip(hits, similarities[:, -1].tolist(), strict=True)
+            ):
+                return hits, len(subjects)
             depth = min(total, depth * 4)
 
-    def _fuse(self, similarities: Float, keys: np.ndarray[tuple[int], np.dtype[np.int64]], k: int) -> list[Hit]:
-        """Max fusion: a subject's first appearance in a sorted list is its best template."""
-        best: dict[int, Hit] = {}
-        for similarity, key in zip(similarities.tolist(), keys.tolist(), strict=True):
-            if key < 0 or len(best) == k:
-                break
-            subject = self._subject_of[key]
-            if subject not in best:
-                best[subject] = Hit(subject, similarity)
-        return list(best.values())
+    def _fuse(self, probes: Float, similarities: Float, found: Keys, k: int) -> list[list[Hit]]:
+        if self._best > 1:
+            # Templates too far down to have been seen count as well.
+            keys = self._keys_of({self._subject_of[key] for key in np.unique(found).tolist()})
+            similarities, found = self._index.search(probes, len(keys), keys)
+        return [
+            sorted(self._means(s.tolist(), t.tolist()), key=lambda hit: -hit.similarity)[:k]
+            for s, t in zip(similarities, found, strict=True)
+        ]
+
+    def _means(self, similarities: list[float], keys: list[int]) -> list[Hit]:
+        """Of templates in order of similarity."""
+        counted: dict[int, list[float]] = {}
+        for similarity, key in zip(similarities, keys, strict=True):
+            best = counted.setdefault(self._subject_of[key], [])
+            if len(best) < self._best:
+                best.append(similarity)
+        return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
+
+    def _keys_of(self, subjects: Collection[int]) -> Keys:
+        return np.array(sorted(key for subject in subjects for key in self._templates_of[subject]), np.int64)
+
+
+class SubjectsReplica:
+    """For a rule that makes one vector of a subject's templates: the index holds these, by subject."""
+
+    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, rule: OneVector) -> None:
+        self._store = store
+        self._gallery = gallery
+        self._index = index
+        self._rule = rule
+        self._subjects: set[int] = set()
+        self._sequence = 0
+
+    def catch_up(self) -> None:
+        changed, now = self._store.changed_subjects(self._gallery, self._sequence)
+        if not changed:
+            return
+        self._index.remove(list(changed))
+        present = np.unique(now.subject_pks).tolist()
+        if present:
+            self._index.add(present, subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rule))
+        self._subjects = (self._subjects - changed).union(present)
+        self._sequence = now.sequence
+
+    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+        subjects = self._subjects if among is None else among & self._subjects
+        if not subjects or not len(probes):
+            return [[] for _ in probes], len(subjects)
+        keys = None if among is None else np.array(sorted(subjects), np.int64)
+        similarities, found = self._index.search(probes, min(k, len(subjects)), keys)
+        return [
+            [Hit(subject, similarity) for subject, similarity in zip(row.tolist(), values.tolist(), strict=True)]
+            for row, values in zip(found, similarities, strict=True)
+        ], len(subjects)
 
 
 class Followers:
-    """One follower per gallery in use, made on first search."""
+    """One follower per gallery in use, made on first search, and made anew when the gallery's fusion is another."""
 
     def __init__(self, store: Store, make_index: Callable[[int], VectorIndex]) -> None:
         self._store = store
@@ -95,10 +176,13 @@ class Followers:
         self._lock = threading.Lock()
 
     def of(self, gallery: Gallery) -> Follower:
+        """``gallery`` as read for this request: its settings may have been changed by another process."""
         with self._lock:
-            if gallery.pk not in self._followers:
-                self._followers[gallery.pk] = Follower(self._store, gallery, self._make_index(gallery.dimension))
-            return self._followers[gallery.pk]
+            follower = self._followers.get(gallery.pk)
+            if follower is None or follower.fusion != gallery.settings.fusion:
+                follower = Follower(self._store, gallery, self._make_index(gallery.dimension))
+                self._followers[gallery.pk] = follower
+            return follower
 
     def drop(self, gallery: Gallery) -> None:
         with self._lock:

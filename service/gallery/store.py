@@ -329,13 +329,14 @@ class Store:
                 for row in connection.execute(query)
             ]
 
-    def subject_vectors(self, gallery: Gallery, subject_id: str) -> Float:
-        """(n, d) templates of a subject; n may be 0. Raises SubjectNotFoundError."""
+    def subject_vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
+        """(n, d) templates of a subject and their (n,) quality scores, NaN for bare embeddings; n may be 0. Raises
+        SubjectNotFoundError."""
         subject = self.subject(gallery, subject_id)
-        query = sa.select(templates.c.vector).where(templates.c.subject_pk == subject.pk)
         with self._read() as connection:
-            rows = [np.frombuffer(vector, VECTOR_TYPE) for vector in connection.execute(query).scalars()]
-        return np.stack(rows).astype(np.float32) if rows else np.empty((0, gallery.dimension), np.float32)
+            rows = connection.execute(_template_rows(gallery).where(templates.c.subject_pk == subject.pk)).all()
+        stored = _snapshot(gallery, 0, rows)
+        return stored.vectors, stored.qualities
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> None:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
@@ -364,23 +365,27 @@ class Store:
 
     def snapshot(self, gallery: Gallery) -> Snapshot:
         """All templates at one moment."""
-        last = sa.select(sa.func.coalesce(sa.func.max(changes.c.sequence), 0)).where(changes.c.gallery_pk == gallery.pk)
-        query = (
-            sa.select(templates.c.pk, templates.c.subject_pk, templates.c.vector, templates.c.quality)
-            .where(templates.c.gallery_pk == gallery.pk)
-            .order_by(templates.c.subject_pk, templates.c.pk)
-        )
         with self._read() as connection:
-            sequence = connection.execute(last).scalar_one()
-            rows = connection.execute(query).all()
-        vectors = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE).reshape(-1, gallery.dimension)
-        return Snapshot(
-            sequence,
-            np.array([row.pk for row in rows], np.int64),
-            np.array([row.subject_pk for row in rows], np.int64),
-            vectors.astype(np.float32),
-            np.array([(row.quality or {}).get("score", np.nan) for row in rows], np.float32),
-        )
+            sequence = connection.execute(
+                sa.select(sa.func.coalesce(sa.func.max(changes.c.sequence), 0)).where(
+                    changes.c.gallery_pk == gallery.pk
+                )
+            ).scalar_one()
+            rows = connection.execute(_template_rows(gallery)).all()
+        return _snapshot(gallery, sequence, rows)
+
+    def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
+        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now."""
+        later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+        with self._read() as connection:
+            lines = connection.execute(sa.select(changes.c.sequence, changes.c.subject_pk).where(later)).all()
+            rows: Sequence[sa.Row[Any]] = []
+            if lines:
+                # By a subquery, as a list of keys may exceed what a statement can bind.
+                changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
+                rows = connection.execute(_template_rows(gallery).where(changed)).all()
+        last = max((line.sequence for line in lines), default=sequence)
+        return {line.subject_pk for line in lines}, _snapshot(gallery, last, rows)
 
     # The change log
 
@@ -435,6 +440,25 @@ def _gallery_rows() -> sa.Select[Any]:
 
 def _subject_rows() -> sa.Select[Any]:
     return sa.select(subjects, _count_of(templates, templates.c.subject_pk == subjects.c.pk).label("template_count"))
+
+
+def _template_rows(gallery: Gallery) -> sa.Select[Any]:
+    return (
+        sa.select(templates.c.pk, templates.c.subject_pk, templates.c.vector, templates.c.quality)
+        .where(templates.c.gallery_pk == gallery.pk)
+        .order_by(templates.c.subject_pk, templates.c.pk)
+    )
+
+
+def _snapshot(gallery: Gallery, sequence: int, rows: Sequence[sa.Row[Any]]) -> Snapshot:
+    vectors = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE).reshape(-1, gallery.dimension)
+    return Snapshot(
+        sequence,
+        np.array([row.pk for row in rows], np.int64),
+        np.array([row.subject_pk for row in rows], np.int64),
+        vectors.astype(np.float32),
+        np.array([(row.quality or {}).get("score", np.nan) for row in rows], np.float32),
+    )
 
 
 def _gallery(row: sa.Row[Any]) -> Gallery:

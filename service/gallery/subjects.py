@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
+from service.gallery.fusion import Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
-Fusion = Literal["max"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SubjectFilter:
 
 @dataclass(frozen=True)
 class Hit:
-    """A subject found: its best similarity, by the gallery's fusion."""
+    """A subject found: its similarity by the gallery's fusion."""
 
     subject_pk: int
     similarity: float

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.recognition import unit
 from models.risk import fpir_from_fmr
 from service.client import Kith, KithClientError
 from service.server import embedded
@@ -129,9 +130,12 @@ def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.r
     assert threshold(threshold=0.3) == 0.3
     (impossible,) = kith.identify(gallery, embeddings=[vectors[0]], risk={"fpir": 1e-15}).results
     assert (impossible.outcome, impossible.reasons) == ("unknown", ["risk_out_of_reach"])
-    kith.enrol(gallery, "others", embeddings=list(vectors[1:]), allow_inconsistent=True)
+    kith.enrol(gallery, "first", embeddings=[vectors[0]] * 3)
+    assert threshold(fpir=0.001) == alone
+    for i, vector in enumerate(vectors[1:]):
+        kith.enrol(gallery, f"other{i}", embeddings=[vector])
     assert threshold(fpir=0.001) > alone
-    # 40 comparisons at this FMR give this FPIR.
+    # 40 subjects at this FMR give this FPIR.
     assert fpir_from_fmr(0.001, 40) == pytest.approx(0.0392, abs=1e-4)
     assert threshold(fmr=0.001) == pytest.approx(threshold(fpir=fpir_from_fmr(0.001, 40)), abs=2e-4)
 
@@ -245,6 +249,24 @@ def test_gallery_settings(kith: Kith, gallery: str) -> None:
     assert kith.update_gallery(gallery, quality_gate={"min_sharpness": 5.0}).risk == {"fpir": 0.01}
     gate = kith.gallery(gallery).quality_gate
     assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
+
+
+def test_a_gallery_is_searched_by_its_fusion(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    one, other, probe = unit(rng.normal(size=(3, kith.model().dimension))).astype(np.float64)
+    kith.enrol(gallery, "a", embeddings=[one, other], allow_inconsistent=True)
+    both = [float(one @ probe), float(other @ probe)]
+    mean = sum(both) / float(np.linalg.norm(one + other))
+    expected = {"max": max(both), "mean_top_k": sum(both) / 2, "centroid": mean, "quality_weighted": mean}
+    assert kith.gallery(gallery).fusion == "max"
+    for fusion, similarity in expected.items():
+        assert kith.update_gallery(gallery, fusion=fusion).fusion == fusion
+        (found,) = kith.identify(gallery, embeddings=[probe]).results
+        assert found.candidates[0].similarity == pytest.approx(similarity, abs=1e-3)
+    created = kith.create_gallery(f"{gallery}-2", fusion="centroid")
+    assert created.fusion == "centroid"
+    kith.delete_gallery(f"{gallery}-2")
+    with pytest.raises(KithClientError, match="fusion"):
+        kith.update_gallery(gallery, fusion="median")
 
 
 def test_subjects_are_paged_patched_and_named_freely(kith: Kith, gallery: str, server: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,11 @@ from service.errors import (
 )
 from service.gallery.faiss_index import FaissIndex
 from service.gallery.follower import Followers
+from service.gallery.fusion import Fusion
 from service.gallery.store import Store, open_engine
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import metadata
+from tests.service.test_fusion import RULES, fused_similarity
 
 DIMENSION = 8
 
@@ -154,54 +158,103 @@ def test_a_deleted_vector_leaves_no_bytes_behind(tmp_path: Path, rng: np.random.
 
 
 def brute_force(
-    enrolled: dict[str, list[Float]], probe: Float, k: int, among: set[str] | None
+    enrolled: dict[str, list[NewTemplate]], probe: Float, k: int, among: set[str] | None, fusion: Fusion
 ) -> list[tuple[str, float]]:
-    best = {
-        subject: max(float(probe @ v) for v in vectors)
-        for subject, vectors in enrolled.items()
-        if vectors and (among is None or subject in among)
+    fused = {
+        subject: fused_similarity(
+            probe, [t.vector for t in owned], [t.quality["score"] if t.quality else math.nan for t in owned], fusion
+        )
+        for subject, owned in enrolled.items()
+        if owned and (among is None or subject in among)
     }
-    return sorted(best.items(), key=lambda item: -item[1])[:k]
+    return sorted(fused.items(), key=lambda item: -item[1])[:k]
 
 
-@settings(max_examples=40, deadline=None)
+def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
+    if rng.random() < 0.3:
+        return template(vector)
+    return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
+
+
+STEPS = ["enrol", "delete subject", "delete template", "search", "change the fusion"]
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    steps=st.lists(st.sampled_from(["enrol", "delete subject", "delete template", "search"]), max_size=40),
+    fusion=st.sampled_from(RULES),
+    steps=st.lists(st.sampled_from(STEPS), max_size=40),
     k=st.integers(1, 5),
 )
-def test_two_followers_answer_as_brute_force(seed: int, steps: list[str], k: int) -> None:
+def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: list[str], k: int) -> None:
     """Random enrolment and deletion; two indexes over one database, as two processes would be."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(open_engine(f"sqlite:///{folder}/kith.db"))
-        gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+        gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
         replicas = [Followers(store, FaissIndex), Followers(store, FaissIndex)]
-        enrolled: dict[str, list[Float]] = {}
-        ids: dict[str, list[str]] = {}
+        enrolled: dict[str, list[NewTemplate]] = {}
         for step in [*steps, "search"]:
             subject = f"s{rng.integers(6)}"
             if step == "enrol":
                 vectors = unit(rng.normal(size=(int(rng.integers(1, 12)), DIMENSION)))
-                new = [template(v) for v in vectors]
+                new = [of_some_quality(v, rng) for v in vectors]
                 store.enrol(gallery, subject, new, None)
-                enrolled.setdefault(subject, []).extend(vectors)
-                ids.setdefault(subject, []).extend(t.id for t in new)
+                enrolled.setdefault(subject, []).extend(new)
             elif step == "delete subject" and subject in enrolled:
                 store.delete_subject(gallery, subject)
-                del enrolled[subject], ids[subject]
-            elif step == "delete template" and ids.get(subject):
-                store.delete_template(gallery, subject, ids[subject].pop(0))
-                enrolled[subject].pop(0)
+                del enrolled[subject]
+            elif step == "delete template" and enrolled.get(subject):
+                store.delete_template(gallery, subject, enrolled[subject].pop(0).id)
+            elif step == "change the fusion":
+                rule = RULES[rng.integers(len(RULES))]
+                gallery = store.update_gallery("g", lambda current, rule=rule: replace(current, fusion=rule))  # type: ignore[misc]
             elif step == "search":
                 probes = unit(rng.normal(size=(3, DIMENSION)))
                 among = None if rng.random() < 0.5 else {f"s{i}" for i in range(3)}
                 names = {s.pk: s.id for s in store.list_subjects(gallery, None, 100, SubjectFilter())}
                 keys = None if among is None else {pk for pk, name in names.items() if name in among}
+                everybody = [name for name, owned in enrolled.items() if owned and (among is None or name in among)]
                 for follower in (r.of(gallery) for r in replicas):
-                    results, _ = follower.search(probes, k, keys)
+                    results, compared = follower.search(probes, k, keys)
+                    assert compared == len(everybody)
                     for probe, hits in zip(probes, results, strict=True):
-                        expected = brute_force(enrolled, probe, k, among)
+                        expected = brute_force(enrolled, probe, k, among, gallery.settings.fusion)
                         assert [names[h.subject_pk] for h in hits] == [name for name, _ in expected]
                         assert np.allclose([h.similarity for h in hits], [s for _, s in expected], atol=1e-5)
         store.close()
+
+
+def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> None:
+    """Twenty subjects have one template nearer to the probe than anyone's mean, and two far from it."""
+    rng = np.random.default_rng(0)
+    gallery = store.create_gallery("means", "f" * 32, DIMENSION, GallerySettings(fusion="mean_top_k"))
+    probe = np.eye(DIMENSION, dtype=np.float32)[:1]
+
+    def at(cosine: float) -> NewTemplate:
+        aside = rng.normal(size=DIMENSION)
+        aside[0] = 0
+        aside *= np.sqrt(1 - cosine**2) / np.linalg.norm(aside)
+        return template((aside + cosine * probe[0]).astype(np.float32))
+
+    for i in range(20):
+        store.enrol(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
+    store.enrol(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
+    ((hit,),), compared = Followers(store, FaissIndex).of(gallery).search(probe, 1)
+    assert (store.subjects_by_pk([hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
+    assert hit.similarity == pytest.approx(0.75, abs=1e-5)
+
+
+def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
+    store: Store, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    here, elsewhere = Followers(store, FaissIndex), Followers(store, FaissIndex)
+    store.enrol(gallery, "a", [template(v) for v in unit(rng.normal(size=(2, DIMENSION)))], None)
+    vectors, _ = store.subject_vectors(gallery, "a")
+    for followers in (here, elsewhere):
+        ((hit,),), _ = followers.of(store.gallery("g")).search(vectors[:1], 1)
+        assert hit.similarity == pytest.approx(1, abs=1e-5)
+    store.update_gallery("g", lambda current: replace(current, fusion="mean_top_k"))
+    for followers in (here, elsewhere):
+        ((hit,),), _ = followers.of(store.gallery("g")).search(vectors[:1], 1)
+        assert hit.similarity == pytest.approx((1 + float(vectors[0] @ vectors[1])) / 2, abs=1e-5)
