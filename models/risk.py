@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +53,6 @@ class Threshold:
     extrapolated: bool
     low: float = math.nan
     high: float = math.nan
-
-
-class Risk(Protocol):
-    """What decisions need to know of a recogniser's strangers."""
-
-    def fmr(self, t: float) -> Rate: ...
-
-    def threshold_at_fmr(self, rate: float) -> Threshold: ...
 
 
 class FmrCurve:

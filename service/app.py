@@ -17,7 +17,7 @@ from models.pack import load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, identify, problems, subjects, system
+from service.api import faces, galleries, identify, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
@@ -25,6 +25,7 @@ from service.batching import Batcher
 from service.drift import Watches
 from service.gallery.faiss_index import FaissIndex
 from service.gallery.follower import Followers
+from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store, open_engine
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
         store = Store(open_engine(settings.sql_url))
         followers = Followers(store, FaissIndex)
+        risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
@@ -63,7 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
                     embed,
                     recogniser.alignment,
                     followers,
-                    calibration,
+                    risks,
                     limits,
                     settings.max_faces,
                     threads,
@@ -82,13 +84,14 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 log.info("serving %s on %s", pack.model_id, recognition.providers[0])
                 yield
+        risks.close()
         store.close()
 
     app = FastAPI(
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, system):
+    for module in (faces, galleries, subjects, identify, risk, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

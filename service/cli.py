@@ -20,11 +20,14 @@ from rich.table import Table
 
 from models.errors import ModelError
 from service import model_commands
+from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
 from service.errors import KithError, SettingsError
+from service.risk_plot import risk_png, risk_text
+from service.risk_report import GROWTH
 from service.settings import load_settings
 
 PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
@@ -157,8 +160,7 @@ def identify(
     as_json: AsJson = False,
 ) -> None:
     """Say who is in the photos, or that they are unknown."""
-    if draw is not None and (draw.suffix.lower() not in (".png", ".jpg", ".jpeg") or not draw.parent.is_dir()):
-        raise typer.BadParameter(f"{draw} must be a .png or .jpg file in a folder that exists", param_hint="--draw")
+    _check_picture(draw, "--draw", (".png", ".jpg", ".jpeg"))
     options: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
     table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "Chance of a stranger")
     answers: dict[str, Any] = {}
@@ -241,6 +243,82 @@ def gallery_stats(name: str, url: Url = None, api_key: Key = None) -> None:
     """One gallery's settings and counts, as JSON."""
     with connect(url, api_key) as kith:
         _print_json(kith.gallery(name))
+
+
+@gallery_app.command("risk")
+def gallery_risk(
+    name: str,
+    fpir: Annotated[list[float] | None, typer.Option(help="A target; repeatable. Default: 0.1 to 0.0001.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw FPIR by threshold here.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which threshold keeps which risk, today and at ten times the size, and what that rests on."""
+    _check_picture(png, "--png", (".png",))
+    with connect(url, api_key) as kith:
+        report = kith.risk(name, *(fpir or ()))
+    _print_json(report) if as_json else _print_risk(report)
+    if png is not None:
+        png.write_bytes(risk_png(report))
+
+
+@app.command("calibrate")
+def calibrate_command(gallery: Gallery, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """Derive a gallery's risk anew from everybody enrolled in it, and show it."""
+    with connect(url, api_key) as kith:
+        report = kith.calibrate(gallery)
+    _print_json(report) if as_json else _print_risk(report)
+
+
+@gallery_app.command("audit")
+def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """How the gallery's threshold moved by itself, latest first."""
+    with connect(url, api_key) as kith:
+        lines = list(kith.audit(name))
+    if as_json:
+        print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
+        return
+    table = Table("When (UTC)", "What", "Risk", "Before", "After", "Subjects", "Pairs")
+    for line in lines:
+        before, after = line.details["before"] or {}, line.details["after"] or {}
+        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details["risk"].items())
+        moved = (str(side.get("threshold", "")) for side in (before, after))
+        evidence = (str(after.get(count, "")) for count in ("subjects", "pairs"))
+        table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", line.event, risk, *moved, *evidence)
+    Console().print(table)
+
+
+def _print_risk(report: GalleryRiskOut) -> None:
+    console = Console()
+    evidence, own = report.evidence, ", ".join(f"{kind} {value:g}" for kind, value in report.risk.items())
+    console.print(f"{report.subjects} subjects, fusion {report.fusion}; {own}: threshold {report.threshold:.4f}")
+    later = f"At {report.subjects * GROWTH:,} subjects"
+    table = Table("FPIR", "Threshold", "95 % interval", "Own probes missed", later)
+    for target in report.targets:
+        now, then = target.today, target.grown
+        mark = " (extrapolated)" if now.extrapolated else ""
+        missed = "" if now.fnmr is None else f"{now.fnmr:.1%}"
+        interval = f"{now.low:.4f} to {now.high:.4f}"
+        table.add_row(f"{target.fpir:g}", f"{now.threshold:.4f}{mark}", interval, missed, f"{then.threshold:.4f}")
+    console.print(table)
+    console.print(
+        f"from {evidence.source}: {evidence.pairs:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
+        f"{evidence.pack_pairs:,} of the pack; {evidence.duplicate_pairs:g} taken for duplicates and left out"
+    )
+    if (check := report.check) is not None:
+        console.print(
+            f"left out and searched for, {check.observed} of {check.probes} subjects reach the threshold of FPIR "
+            f"{check.fpir:.0%}; {check.expected:.0f} should"
+        )
+    print(risk_text(report, console.width))
+
+
+def _check_picture(path: Path | None, option: str, suffixes: tuple[str, ...]) -> None:
+    if path is not None and (path.suffix.lower() not in suffixes or not path.parent.is_dir()):
+        raise typer.BadParameter(
+            f"{path} must be a {' or '.join(suffixes)} file in a folder that exists", param_hint=option
+        )
 
 
 @gallery_app.command("delete")

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from service.api.schemas import (
+    AuditLineOut,
+    AuditOut,
     DeletedOut,
     EnrolOut,
     FacesOut,
     GalleriesOut,
     GalleryOut,
+    GalleryRiskOut,
     HealthOut,
     IdentifyOut,
     ModelOut,
@@ -140,6 +143,24 @@ class Kith:
     def delete_gallery(self, name: str) -> DeletedOut:
         return self._send(DeletedOut, "DELETE", _path(name))
 
+    def risk(self, gallery: str, *fpir: float) -> GalleryRiskOut:
+        """Thresholds for these FPIRs (default: 0.1 to 0.0001), the curve between them, and the evidence."""
+        return self._send(GalleryRiskOut, "GET", f"{_path(gallery)}/risk", params=_targets(fpir))
+
+    def calibrate(self, gallery: str, *fpir: float) -> GalleryRiskOut:
+        """As :meth:`risk`, from evidence that is derived anew first."""
+        return self._send(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
+
+    def audit(self, gallery: str) -> Iterator[AuditLineOut]:
+        """What the service changed by itself, latest first."""
+        cursor: int | None = None
+        while True:
+            params = {} if cursor is None else {"cursor": cursor}
+            page = self._send(AuditOut, "GET", f"{_path(gallery)}/audit", params=params)
+            yield from page.lines
+            if (cursor := page.next) is None:
+                return
+
     # Subjects
 
     def put_subject(
@@ -239,6 +260,10 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
 def _path(gallery: str, subject: str | None = None) -> str:
     base = f"/v1/galleries/{quote(gallery, safe='')}"
     return base if subject is None else f"{base}/subjects/{quote(subject, safe='')}"
+
+
+def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:
+    return {"fpir": list(fpir)} if fpir else {}
 
 
 def _cursor(cursor: str | None) -> dict[str, Any]:

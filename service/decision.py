@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from models.risk import Calibration, Threshold, fmr_for_fpir, fpir_from_fmr
+from models.risk import FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from service.errors import RiskUncalibratedError
 
 IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality"]
 VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality"]
+Source = Literal["pack", "gallery", "both"]
 
 REVIEW_FACTOR: Final = 10.0
 """The review risk: between it and the asked risk an answer is 'uncertain'."""
@@ -27,12 +28,20 @@ class RiskTarget:
 
 
 @dataclass(frozen=True)
+class KnownRisk:
+    """How strangers score, and whose evidence says so: the pack's calibration, the gallery's own strangers, or both."""
+
+    curve: FmrCurve
+    source: Source
+
+
+@dataclass(frozen=True)
 class Thresholds:
     """``accept`` and ``review`` similarities for a target, and where they come from."""
 
     accept: float
     review: float
-    source: Literal["pack", "explicit"]
+    source: Source | Literal["explicit"]
     extrapolated: bool
 
     @property
@@ -61,32 +70,30 @@ class Decision:
         return self.best.similarity - self.runner_up.similarity if self.best and self.runner_up else None
 
 
-def thresholds_for(target: RiskTarget, calibration: Calibration | None, comparisons: int) -> Thresholds:
+def thresholds_for(target: RiskTarget, known: KnownRisk | None, comparisons: int) -> Thresholds:
     """Find the similarities that keep to ``target`` in a search of ``comparisons`` subjects, or a verification that
     compares as many pairs of templates.
 
     Raises:
-        RiskUncalibratedError: a risk was asked of a pack without calibration.
+        RiskUncalibratedError: a risk was asked where nothing is known of strangers.
     """
     if target.kind == "threshold":
         return Thresholds(target.value, target.value, "explicit", False)
-    if calibration is None:
+    if known is None:
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
     def at(risk: float) -> Threshold:
         fmr = fmr_for_fpir(risk, comparisons) if target.kind == "fpir" else risk
-        return calibration.threshold_at_fmr(fmr)
+        return known.curve.threshold_at_fmr(fmr)
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * REVIEW_FACTOR)))
-    return Thresholds(accept.similarity, review.similarity, "pack", accept.extrapolated)
+    return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated)
 
 
-def false_alarm_probability(similarity: float, calibration: Calibration | None, comparisons: int) -> float | None:
-    """The probability that a stranger's best of ``comparisons`` reaches ``similarity``; None without calibration."""
-    if calibration is None:
-        return None
-    return fpir_from_fmr(calibration.fmr(similarity).value, comparisons)
+def false_alarm_probability(similarity: float, known: KnownRisk | None, comparisons: int) -> float | None:
+    """The probability that a stranger's best of ``comparisons`` reaches ``similarity``; None where nothing is known."""
+    return None if known is None else fpir_from_fmr(known.curve.fmr(similarity).value, comparisons)
 
 
 def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:

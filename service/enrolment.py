@@ -100,7 +100,7 @@ def check_identity(
     Raises:
         DuplicateSubjectError, InconsistentTemplateError.
     """
-    calibration = pipeline.calibration
+    calibration = pipeline.risks.calibration
     if calibration is None:
         return
     try:
@@ -115,7 +115,7 @@ def check_identity(
     if not overrides.allow_duplicate:
         (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
         others = [hit for hit in hits if hit.subject_pk != own_pk]
-        threshold = thresholds_for(DUPLICATE_RISK, calibration, comparisons).accept
+        threshold = thresholds_for(DUPLICATE_RISK, pipeline.risks.of(gallery), comparisons).accept
         one = np.zeros(len(own), np.int64)
         itself = scores(template.vector[None], own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
         # Someone else must be nearer than the subject itself: lookalikes may both be enrolled.

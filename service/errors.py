@@ -132,8 +132,11 @@ class IdempotencyConflictError(KithError):
 
 
 class RiskUncalibratedError(KithError):
-    status, code, title = 409, "risk_uncalibrated", "The pack has no calibration, so a risk has no threshold"
-    remedy = 'Ask with an explicit threshold: {"threshold": 0.4}.'
+    status, code, title = 409, "risk_uncalibrated", "Too little is known of strangers, so a risk has no threshold"
+    remedy = (
+        'Ask with an explicit threshold: {"threshold": 0.4}; calibrate the pack with kith-train calibrate; or enrol 50 '
+        "people or more."
+    )
 
 
 # Load and storage

@@ -15,7 +15,6 @@ from models import quality
 from models.alignment import STANDARD, Alignment, align
 from models.detection import Faces
 from models.quality import Quality
-from models.risk import Calibration
 from models.runtime import Float
 from service.batching import Batcher
 from service.decision import (
@@ -28,6 +27,7 @@ from service.decision import (
     thresholds_for,
 )
 from service.gallery.follower import Followers
+from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Gallery
 from service.imaging import ImageLimits, decode
 
@@ -81,7 +81,7 @@ class Pipeline:
         recogniser: Batcher[Image, Float],
         alignment: Alignment,
         followers: Followers,
-        calibration: Calibration | None,
+        risks: GalleryRisks,
         limits: ImageLimits,
         max_faces: int,
         threads: ThreadPoolExecutor,
@@ -93,7 +93,7 @@ class Pipeline:
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
-        self.calibration = calibration
+        self.risks = risks
 
     async def detect(self, payload: bytes) -> Photo:
         """Decode a photo and find its faces. Raises ImageError."""
@@ -127,14 +127,15 @@ class Pipeline:
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
         results, comparisons = self._followers.of(gallery).search(probes, max(2, k), among)
-        thresholds = thresholds_for(target, self.calibration, comparisons)
+        known = self.risks.of(gallery)
+        thresholds = thresholds_for(target, known, comparisons)
         found = []
         for hits in results:
             candidates = [
                 Candidate(
                     hit.subject_pk,
                     hit.similarity,
-                    false_alarm_probability(hit.similarity, self.calibration, comparisons),
+                    false_alarm_probability(hit.similarity, known, comparisons),
                 )
                 for hit in hits
             ]

@@ -115,7 +115,7 @@ async def verify(request: Request, kith: Kith) -> VerifyOut:
     # to be within the asked rate, each comparison must be far below it.
     comparisons = len(vectors_a) * len(vectors_b)
     joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
-    thresholds = thresholds_for(joint, kith.pipeline.calibration, comparisons)
+    thresholds = thresholds_for(joint, kith.pipeline.risks.of_pack, comparisons)
     outcome_known = not reasons
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
@@ -125,7 +125,7 @@ async def verify(request: Request, kith: Kith) -> VerifyOut:
         similarity=round(similarity, 4),
         threshold=round(thresholds.accept, 4),
         review_threshold=round(thresholds.review, 4),
-        false_match_probability=false_alarm_probability(similarity, kith.pipeline.calibration, comparisons),
+        false_match_probability=false_alarm_probability(similarity, kith.pipeline.risks.of_pack, comparisons),
         risk=risk_out(target, thresholds),
         reasons=reasons,
         a=out_a,

@@ -55,7 +55,9 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 @router.patch("/{gallery}")
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Kith) -> GalleryOut:
     """Change the gallery's default risk, fusion or quality gate; what is not given stays."""
-    return GalleryOut.of(await kith.run(kith.store.update_gallery, gallery, body.over))
+    updated = await kith.run(kith.store.update_gallery, gallery, body.over)
+    kith.pipeline.risks.follow(updated)
+    return GalleryOut.of(updated)
 
 
 @router.delete("/{gallery}")
@@ -63,5 +65,6 @@ async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
     deleted = await kith.run(kith.store.delete_gallery, gallery)
     kith.followers.drop(deleted)
+    kith.pipeline.risks.forget(deleted)
     kith.watches.drop(deleted.pk, deleted.name)
     return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)

@@ -20,11 +20,12 @@ from pydantic import (
 )
 
 from models.quality import QualityGate
-from service.decision import IdentifyOutcome, RiskTarget, VerifyOutcome
+from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
+from service.risk_report import TargetThreshold
 
 PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
 
@@ -250,7 +251,7 @@ class RiskOut(BaseModel):
     fpir: float | None = None
     fmr: float | None = None
     threshold: float | None = None
-    source: Literal["pack", "gallery", "both", "explicit"]
+    source: Source | Literal["explicit"]
     extrapolated: bool = Field(description="The risk is smaller than the evidence can support by counting.")
 
 
@@ -440,6 +441,81 @@ class DeletedOut(BaseModel):
 class NetworkOut(BaseModel):
     file: str
     providers: list[str]
+
+
+class EvidenceOut(BaseModel):
+    source: Source
+    gallery_share: float = Field(description="The gallery's own part in the answer; the rest is the pack's.")
+    pairs: int = Field(description="Pairs of the gallery's subjects that were compared.")
+    probes: int = Field(description="Subjects searched for among all others.")
+    duplicate_pairs: float = Field(description="Pairs taken for one person under two names, and left out.")
+    pack_pairs: int
+    derived_at: datetime | None
+    up_to_date: bool = Field(description="False while a change of more than 2 % of the templates is being followed.")
+
+
+class ThresholdOut(BaseModel):
+    """A similarity above 1 is one that none reaches."""
+
+    subjects: int
+    threshold: float
+    low: float = Field(description="With 'high', the 95 % interval.")
+    high: float
+    extrapolated: bool
+    fnmr: float | None = Field(None, description="The share of an enrolled person's own probes below it, by the pack.")
+
+    @classmethod
+    def of(cls, found: TargetThreshold) -> ThresholdOut:
+        rounded = {name: round(getattr(found, name), 4) for name in ("threshold", "low", "high")}
+        fnmr = None if found.fnmr is None else round(found.fnmr, 4)
+        return cls(subjects=found.subjects, extrapolated=found.extrapolated, fnmr=fnmr, **rounded)
+
+
+class TargetOut(BaseModel):
+    fpir: float
+    today: ThresholdOut
+    grown: ThresholdOut = Field(description="At ten times today's size, for strangers as today's.")
+
+
+class PointOut(BaseModel):
+    similarity: float
+    fpir: float
+    low: float = Field(description="With 'high', the 95 % interval.")
+    high: float
+    extrapolated: bool
+
+
+class CheckOut(BaseModel):
+    """Subjects left out of the gallery and searched for: how many reach the threshold of ``fpir``."""
+
+    fpir: float
+    probes: int
+    expected: float
+    observed: int
+
+
+class GalleryRiskOut(BaseModel):
+    gallery: str
+    fusion: Fusion
+    subjects: int = Field(description="Enrolled, with a template, when the evidence was derived.")
+    risk: dict[str, float] = Field(description="The gallery's own.")
+    threshold: float
+    review_threshold: float
+    evidence: EvidenceOut
+    targets: list[TargetOut]
+    curve: list[PointOut]
+    check: CheckOut | None
+
+
+class AuditLineOut(BaseModel):
+    at: datetime
+    event: str
+    details: dict[str, Any]
+
+
+class AuditOut(BaseModel):
+    lines: list[AuditLineOut]
+    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class ModelOut(BaseModel):

@@ -94,7 +94,9 @@ async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: Subjec
 async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> DeletedOut:
     """Delete a subject with all its templates."""
     found = await kith.run(kith.store.gallery, gallery)
-    return DeletedOut(subjects=1, templates=await kith.run(kith.store.delete_subject, found, subject))
+    removed = await kith.run(kith.store.delete_subject, found, subject)
+    kith.pipeline.risks.follow(found)
+    return DeletedOut(subjects=1, templates=removed)
 
 
 @router.get("/{subject}/templates")
@@ -117,6 +119,7 @@ async def get_template(gallery: GalleryPath, subject: SubjectPath, template: Tem
 async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> DeletedOut:
     found = await kith.run(kith.store.gallery, gallery)
     await kith.run(kith.store.delete_template, found, subject, template)
+    kith.pipeline.risks.follow(found)
     return DeletedOut(templates=1)
 
 
@@ -144,6 +147,7 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
     if templates:
         keyed = Idempotent(key, digest, answer) if key else None
         earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+        kith.pipeline.risks.follow(found)
         answer = earlier or answer
     return _json(answer, 201 if templates else 200)
 

@@ -37,7 +37,7 @@ async def models(kith: Kith) -> ModelOut:
         display_name=kith.pack.display_name,
         recogniser=kith.recogniser.fingerprint,
         dimension=kith.recogniser.dimension,
-        calibrated=kith.pipeline.calibration is not None,
+        calibrated=kith.pipeline.risks.calibration is not None,
         detection=_network(kith.detection_network),
         recognition=_network(kith.recognition_network),
         metrics=dict(kith.pack.metrics),

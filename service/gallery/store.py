@@ -6,6 +6,7 @@ gallery's templates writes lines into its change log in the same transaction, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from alembic.util import CommandError
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
+from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
@@ -34,17 +36,19 @@ from service.errors import (
     TemplateNotFoundError,
 )
 from service.gallery.subjects import (
+    AuditLine,
     Change,
     Gallery,
     GallerySettings,
     Idempotent,
     NewTemplate,
     Snapshot,
+    StoredEvidence,
     Subject,
     SubjectFilter,
     Template,
 )
-from service.gallery.tables import changes, galleries, idempotency, subjects, templates
+from service.gallery.tables import audit, changes, evidence, galleries, idempotency, subjects, templates
 
 VECTOR_TYPE = np.dtype("<f4")
 BUSY_TIMEOUT_MS = 10_000
@@ -177,7 +181,7 @@ class Store:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         with self._write(_deleted(gallery)) as connection:
-            for table in (idempotency, changes, templates, subjects):
+            for table in (evidence, idempotency, changes, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
         return gallery
@@ -387,6 +391,51 @@ class Store:
         last = max((line.sequence for line in lines), default=sequence)
         return {line.subject_pk for line in lines}, _snapshot(gallery, last, rows)
 
+    # Evidence and audit
+
+    def evidence(self, gallery: Gallery) -> StoredEvidence | None:
+        with self._read() as connection:
+            row = connection.execute(sa.select(evidence).where(evidence.c.gallery_pk == gallery.pk)).first()
+        if row is None:
+            return None
+        scores = ImpostorEvidence.from_document(json.loads(row.document))
+        return StoredEvidence(row.sequence, row.fusion, row.templates, scores, row.derived_at)
+
+    def changes_since(self, gallery: Gallery, sequence: int) -> int:
+        """How many templates came or went."""
+        query = sa.select(sa.func.count()).where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
+        with self._read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def put_evidence(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
+        """Replace a gallery's evidence, unless a later one is there, and write ``event`` to the audit with it."""
+        values = {
+            "sequence": new.sequence,
+            "fusion": new.fusion,
+            "templates": new.templates,
+            "document": json.dumps(new.scores.document()),
+            "derived_at": new.derived_at,
+        }
+        with self._write(_deleted(gallery)) as connection:
+            stored = connection.execute(sa.select(evidence).where(evidence.c.gallery_pk == gallery.pk)).first()
+            if stored is not None and stored.sequence > new.sequence:
+                return
+            if stored is None:
+                connection.execute(evidence.insert().values(gallery_pk=gallery.pk, **values))
+            else:
+                connection.execute(evidence.update().where(evidence.c.gallery_pk == gallery.pk).values(**values))
+            if event is not None:
+                line = {"at": new.derived_at, "event": event, "gallery_pk": gallery.pk, "gallery": gallery.name}
+                connection.execute(audit.insert().values(**line, details=details))
+
+    def audit_lines(self, gallery: Gallery, before: int | None, limit: int) -> list[AuditLine]:
+        """A gallery's lines, latest first; ``before``: only those of a smaller key."""
+        query = sa.select(audit).where(audit.c.gallery_pk == gallery.pk).order_by(audit.c.pk.desc()).limit(limit)
+        if before is not None:
+            query = query.where(audit.c.pk < before)
+        with self._read() as connection:
+            return [AuditLine(row.pk, row.at, row.event, row.gallery, row.details) for row in connection.execute(query)]
+
     # The change log
 
     def changes_after(self, gallery_pk: int, sequence: int) -> list[Change]:
@@ -435,6 +484,10 @@ def _gallery_rows() -> sa.Select[Any]:
         galleries,
         _count_of(subjects, subjects.c.gallery_pk == galleries.c.pk).label("subject_count"),
         _count_of(templates, templates.c.gallery_pk == galleries.c.pk).label("template_count"),
+        sa.select(evidence.c.sequence)
+        .where(evidence.c.gallery_pk == galleries.c.pk)
+        .scalar_subquery()
+        .label("evidence_sequence"),
     )
 
 
@@ -473,6 +526,7 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.created_at,
         row.subject_count,
         row.template_count,
+        row.evidence_sequence,
     )
 
 

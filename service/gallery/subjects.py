@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
@@ -37,6 +38,30 @@ class Gallery:
     created_at: datetime
     subjects: int = 0
     templates: int = 0
+    evidence_sequence: int | None = None
+    """Of the change log, at which the stored evidence was derived; None: there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredEvidence:
+    """What a gallery's strangers said at ``sequence`` of its change log, of so many ``templates``."""
+
+    sequence: int
+    fusion: Fusion
+    templates: int
+    scores: ImpostorEvidence
+    derived_at: datetime
+
+
+@dataclass(frozen=True)
+class AuditLine:
+    """Something the service did by itself, or was told to do."""
+
+    pk: int
+    at: datetime
+    event: str
+    gallery: str | None
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True)

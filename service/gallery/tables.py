@@ -110,3 +110,29 @@ idempotency = Table(
     Column("response", Text, nullable=False),
     Column("created_at", Utc, nullable=False),
 )
+
+# The latest of each gallery: derived once, read by every process.
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("sequence", Key, nullable=False),
+    Column("fusion", String(32), nullable=False),
+    Column("templates", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("derived_at", Utc, nullable=False),
+)
+
+# No foreign key to galleries: what happened outlives them.
+audit = Table(
+    "audit",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("at", Utc, nullable=False),
+    Column("event", String(64), nullable=False),
+    Column("gallery_pk", Key),
+    Column("gallery", String(64)),
+    Column("details", JSON, nullable=False),
+    Index("audit_by_gallery", "gallery_pk", "pk"),
+    sqlite_autoincrement=True,
+)

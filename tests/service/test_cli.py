@@ -119,3 +119,23 @@ def test_a_lone_refusal_raises_with_its_code(kith: Kith, gallery: str) -> None:
         kith.enrol(gallery, "x", b"not a photo")
     assert (raised.value.status, raised.value.code) == (422, "image_format")
     assert "JPEG" in str(raised.value)
+
+
+def test_a_gallerys_risk_is_printed_and_drawn(people: Path, tmp_path: Path) -> None:
+    assert kith_command("enroll", str(people), "-g", "g", cwd=tmp_path).returncode == 0
+    derived = kith_command("calibrate", "-g", "g", cwd=tmp_path)
+    assert derived.returncode == 0, derived.stderr
+    assert "2 subjects" in derived.stdout
+    drawn = kith_command("gallery", "risk", "g", "--fpir", "0.02", "--png", "risk.png", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "0.02" in drawn.stdout
+    assert "FPIR by threshold, 2 subjects" in drawn.stdout
+    with Image.open(tmp_path / "risk.png") as picture:
+        assert picture.width > 500
+    report = json.loads(kith_command("gallery", "risk", "g", "--json", cwd=tmp_path).stdout)
+    assert report["evidence"]["pairs"] == 1
+    lines = json.loads(kith_command("gallery", "audit", "g", "--json", cwd=tmp_path).stdout)
+    assert lines[0]["details"]["after"]["threshold"] == report["threshold"]
+    assert "threshold_moved" in kith_command("gallery", "audit", "g", cwd=tmp_path).stdout
+    nowhere = kith_command("gallery", "risk", "g", "--png", "no/where.png", cwd=tmp_path)
+    assert nowhere.returncode == 2

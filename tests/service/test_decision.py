@@ -10,6 +10,7 @@ from models.risk import Calibration
 from service.decision import (
     MIN_MARGIN,
     Candidate,
+    KnownRisk,
     RiskTarget,
     Thresholds,
     decide,
@@ -20,6 +21,10 @@ from service.decision import (
 from service.errors import RiskUncalibratedError
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
+
+
+def known(calibration: Calibration) -> KnownRisk:
+    return KnownRisk(calibration.curve, "pack")
 
 
 def candidates(*similarities: float) -> list[Candidate]:
@@ -56,7 +61,7 @@ def test_more_alike_is_never_less_sure(similarity: float, more: float) -> None:
 
 @given(st.floats(1e-6, 0.2), st.integers(1, 10_000), st.integers(1, 10_000))
 def test_a_larger_gallery_asks_for_more_likeness(calibration: Calibration, fpir: float, a: int, b: int) -> None:
-    small, large = (thresholds_for(RiskTarget("fpir", fpir), calibration, n) for n in sorted((a, b)))
+    small, large = (thresholds_for(RiskTarget("fpir", fpir), known(calibration), n) for n in sorted((a, b)))
     assert small.accept <= large.accept + 1e-9
     assert small.review <= small.accept
 
@@ -65,8 +70,8 @@ def test_a_larger_gallery_asks_for_more_likeness(calibration: Calibration, fpir:
 def test_at_the_threshold_the_false_alarm_is_the_asked_risk(
     calibration: Calibration, fpir: float, comparisons: int
 ) -> None:
-    threshold = thresholds_for(RiskTarget("fpir", fpir), calibration, comparisons).accept
-    probability = false_alarm_probability(threshold, calibration, comparisons)
+    threshold = thresholds_for(RiskTarget("fpir", fpir), known(calibration), comparisons).accept
+    probability = false_alarm_probability(threshold, known(calibration), comparisons)
     assert probability is not None
     assert probability <= fpir * 1.0001
 

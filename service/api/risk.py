@@ -1,0 +1,99 @@
+"""A gallery's risk: thresholds for targets, the curve, what they rest on, and how they moved."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service import risk_report
+from service.api.context import Context, Kith
+from service.api.galleries import GalleryPath, Limit
+from service.api.openapi import PROBLEMS
+from service.api.schemas import (
+    AuditLineOut,
+    AuditOut,
+    CheckOut,
+    EvidenceOut,
+    GalleryRiskOut,
+    PointOut,
+    Probability,
+    TargetOut,
+    ThresholdOut,
+)
+from service.decision import thresholds_for
+from service.enrolment import check_recogniser
+from service.errors import RiskUncalibratedError
+from service.gallery.subjects import Gallery
+
+router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
+Targets = Annotated[list[Probability], Query(max_length=20, description="FPIRs to give thresholds for; repeatable.")]
+
+
+@router.get("/risk")
+async def get_risk(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_report.TARGETS)) -> GalleryRiskOut:  # noqa: B006
+    """FPIR by threshold, thresholds for targets today and at ten times today's size, with 95 % intervals, and the
+    evidence behind them."""
+    found = await kith.run(kith.store.gallery, gallery)
+    check_recogniser(found, kith.recogniser.fingerprint)
+    return await kith.run(_report, kith, found, fpir)
+
+
+@router.post("/calibrate")
+async def calibrate(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_report.TARGETS)) -> GalleryRiskOut:  # noqa: B006
+    """Derive the gallery's evidence anew, at once, from all its templates; answer as GET risk."""
+    found = await kith.run(kith.store.gallery, gallery)
+    check_recogniser(found, kith.recogniser.fingerprint)
+    await kith.run(kith.pipeline.risks.refresh, gallery, True)
+    return await kith.run(_report, kith, await kith.run(kith.store.gallery, gallery), fpir)
+
+
+@router.get("/audit")
+async def list_audit(
+    gallery: GalleryPath,
+    kith: Kith,
+    cursor: Annotated[int | None, Query(ge=0, description="'next' of the page before.")] = None,
+    limit: Limit = 100,
+) -> AuditOut:
+    """What the service changed by itself, latest first: each move of the threshold, before and after, with the evidence
+    for it."""
+    found = await kith.run(kith.store.gallery, gallery)
+    lines = await kith.run(kith.store.audit_lines, found, cursor, limit + 1)
+    page = [AuditLineOut(at=line.at, event=line.event, details=line.details) for line in lines[:limit]]
+    return AuditOut(lines=page, next=lines[limit - 1].pk if len(lines) > limit else None)
+
+
+def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
+    risks = kith.pipeline.risks
+    stored = kith.store.evidence(gallery)
+    known, risk = risks.known(gallery, stored), risks.gallery_risk(gallery, stored)
+    if known is None:
+        raise RiskUncalibratedError(f"nothing is known of strangers in gallery {gallery.name!r}")
+    subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
+    target = gallery.settings.risk
+    own = thresholds_for(target, known, subjects)
+    calibration = risks.calibration
+    return GalleryRiskOut(
+        gallery=gallery.name,
+        fusion=gallery.settings.fusion,
+        subjects=subjects,
+        risk={target.kind: target.value},
+        threshold=round(own.accept, 4),
+        review_threshold=round(own.review, 4),
+        evidence=EvidenceOut(
+            source=known.source,
+            gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
+            pairs=stored.scores.pairs if stored else 0,
+            probes=stored.scores.probes if stored else 0,
+            duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
+            pack_pairs=calibration.impostor_pairs if calibration else 0,
+            derived_at=stored.derived_at if stored else None,
+            up_to_date=stored is not None and not risks.is_stale(gallery, stored),
+        ),
+        targets=[
+            TargetOut(fpir=today.fpir, today=ThresholdOut.of(today), grown=ThresholdOut.of(grown))
+            for today, grown in risk_report.thresholds(targets, subjects, known.curve, calibration)
+        ],
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(subjects, known.curve)],
+        check=CheckOut(**vars(risk_report.check_maxima(risk.evidence, known.curve))) if risk else None,
+    )

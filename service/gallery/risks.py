@@ -1,0 +1,157 @@
+"""What is known of each gallery's strangers: derived from SQL, stored there, and read by every process alike."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from models.gallery_risk import GalleryRisk
+from models.risk import Calibration
+from service.decision import KnownRisk, thresholds_for
+from service.errors import GalleryNotFoundError, KithError
+from service.gallery.evidence import impostor_evidence
+from service.gallery.fusion import Fusion
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, StoredEvidence
+
+STALE_SHARE: Final = 0.02
+"""Of a gallery's templates, how many may come or go before its evidence is derived again."""
+FEWEST_SUBJECTS: Final = 2
+FEWEST_ALONE: Final = 50
+"""Subjects without whom a gallery of a pack without calibration says nothing of a tail."""
+THRESHOLD_MOVED: Final = "threshold_moved"
+log = logging.getLogger(__name__)
+
+
+class GalleryRisks:
+    """How strangers score in each gallery, by its own evidence and the pack's ``calibration``.
+
+    Evidence is derived in one background thread, after the change that makes it stale was acknowledged: at most
+    MAX_PROBES searches for STALE_SHARE of a gallery's templates. Until then the evidence before it decides; the number
+    of subjects that a threshold is for is always today's.
+    """
+
+    def __init__(self, store: Store, fingerprint: str, calibration: Calibration | None) -> None:
+        self._store = store
+        self._fingerprint = fingerprint
+        self.calibration = calibration
+        self.of_pack = None if calibration is None else KnownRisk(calibration.curve, "pack")
+        self._known: dict[int, tuple[int, Fusion, KnownRisk | None]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
+        self._waiting: set[str] = set()
+        self._lock = threading.Lock()
+        self._deriving = threading.Lock()
+
+    def close(self) -> None:
+        """Finish what is being derived; what waits is derived after the next start."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def of(self, gallery: Gallery) -> KnownRisk | None:
+        """What decisions rest on now; None: neither pack nor gallery know enough."""
+        if gallery.evidence_sequence is None:
+            if gallery.subjects >= FEWEST_SUBJECTS:
+                self.follow(gallery)
+            return self.of_pack
+        fusion = gallery.settings.fusion
+        with self._lock:
+            *derived, known = self._known.get(gallery.pk, (-1, fusion, None))
+        if derived != [gallery.evidence_sequence, fusion]:
+            stored = self._store.evidence(gallery)
+            if stored is None:
+                return self.of_pack
+            known = self.known(gallery, stored)
+            with self._lock:
+                self._known[gallery.pk] = (stored.sequence, fusion, known)
+        return known
+
+    def known(self, gallery: Gallery, stored: StoredEvidence | None) -> KnownRisk | None:
+        """What this evidence and the pack's say together."""
+        risk = self.gallery_risk(gallery, stored)
+        if risk is None:
+            return self.of_pack
+        return KnownRisk(risk.curve, "gallery" if self.calibration is None else "both")
+
+    def gallery_risk(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
+        """None: the evidence is too little, or of another rule of fusion than the gallery's now."""
+        fewest = FEWEST_ALONE if self.calibration is None else FEWEST_SUBJECTS
+        if stored is None or stored.scores.subjects < fewest or stored.fusion != gallery.settings.fusion:
+            return None
+        return GalleryRisk(stored.scores, self.calibration)
+
+    def follow(self, gallery: Gallery) -> None:
+        """Derive the evidence anew in the background if the gallery has changed enough; returns at once. A gallery of
+        another recogniser waits until that one is served."""
+        with self._lock:
+            if gallery.name in self._waiting or gallery.fingerprint != self._fingerprint:
+                return
+            self._waiting.add(gallery.name)
+        try:
+            self._thread.submit(self._follow, gallery.name)
+        except RuntimeError:  # closing: the next start sees to it
+            log.debug("not followed: %s", gallery.name)
+
+    def forget(self, gallery: Gallery) -> None:
+        with self._lock:
+            self._known.pop(gallery.pk, None)
+
+    def refresh(self, name: str, always: bool = False) -> StoredEvidence:
+        """Derive a gallery's evidence if it is stale, or ``always``; return what is stored then.
+
+        Raises:
+            GalleryNotFoundError: there is no such gallery.
+            StorageError: it cannot be read or written.
+        """
+        with self._deriving:
+            gallery = self._store.gallery(name)
+            stored = self._store.evidence(gallery)
+            if stored is not None and not always and not self.is_stale(gallery, stored):
+                return stored
+            snapshot = self._store.snapshot(gallery)
+            scores = impostor_evidence(snapshot, gallery.settings.fusion)
+            templates = len(snapshot.template_pks)
+            new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
+            before, after = self._described(gallery, stored), self._described(gallery, new)
+            event = THRESHOLD_MOVED if before != after and gallery.settings.risk.kind != "threshold" else None
+            target = gallery.settings.risk
+            details = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            self._store.put_evidence(gallery, new, event, details)
+            return new
+
+    def is_stale(self, gallery: Gallery, stored: StoredEvidence) -> bool:
+        if stored.fusion != gallery.settings.fusion:
+            return True
+        return self._store.changes_since(gallery, stored.sequence) > STALE_SHARE * stored.templates
+
+    def _follow(self, name: str) -> None:
+        with self._lock:
+            self._waiting.discard(name)
+        try:
+            self.refresh(name)
+        except GalleryNotFoundError:
+            pass  # deleted meanwhile
+        except KithError:
+            log.exception("the risk of gallery %s could not be derived; the last one stays", name)
+
+    def _described(self, gallery: Gallery, stored: StoredEvidence | None) -> dict[str, Any] | None:
+        """The threshold of the gallery's own risk, and what it rests on, for the audit."""
+        if stored is None:
+            return None
+        risk = self.gallery_risk(gallery, stored)
+        known = self.known(gallery, stored)
+        if known is None:
+            return None
+        thresholds = thresholds_for(gallery.settings.risk, known, stored.scores.subjects)
+        return {
+            "threshold": round(thresholds.accept, 4),
+            "source": thresholds.source,
+            "extrapolated": thresholds.extrapolated,
+            "fusion": stored.fusion,
+            "subjects": stored.scores.subjects,
+            "templates": stored.templates,
+            "pairs": stored.scores.pairs,
+            "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
+            "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
+        }

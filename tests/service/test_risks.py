@@ -1,0 +1,224 @@
+"""A gallery's risk follows the gallery, is the same in every process, and its moves are written down."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.gallery_risk import GalleryRisk
+from models.pack import ModelPack
+from models.recognition import unit
+from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
+from models.runtime import Float
+from service.client import Kith, KithClientError
+from service.gallery.evidence import MAX_PROBES, impostor_evidence
+from service.gallery.fusion import Fusion, scores
+from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED
+from service.gallery.subjects import Snapshot
+from service.server import embedded
+from service.settings import load_settings
+
+DIMENSION = 128
+
+
+def people(rng: np.random.Generator, count: int, common: float = 1.5) -> Float:
+    """Unit vectors that resemble each other about as the bundled recogniser's do."""
+    return unit(rng.normal(size=(count, DIMENSION)) + common)
+
+
+def snapshot(vectors: Float, owners: list[int]) -> Snapshot:
+    order = np.argsort(owners, kind="stable")
+    m = len(vectors)
+    return Snapshot(m, np.arange(1, m + 1), np.array(owners)[order], vectors[order], np.full(m, np.nan, np.float32))
+
+
+def enrol(kith: Kith, gallery: str, vectors: Float, first: int = 0) -> None:
+    for i, vector in enumerate(vectors, start=first):
+        kith.enrol(gallery, f"s{i}", embeddings=[vector], allow_duplicate=True, allow_inconsistent=True)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def small(kith: Kith, gallery: str, rng: np.random.Generator) -> Iterator[str]:
+    enrol(kith, gallery, people(rng, 12))
+    yield gallery
+
+
+# Evidence
+
+
+@pytest.mark.parametrize("fusion", ["max", "mean_top_k", "centroid", "quality_weighted"])
+def test_evidence_is_what_a_loop_over_subjects_finds(fusion: Fusion, rng: np.random.Generator) -> None:
+    owners = [int(o) for o in rng.integers(0, 15, 40)]
+    taken = snapshot(people(rng, 40), owners)
+    found = impostor_evidence(taken, fusion)
+    subjects = np.unique(taken.subject_pks)
+    counts, best, squares = np.zeros(BIN_COUNT, int), np.zeros(BIN_COUNT, int), np.zeros(len(EDGES))
+    for i, subject in enumerate(subjects):
+        probe = taken.vectors[taken.subject_pks == subject][:1]
+        others = np.delete(scores(probe, taken.vectors, taken.subject_pks, taken.qualities, fusion)[0], i)
+        own = np.bincount(bins(others), minlength=BIN_COUNT)
+        counts, squares = counts + own, squares + above(own) ** 2
+        best[bins(others).max()] += 1
+    # Similarities on the border of two bins may fall either way, as products are summed in another order.
+    assert np.abs(found.counts - counts).sum() <= 4
+    assert np.abs(found.best - best).sum() <= 2
+    np.testing.assert_allclose(found.squares, squares, atol=2 * len(subjects))
+    assert (found.probes, found.subjects) == (len(subjects), len(subjects))
+
+
+def test_a_large_gallery_is_sampled_and_a_newcomer_hardly_changes_the_sample(rng: np.random.Generator) -> None:
+    vectors = people(rng, MAX_PROBES + 300)
+    taken = impostor_evidence(snapshot(vectors[:-1], list(range(1, len(vectors)))), "max")
+    assert (taken.probes, taken.subjects) == (MAX_PROBES, MAX_PROBES + 299)
+    assert taken.counts.sum() == MAX_PROBES * (MAX_PROBES + 298)
+    grown = impostor_evidence(snapshot(vectors, list(range(1, len(vectors) + 1))), "max")
+    assert np.abs(grown.counts - taken.counts).sum() < 0.01 * taken.counts.sum()
+
+
+@pytest.mark.parametrize("owners", [[], [1], [1, 1]])
+def test_a_gallery_of_nobody_or_of_one_has_no_strangers(owners: list[int], rng: np.random.Generator) -> None:
+    found = impostor_evidence(snapshot(people(rng, len(owners)).reshape(-1, DIMENSION), owners), "max")
+    assert found.counts.sum() == found.best.sum() == 0
+
+
+# Over HTTP
+
+
+def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
+    report = kith.calibrate(small, 0.05, 0.001)
+    assert report.subjects == 12
+    assert (report.evidence.source, report.evidence.pairs, report.evidence.up_to_date) == ("both", 66, True)
+    assert [target.fpir for target in report.targets] == [0.05, 0.001]
+    for target in report.targets:
+        assert target.today.low <= target.today.threshold <= target.today.high
+        assert target.grown.subjects == 120
+        assert target.grown.threshold > target.today.threshold
+    assert report.targets[1].today.threshold == report.threshold
+    falling = [point.fpir for point in report.curve]
+    assert falling == sorted(falling, reverse=True)
+    assert all(point.low <= point.fpir <= point.high for point in report.curve)
+    assert report.check is not None
+    assert report.check.expected == pytest.approx(1.2)
+
+
+def test_identification_decides_by_the_reported_threshold(kith: Kith, small: str, rng: np.random.Generator) -> None:
+    report = kith.calibrate(small)
+    (found,) = kith.identify(small, embeddings=[people(rng, 1)[0]]).results
+    assert found.threshold == report.threshold
+    assert found.risk is not None
+    assert found.risk.source == "both"
+    (explicit,) = kith.identify(small, embeddings=[people(rng, 1)[0]], risk={"threshold": 0.7}).results
+    assert explicit.risk is not None
+    assert (explicit.threshold, explicit.risk.source) == (0.7, "explicit")
+
+
+def test_the_threshold_is_the_gallerys_not_the_packs(
+    kith: Kith, gallery: str, pack: ModelPack, rng: np.random.Generator
+) -> None:
+    """People who resemble each other less than the pack's calibration expects need less likeness to be told apart."""
+    vectors = people(rng, 60, common=1.0)
+    enrol(kith, gallery, vectors)
+    assert pack.calibration is not None
+    calibration = Calibration.from_document(pack.calibration)
+    alone = calibration.threshold_at_fmr(fmr_for_fpir(0.001, 60)).similarity
+    report = kith.calibrate(gallery)
+    assert report.threshold < alone - 0.05
+    expected = GalleryRisk(impostor_evidence(snapshot(vectors, list(range(60))), "max"), calibration)
+    assert report.threshold == pytest.approx(expected.threshold_at_fmr(fmr_for_fpir(0.001, 60)).similarity, abs=0.002)
+
+
+def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
+    kith: Kith, gallery: str, rng: np.random.Generator
+) -> None:
+    vectors = people(rng, 14)
+    enrol(kith, gallery, vectors[:8])
+    wait_for(lambda: kith.risk(gallery).subjects == 8)
+    before = kith.risk(gallery)
+    enrol(kith, gallery, vectors[8:], first=8)
+    wait_for(lambda: kith.risk(gallery).subjects == 14)
+    after = kith.risk(gallery)
+    assert after.threshold != before.threshold
+    lines = list(kith.audit(gallery))
+    assert {line.event for line in lines} == {THRESHOLD_MOVED}
+    assert lines[0].details["after"]["threshold"] == after.threshold
+    assert lines[0].details["after"]["pairs"] == 91
+    assert lines[0].details["risk"] == {"fpir": 0.001}
+    # An unbroken chain: what one line leaves, the next one finds.
+    for later, earlier in itertools.pairwise(lines):
+        assert later.details["before"] == earlier.details["after"]
+    kith.delete_subject(gallery, "s0")
+    wait_for(lambda: kith.risk(gallery).subjects == 13)
+
+
+def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    for i, centre in enumerate(people(rng, 8)):
+        vectors = unit(centre + 0.05 * rng.normal(size=(3, DIMENSION)))
+        kith.enrol(gallery, f"s{i}", embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
+    kith.calibrate(gallery)
+    kith.update_gallery(gallery, fusion="centroid")
+    wait_for(lambda: kith.risk(gallery).evidence.source == "both")
+    report = kith.risk(gallery)
+    assert (report.fusion, report.subjects, report.evidence.up_to_date) == ("centroid", 8, True)
+    (found,) = kith.identify(gallery, embeddings=[people(rng, 1)[0]]).results
+    assert found.threshold == report.threshold
+
+
+def test_a_gallery_of_one_rests_on_the_pack(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    assert kith.risk(gallery).evidence.source == "pack"
+    enrol(kith, gallery, people(rng, 1))
+    report = kith.calibrate(gallery)
+    assert (report.evidence.source, report.check) == ("pack", None)
+
+
+def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) -> None:
+    """What one server derived the other reads, and derives nothing itself."""
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    vectors = people(rng, 30)
+    with embedded(settings) as one, embedded(settings) as other, Kith(one) as first, Kith(other) as second:
+        first.create_gallery("g")
+        enrol(first, "g", vectors)
+        report = first.calibrate("g")
+        assert second.risk("g") == first.risk("g")
+        answers = [k.identify("g", embeddings=[vectors[3]]).results[0] for k in (first, second)]
+        assert answers[0] == answers[1]
+        assert answers[0].threshold == report.threshold
+        lines = len(list(first.audit("g")))
+        second.risk("g")
+        assert len(list(second.audit("g"))) == lines
+
+
+def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np.random.Generator) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    many = int(2 / STALE_SHARE)
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("g")
+        vectors = people(rng, many + 3)
+        enrol(kith, "g", vectors[:many])
+        derived = kith.calibrate("g").evidence.derived_at
+        enrol(kith, "g", vectors[many : many + 2], first=many)
+        assert kith.risk("g").evidence.derived_at == derived
+        assert kith.risk("g").evidence.up_to_date
+        enrol(kith, "g", vectors[many + 2 :], first=many + 2)
+        wait_for(lambda: kith.risk("g").subjects == many + 3)
+
+
+def test_targets_out_of_range_are_refused(kith: Kith, gallery: str) -> None:
+    for wrong in (0.0, 1.0, -0.1):
+        with pytest.raises(KithClientError) as refused:
+            kith.risk(gallery, wrong)
+        assert refused.value.code == "invalid_request"
+    with pytest.raises(KithClientError) as missing:
+        kith.risk("no-such-gallery")
+    assert missing.value.code == "gallery_not_found"
