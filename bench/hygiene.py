@@ -1,8 +1,9 @@
 """How much of the hygiene report is right: duplicates and mislabelled templates planted among real people of LFW.
 
 350 people with two to six photos, nobody of whom the calibration has seen; thirty are split under two ids, thirty get a
-photo of somebody else: twenty of somebody enrolled, ten of somebody who is not. Settings were chosen on seeds 0 to 9;
-reported are seeds 100 to 119. Prints, and writes bench/results/hygiene.md and .json.
+photo of somebody else: twenty of somebody enrolled, ten of somebody who is not. Settings were chosen on seeds 0 to 9,
+other draws from the same 712 people; reported are seeds 100 to 119. Prints, and writes bench/results/hygiene.md and
+.json.
 
     python -m bench.hygiene [--cache runs/cache] [--speed]
 """
@@ -49,8 +50,8 @@ KNOWN_ERRORS: Final[Mapping[str, str]] = {
     "Mahmoud_Abbas/Mahmoud_Abbas_0012.jpg": OF_ANOTHER,
 }
 """Photos that LFW gets wrong, seen when the report's findings on other seeds and these were looked at. It is our
-list, made after the fact: the figures that leave them out are the kinder ones. The errors that others document are of
-people with one photo (training.evaluate.DOUBTFUL_STRANGERS), who are not enrolled here."""
+list, made after the fact: the figures that leave them out are the kinder ones. The errors that the open-set
+protocol documents (training.evaluate.DOUBTFUL_STRANGERS) are of people with one photo, who are not enrolled here."""
 SECOND_ID: Final = " (2)"
 
 
@@ -232,7 +233,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
     lines += [
         f"{PEOPLE} people of LFW with two to {MOST_PHOTOS} photos, none of whom was calibrated on. {PLANTED} are split "
         f"under two ids; {PLANTED} have a photo of somebody else, {OF_NOBODY} of these of somebody not enrolled. "
-        f"{len(SEEDS)} draws; settings were chosen on others. In brackets the worst draw.",
+        f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. In brackets the worst "
+        "draw.",
         "",
         "LFW's own errors are those listed below as such: found by looking at what was reported, so the last column is "
         "the kinder one.",
