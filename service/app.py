@@ -17,7 +17,7 @@ from models.pack import load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, identify, problems, risk, subjects, system
+from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
@@ -91,7 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, risk, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

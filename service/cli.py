@@ -321,6 +321,38 @@ def _check_picture(path: Path | None, option: str, suffixes: tuple[str, ...]) ->
         )
 
 
+@gallery_app.command("hygiene")
+def gallery_hygiene(
+    name: str,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show so many findings.")] = 50,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who seems enrolled twice, filed wrongly, or easily taken for another; what to do about each."""
+    with connect(url, api_key) as kith:
+        report = kith.hygiene(name, limit)
+    if as_json:
+        print(report.model_dump_json(indent=2))
+        return
+    console = Console()
+    table = Table("Finding", "Subjects", "Templates", "Similarity", "Chance", show_lines=True)
+    for found in report.findings:
+        table.add_row(
+            found.kind.replace("_", " "),
+            escape("\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in found.subjects)),
+            "\n".join(t.template for t in found.templates),
+            "" if found.similarity is None else f"{found.similarity:.3f}",
+            "" if found.chance is None else f"{found.chance:.2g}",
+        )
+    if report.findings:
+        console.print(table)
+    for kind, action in {(found.kind, found.action): None for found in report.findings}:
+        console.print(f"{kind.replace('_', ' ')}: {action}", highlight=False)
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
+    console.print(f"{len(report.findings)} shown of {counts}" if counts else "nothing found", highlight=False)
+
+
 @gallery_app.command("delete")
 def gallery_delete(
     name: str,

@@ -26,6 +26,7 @@ from service.api.schemas import (
     GalleryOut,
     GalleryRiskOut,
     HealthOut,
+    HygieneOut,
     IdentifyOut,
     ModelOut,
     SubjectOut,
@@ -139,6 +140,10 @@ class Kith:
 
     def update_gallery(self, name: str, **settings: Any) -> GalleryOut:
         return self._send(GalleryOut, "PATCH", _path(name), json=settings)
+
+    def hygiene(self, name: str, limit: int = 100) -> HygieneOut:
+        """Who seems enrolled twice, filed wrongly, or easily taken for another."""
+        return self._send(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit})
 
     def delete_gallery(self, name: str) -> DeletedOut:
         return self._send(DeletedOut, "DELETE", _path(name))

@@ -24,6 +24,7 @@ from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
+from service.gallery.hygiene import HygieneKind
 from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
 from service.risk_report import TargetThreshold
 
@@ -436,6 +437,46 @@ class DeletedOut(BaseModel):
     deleted: bool = True
     subjects: int = 0
     templates: int = 0
+
+
+class NamedOut(BaseModel):
+    subject: str
+    name: str | None = None
+
+
+class TemplateRefOut(BaseModel):
+    template: str
+    subject: str
+
+
+class FindingOut(BaseModel):
+    """Something about a gallery that deserves a look."""
+
+    kind: HygieneKind
+    subjects: list[NamedOut]
+    templates: list[TemplateRefOut] = Field(
+        description="Those in question; of duplicates and lookalikes the two most alike."
+    )
+    similarity: float | None = Field(None, description="Mean over the templates compared; null if nobody else is near.")
+    chance: float | None = Field(
+        None,
+        description="That two different people are so alike, by the pack's calibration, in one comparison. A gallery "
+        "makes many.",
+    )
+    own_similarity: float | None = Field(
+        None, description="Of templates in question to the nearest other of their subject."
+    )
+    belongs_to: str | None = Field(None, description="The subject that a mislabelled template is like.")
+    action: str
+
+
+class HygieneOut(BaseModel):
+    """``findings`` by kind (duplicate_subjects, mislabelled_template, inconsistent_subject, lookalikes), the surest
+    first; ``total`` counts them all."""
+
+    gallery: str
+    total: dict[HygieneKind, int]
+    findings: list[FindingOut]
 
 
 class NetworkOut(BaseModel):

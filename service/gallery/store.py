@@ -333,6 +333,18 @@ class Store:
                 for row in connection.execute(query)
             ]
 
+    def templates_by_pk(self, pks: Sequence[int]) -> dict[int, Template]:
+        query = (
+            sa.select(templates, subjects.c.id.label("subject_id"))
+            .join(subjects, subjects.c.pk == templates.c.subject_pk)
+            .where(templates.c.pk.in_(list(pks)))
+        )
+        with self._read() as connection:
+            return {
+                row.pk: Template(row.id, row.subject_id, row.kind, row.quality, row.detection_score, row.created_at)
+                for row in connection.execute(query)
+            }
+
     def subject_vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """(n, d) templates of a subject and their (n,) quality scores, NaN for bare embeddings; n may be 0. Raises
         SubjectNotFoundError."""

@@ -1,0 +1,274 @@
+"""How much of the hygiene report is right: duplicates and mislabelled templates planted among real people of LFW.
+
+350 people with two to six photos, nobody of whom the calibration has seen; thirty are split under two ids, thirty get a
+photo of somebody else: twenty of somebody enrolled, ten of somebody who is not. Settings were chosen on seeds 0 to 9,
+other draws from the same 712 people; reported are seeds 100 to 119. Prints, and writes bench/results/hygiene.md and
+.json.
+
+    python -m bench.hygiene [--cache runs/cache] [--speed]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.quality import others_than_view1
+from models.pack import BUNDLED, ModelPack, load_pack
+from models.risk import Calibration
+from models.runtime import Float
+from service.gallery.hygiene import Finding, Levels, inspect
+from service.gallery.subjects import Snapshot
+from training.calibrate import calibrate
+from training.evaluate import Embedder, people_of, read_pairs
+
+SEEDS: Final = range(100, 120)
+PEOPLE: Final = 350
+PLANTED: Final = 30
+OF_NOBODY: Final = 10
+MOST_PHOTOS: Final = 6
+OF_ANOTHER: Final = "not who it is labelled as, to the eye"
+SWAPPED: Final = "exchanged with one of Nora Bendijo, to the eye"
+KNOWN_ERRORS: Final[Mapping[str, str]] = {
+    "Elisabeth_Schumacher/Elisabeth_Schumacher_0001.jpg": OF_ANOTHER,
+    "Elisabeth_Schumacher/Elisabeth_Schumacher_0002.jpg": OF_ANOTHER,
+    "Flor_Montulo/Flor_Montulo_0001.jpg": SWAPPED,
+    "Flor_Montulo/Flor_Montulo_0002.jpg": SWAPPED,
+    "Nora_Bendijo/Nora_Bendijo_0001.jpg": SWAPPED,
+    "Nora_Bendijo/Nora_Bendijo_0002.jpg": SWAPPED,
+    "Mahmoud_Abbas/Mahmoud_Abbas_0012.jpg": OF_ANOTHER,
+}
+"""Photos that LFW gets wrong, seen when the report's findings on other seeds and these were looked at. It is our
+list, made after the fact: the figures that leave them out are the kinder ones. The errors that the open-set
+protocol documents (training.evaluate.DOUBTFUL_STRANGERS) are of people with one photo, who are not enrolled here."""
+SECOND_ID: Final = " (2)"
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """LFW's photos of people who have two or more and were not calibrated on: ``files`` (n,), ``vectors`` (n, d)."""
+
+    files: NDArray[np.str_]
+    vectors: Float
+    calibration: Calibration
+
+
+@dataclass(frozen=True, eq=False)
+class Planted:
+    """A gallery; its template keys are rows of the photos. ``ids``: of subjects, by key. ``duplicates``: those who have
+    a second id. ``mislabelled``: true owner by row, None where that is nobody enrolled."""
+
+    snapshot: Snapshot
+    ids: Sequence[str]
+    duplicates: frozenset[str]
+    mislabelled: Mapping[int, str | None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
+    )
+    parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 made-up subjects")
+    options = parser.parse_args()
+    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
+    if not (lfw / "images").is_dir():
+        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
+    packs = {"bundled": load_pack(BUNDLED)}
+    if any(reference.glob("*.onnx")):
+        packs = {"reference": load_pack(reference), **packs}
+    else:
+        say(f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled pack is judged.")
+    figures: dict[str, Any] = {}
+    for name, pack in packs.items():
+        say(name)
+        photos = photos_of(pack, lfw, options.cache)
+        figures[name] = summary(photos, [judge(photos, plant(photos, seed)) for seed in SEEDS])
+    if options.speed:
+        figures["seconds"] = {str(n): seconds(photos.calibration, n) for n in (10_000, 100_000)}
+    else:
+        earlier = RESULTS / "hygiene.json"
+        figures["seconds"] = json.loads(earlier.read_text())["seconds"] if earlier.is_file() else {}
+    text = markdown(figures)
+    (RESULTS / "hygiene.md").write_text(text, encoding="utf-8")
+    (RESULTS / "hygiene.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(text)
+
+
+def photos_of(
+    pack: ModelPack,
+    lfw: Path,
+    cache: Path | None,
+    files: Sequence[str] | None = None,
+    calibrated_on: int | None = None,
+) -> Photos:
+    """``files``: some of the photos; all by default. A pack without calibration is calibrated on View 1's training
+    list, as the bundled one was, or on its first ``calibrated_on`` pairs."""
+    embedder = Embedder(pack, cache_dir=cache)
+    chosen = several(others_than_view1(lfw)) if files is None else list(files)
+    embeddings = embedder.embeddings(chosen, lfw / "images")
+    if pack.calibration is None:
+        pairs = read_pairs(lfw / "pairsDevTrain.txt")
+        listed = {*pairs.first[:calibrated_on], *pairs.second[:calibrated_on]}
+        seen = embedder.embeddings(sorted(listed), lfw / "images")
+        names = people_of(seen.files)[seen.found].tolist()
+        evidence = calibrate(seen.vectors[seen.found], names, "LFW View 1, pairsDevTrain")
+    else:
+        evidence = dict(pack.calibration)
+    embedder.remember()
+    found = embeddings.found
+    return Photos(np.array(chosen)[found], embeddings.vectors[found], Calibration.from_document(evidence))
+
+
+def several(files: Sequence[str]) -> list[str]:
+    counts = Counter(file.split("/")[0] for file in files)
+    return [file for file in files if counts[file.split("/")[0]] >= 2]
+
+
+def plant(
+    photos: Photos, seed: int, people: int = PEOPLE, planted: int = PLANTED, of_nobody: int = OF_NOBODY
+) -> Planted:
+    """A gallery of ``people`` with ``planted`` errors of each kind."""
+    rng = np.random.default_rng(seed)
+    owners = people_of(photos.files.tolist())
+    names, counts = np.unique(owners, return_counts=True)
+    drawn = rng.permutation(names[counts >= 2]).tolist()
+    chosen, nobody = drawn[:people], drawn[people : people + of_nobody]
+    rows = {name: rng.permutation(np.flatnonzero(owners == name))[:MOST_PHOTOS].tolist() for name in drawn}
+    enrolled = {name: list(rows[name]) for name in chosen}
+    duplicates = chosen[:planted]
+    for name in duplicates:
+        cut = int(rng.integers(1, len(rows[name])))
+        enrolled[name], enrolled[name + SECOND_ID] = rows[name][:cut], rows[name][cut:]
+    # Who receives a photo has two true ones left, who gives one too.
+    hosts = chosen[planted : 2 * planted]
+    donors = [name for name in chosen[2 * planted :] if len(rows[name]) >= 3][: planted - of_nobody]
+    mislabelled: dict[int, str | None] = {}
+    for host, owner in zip(hosts, [*donors, *nobody], strict=True):
+        row = enrolled[owner].pop() if owner in enrolled else rows[owner][0]
+        mislabelled[row] = owner if owner in enrolled else None
+        enrolled[host].append(row)
+    ids = list(enrolled)
+    templates = np.array([row for name in ids for row in enrolled[name]], np.int64)
+    subjects = np.array([key for key, name in enumerate(ids) for _ in enrolled[name]], np.int64)
+    snapshot = Snapshot(1, templates, subjects, photos.vectors[templates], np.full(len(templates), np.nan, np.float32))
+    return Planted(snapshot, ids, frozenset(duplicates), mislabelled)
+
+
+def judge(photos: Photos, planted: Planted) -> dict[str, Any]:
+    """Counts of what was found rightly and wrongly; wrong ones by name."""
+    findings = inspect(planted.snapshot, photos.calibration, Levels.of(photos.calibration, len(planted.ids)))
+    pairs = [{planted.ids[s] for s in finding.subjects} for finding in findings if finding.kind == "duplicate_subjects"]
+    right_pairs = {name for name in planted.duplicates if {name, name + SECOND_ID} in pairs}
+    strays = [(row, f) for f in findings if f.kind == "mislabelled_template" for row in f.templates]
+    right_strays = {row for row, _ in strays if row in planted.mislabelled}
+    return {
+        "duplicates": len(right_pairs),
+        "wrong duplicates": [
+            " = ".join(sorted(pair)) for pair in pairs if not any(pair == {n, n + SECOND_ID} for n in right_pairs)
+        ],
+        "mislabelled": len(right_strays),
+        "wrong mislabelled": [str(photos.files[row]) for row, _ in strays if row not in right_strays],
+        "sent home": sum(_sent_home(row, finding, planted) for row, finding in strays),
+        "to be sent home": sum(owner is not None for owner in planted.mislabelled.values()),
+        "inconsistent": sum(f.kind == "inconsistent_subject" for f in findings),
+        "lookalikes": sum(f.kind == "lookalikes" for f in findings),
+        "planted": len(planted.duplicates),
+    }
+
+
+def _sent_home(row: int, finding: Finding, planted: Planted) -> bool:
+    owner = planted.mislabelled.get(row)
+    return owner is not None and finding.belongs_to is not None and planted.ids[finding.belongs_to] == owner
+
+
+def summary(photos: Photos, draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    planted = sum(draw["planted"] for draw in draws)
+    levels = Levels.of(photos.calibration, PEOPLE + PLANTED)
+    result: dict[str, Any] = {"levels": vars(levels), "draws": len(draws)}
+    for kind in ("duplicates", "mislabelled"):
+        right = sum(draw[kind] for draw in draws)
+        wrong = Counter(name for draw in draws for name in draw[f"wrong {kind}"])
+        own = sum(count for name, count in wrong.items() if name not in KNOWN_ERRORS)
+        result[kind] = {
+            "recall": right / planted,
+            "precision": right / max(1, right + wrong.total()),
+            "precision but for LFW": right / max(1, right + own),
+            "least recall": min(draw[kind] / draw["planted"] for draw in draws),
+            "least precision": min(draw[kind] / max(1, draw[kind] + len(draw[f"wrong {kind}"])) for draw in draws),
+            "wrong": dict(wrong.most_common()),
+        }
+    result["sent home"] = sum(d["sent home"] for d in draws) / sum(d["to be sent home"] for d in draws)
+    for kind in ("inconsistent", "lookalikes"):
+        result[kind] = sum(draw[kind] for draw in draws) / len(draws)
+    return result
+
+
+def seconds(calibration: Calibration, subjects: int) -> float:
+    """For made-up subjects of two templates each, 128 dimensions."""
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(rng.normal(size=(subjects, 128)).astype(np.float32), 2, 0)
+    vectors += 0.3 * rng.normal(size=vectors.shape).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    pks = np.arange(2 * subjects)
+    snapshot = Snapshot(1, pks, pks // 2, vectors, np.full(2 * subjects, np.nan, np.float32))
+    begun = time.perf_counter()
+    inspect(snapshot, calibration, Levels.of(calibration, subjects))
+    return time.perf_counter() - begun
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    lines = ["# Hygiene", "", "`make bench-hygiene`", ""]
+    lines += [
+        f"{PEOPLE} people of LFW with two to {MOST_PHOTOS} photos, none of whom was calibrated on. {PLANTED} are split "
+        f"under two ids; {PLANTED} have a photo of somebody else, {OF_NOBODY} of these of somebody not enrolled. "
+        f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. In brackets the worst "
+        "draw.",
+        "",
+        "LFW's own errors are those listed below as such: found by looking at what was reported, so the last column is "
+        "the kinder one.",
+        "",
+        "| | Recall | Precision | Precision without LFW's own errors |",
+        "| --- | --- | --- | --- |",
+    ]
+    packs = {name: found for name, found in figures.items() if name != "seconds"}
+    for name, found in packs.items():
+        for kind in ("duplicates", "mislabelled"):
+            part = found[kind]
+            lines.append(
+                f"| {name}: {kind} | {part['recall']:.1%} ({part['least recall']:.0%}) | {part['precision']:.1%} "
+                f"({part['least precision']:.0%}) | {part['precision but for LFW']:.1%} |"
+            )
+    for name, found in packs.items():
+        levels = ", ".join(f"{key} {value:.3f}" for key, value in found["levels"].items())
+        lines += [
+            "",
+            f"{name}: levels {levels}. Of photos whose true owner is enrolled {found['sent home']:.1%} are sent there. "
+            f"Besides, a draw has {found['inconsistent']:.1f} inconsistent subjects and {found['lookalikes']:.1f} "
+            "lookalikes.",
+        ]
+        for kind in ("duplicates", "mislabelled"):
+            wrong = [
+                f"{Path(file).stem} ({', '.join(filter(None, (str(count), KNOWN_ERRORS.get(file))))})"
+                for file, count in found[kind]["wrong"].items()
+            ]
+            lines += ["", f"Counted as wrong {kind}, with the number of draws: {'; '.join(wrong) or 'none'}."]
+    if figures["seconds"]:
+        times = ", ".join(f"{int(n):,} subjects {value:.1f} s" for n, value in figures["seconds"].items())
+        lines += ["", f"Time for subjects of two templates, 128 dimensions: {times}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
