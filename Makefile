@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test bench bench-accuracy bench-hygiene clean
+.PHONY: setup demo run test bench bench-accuracy bench-hygiene bench-open-set clean
 
 setup: $(INSTALLED)
 
@@ -35,6 +35,9 @@ bench: setup
 # PACKS names further packs to put beside the bundled one.
 bench-accuracy: setup
 	$(BIN)/python -m bench.accuracy $(PACKS)
+
+bench-open-set: setup
+	$(BIN)/python -m bench.open_set
 
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene

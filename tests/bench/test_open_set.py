@@ -1,0 +1,65 @@
+"""The bench of risk judges what it says: simulated people through the service's own parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bench.open_set import SOURCES, Outcome, People, draw, judge_gallery, promise, tables
+from models.pack import ModelPack
+from models.recognition import unit
+
+
+def simulated(rng: np.random.Generator, count: int = 120, photos: int = 5, strangers: int = 1500) -> People:
+    """Photos of people, and strangers of the same kind."""
+    centres = rng.normal(size=(count, 128)) + 1.4
+    own = [unit(c + 0.5 * rng.normal(size=(photos, 128))) for c in centres]
+    return People(own, unit(rng.normal(size=(strangers, 128)) + 1.4))
+
+
+def test_ratios_are_of_what_was_measured(pack: ModelPack, rng: np.random.Generator) -> None:
+    people = simulated(rng)
+    chosen = np.arange(0, 120, 2)
+    outcomes = judge_gallery(pack, people, chosen, 2, 50)
+    assert {(o.source, o.fpir) for o in outcomes} == {(s, f) for s in (*SOURCES, "fixed") for f in (0.1, 0.01, 0.001)}
+    enrolled = np.concatenate([people.photos[i][:2] for i in chosen])
+    best = (people.strangers @ enrolled.T).max(1)
+    for outcome in outcomes:
+        assert outcome.measured_fpir == np.mean(best >= outcome.threshold)
+        assert 0 <= outcome.fnir <= 1
+    # A search in vain is one whose own subject is not first, or is below the threshold.
+    strict = next(o for o in outcomes if o.source == "both" and o.fpir == 0.001)
+    probes = np.concatenate([people.photos[i][2:] for i in chosen])
+    similarity = probes @ enrolled.T
+    own = similarity.argmax(1) // 2 == np.repeat(np.arange(len(chosen)), 3)
+    assert strict.fnir == 1 - np.mean(own & (similarity.max(1) >= strict.threshold))
+
+
+def test_a_broken_promise_is_named() -> None:
+    kept = [
+        Outcome(size, templates, fpir, source, 0.5, fpir * 1.1, 0.2, 0.195)
+        for size in (50, 100, 200, 400, 610)
+        for templates in (1, 2, 3)
+        for fpir in (0.1, 0.01, 0.001)
+        for source in (*SOURCES, "fixed")
+    ]
+    assert all(line.endswith(": kept") for line in promise(kept))
+    broken = [
+        Outcome(**{**vars(o), "measured_fpir": 0.03, "fnir": 0.4}) if (o.size, o.fpir) == (200, 0.01) else o
+        for o in kept
+    ]
+    missed = promise(broken)
+    assert all("200 people at 1%" in line for line in missed)
+    assert "3.00" in tables("reference", broken)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    outcomes = [
+        Outcome(size, 1, fpir, source, 0.5, fpir, 0.2, 0.2)
+        for size in (50, 100, 200, 400, 610)
+        for fpir in (0.1, 0.01)
+        for source in SOURCES
+    ]
+    draw({"reference": outcomes}, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 10_000
