@@ -271,9 +271,10 @@ def measure(
     pack: Annotated[Path, typer.Argument(help="A pack, or an unversioned directory of ONNX files.")],
     data: Data,
     output: Annotated[Path, typer.Option(help="The JSON file.")],
+    cache: Annotated[Path | None, typer.Option(help="Keep what the networks answer here, for the next time.")] = None,
 ) -> None:
     """Calibrate and measure a pack that somebody else made: the evidence its thresholds at a risk would rest on."""
-    evidence = measure_pack(load_pack(pack), data)
+    evidence = measure_pack(load_pack(pack), data, cache)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
     _print(rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"])))

@@ -343,8 +343,9 @@ def make_pack(
     }
     dimension = config.backbone.embedding_dim
     draft = write_pack(output, name, display_name, detector_file, recogniser_file, dimension, {}, provenance, {})
-    evidence = _calibration(draft, data / "lfw")
-    metrics = evaluate_pack(draft, data, cache_dir=recogniser.parent / "cache")
+    cache = recogniser.parent / "cache"
+    evidence = _calibration(draft, data / "lfw", cache)
+    metrics = evaluate_pack(draft, data, cache_dir=cache)
     pack = write_pack(
         output, name, display_name, detector_file, recogniser_file, dimension, evidence, provenance, metrics
     )
@@ -438,14 +439,14 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
+def measure_pack(pack: ModelPack, data: Path, cache_dir: Path | None = None) -> dict[str, Any]:
     """What a pack that somebody else made lacks: the evidence for its thresholds, and its figures, with what they were
-    measured on: JSON-ready."""
+    measured on: JSON-ready. What its networks answer is kept in ``cache_dir``."""
     return {
         "detector_sha256": sha256_of(pack.detection.path),
         "recogniser": pack.recognition.fingerprint(),
-        "calibration": _calibration(pack, data / "lfw"),
-        "metrics": evaluate_pack(pack, data),
+        "calibration": _calibration(pack, data / "lfw", cache_dir),
+        "metrics": evaluate_pack(pack, data, cache_dir=cache_dir),
     }
 
 
@@ -472,11 +473,13 @@ def _counted(config: RunConfig, terms: str | None) -> dict[str, Any]:
     return {"images": len(listed), "people": len(listed.names), "terms": terms}
 
 
-def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
+def _calibration(pack: ModelPack, lfw: Path, cache_dir: Path | None) -> dict[str, Any]:
     """Everybody against everybody among the photos of View 1's training list, through the pack's own detector."""
     pairs = read_pairs(lfw / "pairsDevTrain.txt")
     files = sorted({*pairs.first, *pairs.second})
-    vectors, found = Embedder(pack).embed([lfw / "images" / file for file in files])
+    embedder = Embedder(pack, cache_dir=cache_dir)
+    vectors, found = embedder.embed([lfw / "images" / file for file in files])
+    embedder.remember()
     people = [file.split("/")[0] for file, kept in zip(files, found, strict=True) if kept]
     evidence = calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
     return {**evidence, "photos_without_face": int((~found).sum()), "recogniser": pack.recognition.fingerprint()}
