@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test bench bench-accuracy clean
+.PHONY: setup demo run test bench bench-accuracy bench-fusion clean
 
 setup: $(INSTALLED)
 
@@ -35,6 +35,9 @@ bench: setup
 # PACKS names further packs to put beside the bundled one.
 bench-accuracy: setup
 	$(BIN)/python -m bench.accuracy $(PACKS)
+
+bench-fusion: setup
+	$(BIN)/python -m bench.fusion
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

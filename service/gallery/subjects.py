@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
-from service.gallery.fusion import Fusion
+from service.gallery.fusion import DEFAULT_FUSION, Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
@@ -21,7 +21,7 @@ TemplateKind = Literal["photo", "embedding"]
 @dataclass(frozen=True)
 class GallerySettings:
     risk: RiskTarget = DEFAULT_RISK
-    fusion: Fusion = "max"
+    fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
 
 
