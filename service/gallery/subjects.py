@@ -13,7 +13,7 @@ from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import RiskTarget
-from service.gallery.fusion import Fusion
+from service.gallery.fusion import DEFAULT_FUSION, Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
@@ -22,7 +22,7 @@ TemplateKind = Literal["photo", "embedding"]
 @dataclass(frozen=True)
 class GallerySettings:
     risk: RiskTarget = DEFAULT_RISK
-    fusion: Fusion = "max"
+    fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
 
 

@@ -246,8 +246,9 @@ def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> Non
 
 
 def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
-    store: Store, gallery: Gallery, rng: np.random.Generator
+    store: Store, rng: np.random.Generator
 ) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     here, elsewhere = Followers(store, FaissIndex), Followers(store, FaissIndex)
     store.enrol(gallery, "a", [template(v) for v in unit(rng.normal(size=(2, DIMENSION)))], None)
     vectors, _ = store.subject_vectors(gallery, "a")
