@@ -9,6 +9,7 @@ import numpy as np
 from bench.open_set import SOURCES, Outcome, People, draw, judge_gallery, promise, tables
 from models.pack import ModelPack
 from models.recognition import unit
+from service.gallery.fusion import DEFAULT_FUSION, scores
 
 
 def simulated(rng: np.random.Generator, count: int = 120, photos: int = 5, strangers: int = 1500) -> People:
@@ -24,15 +25,16 @@ def test_ratios_are_of_what_was_measured(pack: ModelPack, rng: np.random.Generat
     outcomes = judge_gallery(pack, people, chosen, 2, 50)
     assert {(o.source, o.fpir) for o in outcomes} == {(s, f) for s in (*SOURCES, "fixed") for f in (0.1, 0.01, 0.001)}
     enrolled = np.concatenate([people.photos[i][:2] for i in chosen])
-    best = (people.strangers @ enrolled.T).max(1)
+    owners, unknown = np.repeat(np.arange(len(chosen)), 2), np.full(2 * len(chosen), np.nan, np.float32)
+    best = scores(people.strangers, enrolled, owners, unknown, DEFAULT_FUSION).max(1)
     for outcome in outcomes:
         assert outcome.measured_fpir == np.mean(best >= outcome.threshold)
         assert 0 <= outcome.fnir <= 1
     # A search in vain is one whose own subject is not first, or is below the threshold.
     strict = next(o for o in outcomes if o.source == "both" and o.fpir == 0.001)
     probes = np.concatenate([people.photos[i][2:] for i in chosen])
-    similarity = probes @ enrolled.T
-    own = similarity.argmax(1) // 2 == np.repeat(np.arange(len(chosen)), 3)
+    similarity = scores(probes, enrolled, owners, unknown, DEFAULT_FUSION)
+    own = similarity.argmax(1) == np.repeat(np.arange(len(chosen)), 3)
     assert strict.fnir == 1 - np.mean(own & (similarity.max(1) >= strict.threshold))
 
 

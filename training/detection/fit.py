@@ -28,7 +28,7 @@ DETECTOR_CHECKPOINT = "detector.pt"
 
 @dataclass(frozen=True)
 class DetectorLoopConfig:
-    steps: int = 9000
+    steps: int = 14000
     batch_size: int = 16
     """Of the smallest crops; larger ones come in batches of as many pixels, of two at least."""
     crop_sizes_px: tuple[int, ...] = (256, 256, 384, 256, 256, 640)
@@ -50,7 +50,7 @@ class DetectorLoopConfig:
 
 
 POLISH = DetectorLoopConfig(
-    steps=3000,
+    steps=2500,
     point_weight=16.0,
     point_beta=0.003,
     face_sizes_px=(14.0, 620.0),
