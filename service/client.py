@@ -123,8 +123,8 @@ class Kith:
     # Galleries
 
     def create_gallery(self, name: str, **settings: Any) -> GalleryOut:
-        """``settings``: risk={"fpir": 0.001}, fusion="max" | "mean_top_k" | "centroid" | "quality_weighted",
-        quality_gate={...}."""
+        """``settings``: risk={"fpir": 0.001}, quality_gate={...}, review_factor, min_margin,
+        fusion="max" | "mean_top_k" | "centroid" | "quality_weighted"."""
         return self._send(GalleryOut, "POST", "/v1/galleries", json={"name": name, **settings})
 
     def gallery(self, name: str) -> GalleryOut:

@@ -13,7 +13,7 @@ VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_q
 Source = Literal["pack", "gallery", "both"]
 
 REVIEW_FACTOR: Final = 10.0
-"""The review risk: between it and the asked risk an answer is 'uncertain'."""
+"""Of the asked risk: the review risk, between which and the asked one an answer is 'uncertain'."""
 MAX_REVIEW_RISK: Final = 0.5
 MIN_MARGIN: Final = 0.02
 """Two subjects closer than this are lookalikes: neither is named."""
@@ -70,7 +70,9 @@ class Decision:
         return self.best.similarity - self.runner_up.similarity if self.best and self.runner_up else None
 
 
-def thresholds_for(target: RiskTarget, known: KnownRisk | None, comparisons: int) -> Thresholds:
+def thresholds_for(
+    target: RiskTarget, known: KnownRisk | None, comparisons: int, review_factor: float = REVIEW_FACTOR
+) -> Thresholds:
     """Find the similarities that keep to ``target`` in a search of ``comparisons`` subjects, or a verification that
     compares as many pairs of templates.
 
@@ -87,7 +89,7 @@ def thresholds_for(target: RiskTarget, known: KnownRisk | None, comparisons: int
         return known.curve.threshold_at_fmr(fmr)
 
     accept = at(target.value)
-    review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * REVIEW_FACTOR)))
+    review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated)
 
 

@@ -128,7 +128,8 @@ class Pipeline:
         # Two at least: the runner-up is needed to tell lookalikes.
         results, comparisons = self._followers.of(gallery).search(probes, max(2, k), among)
         known = self.risks.of(gallery)
-        thresholds = thresholds_for(target, known, comparisons)
+        settings = gallery.settings
+        thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
         found = []
         for hits in results:
             candidates = [
@@ -139,7 +140,7 @@ class Pipeline:
                 )
                 for hit in hits
             ]
-            found.append(Found(decide(candidates, thresholds), candidates[:k], thresholds))
+            found.append(Found(decide(candidates, thresholds, settings.min_margin), candidates[:k], thresholds))
         return found
 
     async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

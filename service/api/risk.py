@@ -71,7 +71,7 @@ def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRis
         raise RiskUncalibratedError(f"nothing is known of strangers in gallery {gallery.name!r}")
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
-    own = thresholds_for(target, known, subjects)
+    own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
     calibration = risks.calibration
     return GalleryRiskOut(
         gallery=gallery.name,

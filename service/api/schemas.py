@@ -167,6 +167,12 @@ class GallerySettingsIn(Request):
     risk: RiskIn | None = None
     fusion: Fusion | None = None
     quality_gate: QualityGateIn | None = None
+    review_factor: FiniteFloat | None = Field(
+        None, ge=1, le=1000, description="Answers between the asked risk and so many times it are 'uncertain'; 1: none."
+    )
+    min_margin: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="Two subjects nearer to each other than this are lookalikes: neither is named."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -177,6 +183,8 @@ class GallerySettingsIn(Request):
             quality_gate=replace(current.quality_gate, **gate.model_dump(exclude_unset=True))
             if gate
             else current.quality_gate,
+            review_factor=current.review_factor if self.review_factor is None else self.review_factor,
+            min_margin=current.min_margin if self.min_margin is None else self.min_margin,
         )
 
 
@@ -355,6 +363,8 @@ class GalleryOut(BaseModel):
     risk: dict[str, float]
     fusion: Fusion
     quality_gate: QualityGateIn
+    review_factor: float
+    min_margin: float
     subjects: int
     templates: int
     created_at: datetime
@@ -370,6 +380,8 @@ class GalleryOut(BaseModel):
             risk={settings.risk.kind: settings.risk.value},
             fusion=settings.fusion,
             quality_gate=QualityGateIn(**vars(settings.quality_gate)),
+            review_factor=settings.review_factor,
+            min_margin=settings.min_margin,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,

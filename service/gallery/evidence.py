@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 
 from models.gallery_risk import ImpostorEvidence
 from models.risk import BIN_COUNT, EDGES, above, bins
-from service.gallery.fusion import Fusion, scores
+from models.runtime import Float
+from service.gallery.fusion import Fusion, scores, subject_vectors
 from service.gallery.subjects import Snapshot
 
 MAX_PROBES: Final = 2048
@@ -26,15 +28,13 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     """
     pks, first = np.unique(snapshot.subject_pks, return_index=True)
     drawn = np.sort(np.argsort(_hashes(pks), kind="stable")[:MAX_PROBES])
+    fuse = _fuser(snapshot, fusion)
     counts, best = np.zeros(BIN_COUNT, np.int64), np.zeros(BIN_COUNT, np.int64)
     squares = np.zeros(len(EDGES))
     size = max(1, CELLS_AT_ONCE // max(1, len(pks)))
     for start in range(0, len(drawn) if len(pks) > 1 else 0, size):
         rows = drawn[start : start + size]
-        fused = scores(
-            snapshot.vectors[first[rows]], snapshot.vectors, snapshot.subject_pks, snapshot.qualities, fusion
-        )
-        binned = bins(fused)
+        binned = bins(fuse(snapshot.vectors[first[rows]]))
         for row, own in zip(binned, rows, strict=True):
             histogram = np.bincount(row, minlength=BIN_COUNT)
             histogram[row[own]] -= 1
@@ -42,6 +42,15 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
             squares += above(histogram) ** 2
             best[np.flatnonzero(histogram)[-1]] += 1
     return ImpostorEvidence(counts, squares, best, len(drawn), len(pks))
+
+
+def _fuser(snapshot: Snapshot, fusion: Fusion) -> Callable[[Float], Float]:
+    """(q, d) probes to (q, s) fused similarities; what the rule makes of the templates alone is made once."""
+    known = snapshot.vectors, snapshot.subject_pks, snapshot.qualities
+    if fusion == "centroid" or fusion == "quality_weighted":
+        stood_for = subject_vectors(*known, fusion)
+        return lambda probes: probes @ stood_for.T
+    return lambda probes: scores(probes, *known, fusion)
 
 
 def _hashes(keys: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -528,7 +528,11 @@ def _snapshot(gallery: Gallery, sequence: int, rows: Sequence[sa.Row[Any]]) -> S
 
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
-    settings = GallerySettings(RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]))
+    # What a gallery was created before keeps its default.
+    others = {name: stored[name] for name in ("review_factor", "min_margin") if name in stored}
+    settings = GallerySettings(
+        RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
+    )
     return Gallery(
         row.pk,
         row.name,

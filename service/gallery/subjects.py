@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
 from models.runtime import Float
-from service.decision import RiskTarget
+from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
@@ -24,6 +24,8 @@ class GallerySettings:
     risk: RiskTarget = DEFAULT_RISK
     fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
+    review_factor: float = REVIEW_FACTOR
+    min_margin: float = MIN_MARGIN
 
 
 @dataclass(frozen=True)

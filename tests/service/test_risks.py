@@ -175,6 +175,25 @@ def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str
     assert found.threshold == report.threshold
 
 
+def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.random.Generator) -> None:
+    report = kith.calibrate(small)
+    assert report.review_threshold < report.threshold
+    kith.update_gallery(small, review_factor=1, min_margin=0.3)
+    plain = kith.risk(small)
+    assert plain.review_threshold == plain.threshold == report.threshold
+    # Somebody enrolled is surely found, but others are within 0.3 here.
+    known = people(np.random.default_rng(5), 12)[3]
+    (found,) = kith.identify(small, embeddings=[known]).results
+    assert (found.outcome, found.review_threshold) == ("uncertain", found.threshold)
+    kith.update_gallery(small, min_margin=0)
+    (found,) = kith.identify(small, embeddings=[known]).results
+    assert (found.outcome, found.subject) == ("identified", "s3")
+    settings = kith.gallery(small)
+    assert (settings.review_factor, settings.min_margin) == (1, 0)
+    with pytest.raises(KithClientError):
+        kith.update_gallery(small, review_factor=0.5)
+
+
 def test_a_gallery_of_one_rests_on_the_pack(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     assert kith.risk(gallery).evidence.source == "pack"
     enrol(kith, gallery, people(rng, 1))
