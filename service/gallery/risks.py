@@ -11,7 +11,7 @@ from typing import Any, Final
 from models.gallery_risk import GalleryRisk
 from models.risk import Calibration
 from service.decision import KnownRisk, thresholds_for
-from service.errors import GalleryNotFoundError, KithError
+from service.errors import GalleryNotFoundError
 from service.gallery.evidence import impostor_evidence
 from service.gallery.fusion import Fusion
 from service.gallery.store import Store
@@ -63,8 +63,9 @@ class GalleryRisks:
             if stored is None:
                 return self.of_pack
             known = self.known(gallery, stored)
-            with self._lock:
-                self._known[gallery.pk] = (stored.sequence, fusion, known)
+            if stored.fusion == fusion:  # else it is replaced soon, at this sequence
+                with self._lock:
+                    self._known[gallery.pk] = (stored.sequence, fusion, known)
         return known
 
     def known(self, gallery: Gallery, stored: StoredEvidence | None) -> KnownRisk | None:
@@ -132,7 +133,7 @@ class GalleryRisks:
             self.refresh(name)
         except GalleryNotFoundError:
             pass  # deleted meanwhile
-        except KithError:
+        except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
             log.exception("the risk of gallery %s could not be derived; the last one stays", name)
 
     def _described(self, gallery: Gallery, stored: StoredEvidence | None) -> dict[str, Any] | None:
