@@ -34,7 +34,8 @@ PACK_TRUST: Final = 0.3
 """How far the middle of a gallery's similarities is expected to lie from the pack's, in units of the pack's spread."""
 STRETCH_TRUST: Final = 0.2
 """How much wider or narrower a gallery's similarities are expected to lie than the pack's."""
-LEAST_STRETCH: Final = 0.1
+LEAST_STRETCH: Final = 0.5
+"""Vectors that are no faces' may hardly differ; a threshold must not fall for that."""
 BODY: Final = 0.5
 SHOULDER: Final = 0.02
 """The shares of pairs at or above the two similarities by which the pack's curve is moved onto the gallery's."""
@@ -141,7 +142,8 @@ class GalleryRisk:
         n, m = float(strangers.sum()), float(PACK_WORTH)
         self.gallery_share = n / (n + m)
         total = n * own.rates + m * moved.rates
-        variances = ((n * own.rates) ** 2 * own.variances + (m * moved.rates) ** 2 * moved.variances) / total**2
+        from_gallery = n * own.rates / total
+        variances = from_gallery**2 * own.variances + (1 - from_gallery) ** 2 * moved.variances
         self.curve = FmrCurve(total / (n + m), variances, max(own.counted_to, moved.counted_to))
 
     def fmr(self, t: float) -> Rate:
@@ -236,7 +238,8 @@ def _strangers(counts: Floats, moved: Floats, genuine: Ints, subjects: int) -> F
     for _ in range(100):
         probable = share * same / (share * same + (1 - share) * strange)
         share = min(largest, float(counts @ probable) / total)
-    return np.asarray(counts * (1 - probable))
+    # Some doubt is left of the surest duplicate: two subjects may be all there is to go by.
+    return np.asarray(counts * np.maximum(1 - probable, 1e-9))
 
 
 def _sparse(counts: Ints) -> dict[str, Any]:

@@ -89,10 +89,10 @@ class ModelPack:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def verify(self) -> None:
-        """Check every declared sha256.
+        """Check every declared sha256, and that the calibration is of this recogniser where it names one.
 
         Raises:
-            PackError: a file is missing or differs from the manifest.
+            PackError: a file is missing or differs from the manifest, or the calibration is another recogniser's.
         """
         for name, spec in (("detection", self.detection), ("recognition", self.recognition)):
             if not spec.path.is_file():
@@ -102,6 +102,13 @@ class ModelPack:
                     f"tasks.{name}.sha256",
                     f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}...",
                 )
+        measured = (self.calibration or {}).get("recogniser")
+        if measured is not None and measured != (own := self.recognition.fingerprint()):
+            raise PackError(
+                "calibration",
+                f"it was measured with another recogniser ({str(measured)[:12]}..., not {own[:12]}...): measure "
+                "it again with `kith-train calibrate`, or remove it",
+            )
 
 
 def sha256_of(path: Path) -> str:
@@ -190,18 +197,9 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
 
 
 def _calibrated(pack: ModelPack, file: Any) -> ModelPack:
-    """With the calibration that lies in ``file``, which must be of the pack's own recogniser where it names one."""
     if file is None:
         return pack
-    calibration = _read_json(_file(pack.directory, file, "calibration", ".json"))
-    measured = calibration.get("recogniser")
-    if measured is not None and measured != (own := pack.recognition.fingerprint()):
-        raise PackError(
-            "calibration",
-            f"{file} was measured with another recogniser ({str(measured)[:12]}..., this one is {own[:12]}...): "
-            "measure it again with `kith-train calibrate`, or remove it",
-        )
-    return replace(pack, calibration=calibration)
+    return replace(pack, calibration=_read_json(_file(pack.directory, file, "calibration", ".json")))
 
 
 def _text(document: Mapping[str, Any], key: str, name: str) -> str:

@@ -292,15 +292,19 @@ def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJs
 def _print_risk(report: GalleryRiskOut) -> None:
     console = Console()
     evidence, own = report.evidence, ", ".join(f"{kind} {value:g}" for kind, value in report.risk.items())
-    console.print(f"{report.subjects} subjects, fusion {report.fusion}; {own}: threshold {report.threshold:.4f}")
+    console.print(
+        f"{report.subjects} subjects, fusion {report.fusion}; {own}: threshold {_reachable(report.threshold)}"
+    )
     later = f"At {report.subjects * GROWTH:,} subjects"
     table = Table("FPIR", "Threshold", "95 % interval", "Own probes missed", later)
     for target in report.targets:
         now, then = target.today, target.grown
-        mark = " (extrapolated)" if now.extrapolated else ""
+        mark = " (extrapolated)" if now.extrapolated and now.threshold <= 1 else ""
         missed = "" if now.fnmr is None else f"{now.fnmr:.1%}"
-        interval = f"{now.low:.4f} to {now.high:.4f}"
-        table.add_row(f"{target.fpir:g}", f"{now.threshold:.4f}{mark}", interval, missed, f"{then.threshold:.4f}")
+        interval = f"{_reachable(now.low)} to {_reachable(now.high)}"
+        table.add_row(
+            f"{target.fpir:g}", f"{_reachable(now.threshold)}{mark}", interval, missed, _reachable(then.threshold)
+        )
     console.print(table)
     console.print(
         f"from {evidence.source}: {evidence.pairs:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
@@ -312,6 +316,10 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"{check.fpir:.0%}; {check.expected:.0f} should"
         )
     print(risk_text(report, console.width))
+
+
+def _reachable(similarity: float) -> str:
+    return f"{similarity:.4f}" if similarity <= 1 else "out of reach"
 
 
 def _check_picture(path: Path | None, option: str, suffixes: tuple[str, ...]) -> None:

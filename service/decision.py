@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -33,6 +34,11 @@ class KnownRisk:
 
     curve: FmrCurve
     source: Source
+    per_subject: float = 1.0
+    """Comparisons of the curve's kind that one subject stands for."""
+
+    def comparisons(self, subjects: int) -> int:
+        return math.ceil(subjects * self.per_subject)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def thresholds_for(
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
     def at(risk: float) -> Threshold:
-        fmr = fmr_for_fpir(risk, comparisons) if target.kind == "fpir" else risk
+        fmr = fmr_for_fpir(risk, known.comparisons(comparisons)) if target.kind == "fpir" else risk
         return known.curve.threshold_at_fmr(fmr)
 
     accept = at(target.value)
@@ -95,7 +101,9 @@ def thresholds_for(
 
 def false_alarm_probability(similarity: float, known: KnownRisk | None, comparisons: int) -> float | None:
     """The probability that a stranger's best of ``comparisons`` reaches ``similarity``; None where nothing is known."""
-    return None if known is None else fpir_from_fmr(known.curve.fmr(similarity).value, comparisons)
+    if known is None:
+        return None
+    return fpir_from_fmr(known.curve.fmr(similarity).value, known.comparisons(comparisons))
 
 
 def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:

@@ -92,8 +92,8 @@ def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRis
         ),
         targets=[
             TargetOut(fpir=today.fpir, today=ThresholdOut.of(today), grown=ThresholdOut.of(grown))
-            for today, grown in risk_report.thresholds(targets, subjects, known.curve, calibration)
+            for today, grown in risk_report.thresholds(targets, known.comparisons(subjects), known.curve, calibration)
         ],
-        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(subjects, known.curve)],
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), known.curve)],
         check=CheckOut(**vars(risk_report.check_maxima(risk.evidence, known.curve))) if risk else None,
     )

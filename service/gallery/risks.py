@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -54,14 +55,15 @@ class GalleryRisks:
         if gallery.evidence_sequence is None:
             if gallery.subjects >= FEWEST_SUBJECTS:
                 self.follow(gallery)
-            return self.of_pack
+            return self.known(gallery, None)
         fusion = gallery.settings.fusion
         with self._lock:
             *derived, known = self._known.get(gallery.pk, (-1, fusion, None))
         if derived != [gallery.evidence_sequence, fusion]:
             stored = self._store.evidence(gallery)
             if stored is None:
-                return self.of_pack
+                return self.known(gallery, None)
+            self.follow(gallery)  # what a process that ended left to be derived
             known = self.known(gallery, stored)
             if stored.fusion == fusion:  # else it is replaced soon, at this sequence
                 with self._lock:
@@ -71,9 +73,12 @@ class GalleryRisks:
     def known(self, gallery: Gallery, stored: StoredEvidence | None) -> KnownRisk | None:
         """What this evidence and the pack's say together."""
         risk = self.gallery_risk(gallery, stored)
-        if risk is None:
+        if risk is not None:
+            return KnownRisk(risk.curve, "gallery" if self.calibration is None else "both")
+        if self.of_pack is None or gallery.settings.fusion != "max":
             return self.of_pack
-        return KnownRisk(risk.curve, "gallery" if self.calibration is None else "both")
+        # The pack compared photo with photo: of a subject's templates each is another chance for a stranger.
+        return replace(self.of_pack, per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
 
     def gallery_risk(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
         """None: the evidence is too little, or of another rule of fusion than the gallery's now."""
@@ -114,6 +119,7 @@ class GalleryRisks:
             scores = impostor_evidence(snapshot, gallery.settings.fusion)
             templates = len(snapshot.template_pks)
             new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
+            # Both for the risk that the gallery asks for now: what moved the threshold is the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
             event = THRESHOLD_MOVED if before != after and gallery.settings.risk.kind != "threshold" else None
             target = gallery.settings.risk
@@ -140,8 +146,8 @@ class GalleryRisks:
         """The threshold of the gallery's own risk, and what it rests on, for the audit."""
         if stored is None:
             return None
-        risk = self.gallery_risk(gallery, stored)
-        known = self.known(gallery, stored)
+        then = replace(gallery, settings=replace(gallery.settings, fusion=stored.fusion))
+        risk, known = self.gallery_risk(then, stored), self.known(then, stored)
         if known is None:
             return None
         thresholds = thresholds_for(gallery.settings.risk, known, stored.scores.subjects)

@@ -420,7 +420,8 @@ class Store:
             return int(connection.execute(query).scalar_one())
 
     def put_evidence(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
-        """Replace a gallery's evidence, unless a later one is there, and write ``event`` to the audit with it."""
+        """Replace a gallery's evidence and write ``event`` to the audit with it; not if a later one is there, or the
+        gallery's rule of fusion is another by now."""
         values = {
             "sequence": new.sequence,
             "fusion": new.fusion,
@@ -430,7 +431,11 @@ class Store:
         }
         with self._write(_deleted(gallery)) as connection:
             stored = connection.execute(sa.select(evidence).where(evidence.c.gallery_pk == gallery.pk)).first()
-            if stored is not None and stored.sequence > new.sequence:
+            settings = connection.execute(
+                sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
+            ).scalar_one_or_none()
+            overtaken = stored is not None and stored.sequence > new.sequence
+            if overtaken or settings is None or settings["fusion"] != new.fusion:
                 return
             if stored is None:
                 connection.execute(evidence.insert().values(gallery_pk=gallery.pk, **values))

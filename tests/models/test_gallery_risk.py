@@ -128,6 +128,21 @@ def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
     assert fpirs == sorted(fpirs)
 
 
+def test_vectors_that_are_no_faces_do_not_open_the_gate(pack: Calibration) -> None:
+    """Orthogonal vectors hardly differ from each other, which no faces do."""
+    narrow = GalleryRisk(evidence_of(np.eye(60, 64, dtype=np.float32)), pack)
+    threshold = narrow.threshold_at_fmr(fmr_for_fpir(0.01, 60))
+    assert threshold.similarity > 0.1  # ten deviations of such vectors above their mean of 0
+    assert threshold.low <= threshold.similarity <= threshold.high
+    assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.fmr, np.linspace(-1, 1, 101)))
+
+
+def test_two_subjects_who_are_one_person(pack: Calibration) -> None:
+    twice = people(np.random.default_rng(8), 1, 2, common=1.0)[0]
+    twin = GalleryRisk(evidence_of(unit(twice + 3 * twice[:1])), pack)
+    assert twin.threshold_at_fmr(1e-3).similarity >= pack.threshold_at_fmr(1e-3).similarity - 0.1
+
+
 def test_evidence_returns_as_it_was_stored() -> None:
     evidence = evidence_of(people(np.random.default_rng(7), 20)[:, 0])
     read = ImpostorEvidence.from_document(evidence.document())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,8 @@ from service.client import Kith, KithClientError
 from service.gallery.evidence import MAX_PROBES, impostor_evidence
 from service.gallery.fusion import Fusion, scores
 from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED
-from service.gallery.subjects import Snapshot
+from service.gallery.store import Store, open_engine
+from service.gallery.subjects import GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.server import embedded
 from service.settings import load_settings
 
@@ -221,6 +225,56 @@ def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) ->
         lines = len(list(first.audit("g")))
         second.risk("g")
         assert len(list(second.audit("g"))) == lines
+
+
+def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A server that stops right after an enrolment may have no time to derive what follows from it."""
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    vectors = people(rng, 20)
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("g")
+        enrol(kith, "g", vectors[:4])
+        kith.calibrate("g")
+    store = Store(open_engine(settings.sql_url))
+    gallery = store.gallery("g")
+    for i, vector in enumerate(vectors[4:], start=4):
+        store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+    store.close()
+    with embedded(settings) as url, Kith(url) as kith:
+        assert kith.risk("g").subjects == 4
+        kith.identify("g", embeddings=[vectors[0]])
+        wait_for(lambda: kith.risk("g").subjects == 20)
+
+
+def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path, rng: np.random.Generator) -> None:
+    """One process derives for max while another one, after a change of rule, has derived for centroid."""
+    store = Store(open_engine(f"sqlite:///{tmp_path / 'kith.db'}"))
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    for i, vector in enumerate(people(rng, 3)):
+        store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+    taken = store.snapshot(gallery)
+    late, now = (
+        StoredEvidence(taken.sequence, rule, 3, impostor_evidence(taken, rule), datetime.now(UTC))
+        for rule in ("max", "centroid")
+    )
+    store.update_gallery("g", lambda settings: replace(settings, fusion="centroid"))
+    store.put_evidence(gallery, now, None, {})
+    store.put_evidence(gallery, late, THRESHOLD_MOVED, {})
+    stored = store.evidence(gallery)
+    assert stored is not None
+    assert stored.fusion == "centroid"
+    assert store.audit_lines(gallery, None, 10) == []
+    store.close()
+
+
+def test_with_max_each_template_is_a_chance_until_the_gallery_is_known(
+    kith: Kith, gallery: str, rng: np.random.Generator
+) -> None:
+    kith.update_gallery(gallery, fusion="max")
+    enrol(kith, gallery, people(rng, 1))
+    one = kith.risk(gallery).threshold
+    kith.enrol(gallery, "s0", embeddings=list(people(rng, 3)), allow_duplicate=True, allow_inconsistent=True)
+    assert kith.risk(gallery).threshold > one
 
 
 def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np.random.Generator) -> None:
