@@ -66,7 +66,8 @@ async def list_audit(
 def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
     risks = kith.pipeline.risks
     stored = kith.store.evidence(gallery)
-    known, risk = risks.known(gallery, stored), risks.gallery_risk(gallery, stored)
+    risk = risks.gallery_risk(gallery, stored)
+    known = risks.known(gallery, risk)
     if known is None:
         raise RiskUncalibratedError(f"nothing is known of strangers in gallery {gallery.name!r}")
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)

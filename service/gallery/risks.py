@@ -64,15 +64,14 @@ class GalleryRisks:
             if stored is None:
                 return self.known(gallery, None)
             self.follow(gallery)  # what a process that ended left to be derived
-            known = self.known(gallery, stored)
+            known = self.known(gallery, self.gallery_risk(gallery, stored))
             if stored.fusion == fusion:  # else it is replaced soon, at this sequence
                 with self._lock:
                     self._known[gallery.pk] = (stored.sequence, fusion, known)
         return known
 
-    def known(self, gallery: Gallery, stored: StoredEvidence | None) -> KnownRisk | None:
-        """What this evidence and the pack's say together."""
-        risk = self.gallery_risk(gallery, stored)
+    def known(self, gallery: Gallery, risk: GalleryRisk | None) -> KnownRisk | None:
+        """What decisions rest on, given what :meth:`gallery_risk` says."""
         if risk is not None:
             return KnownRisk(risk.curve, "gallery" if self.calibration is None else "both")
         if self.of_pack is None or gallery.settings.fusion != "max":
@@ -147,7 +146,8 @@ class GalleryRisks:
         if stored is None:
             return None
         then = replace(gallery, settings=replace(gallery.settings, fusion=stored.fusion))
-        risk, known = self.gallery_risk(then, stored), self.known(then, stored)
+        risk = self.gallery_risk(then, stored)
+        known = self.known(then, risk)
         if known is None:
             return None
         thresholds = thresholds_for(gallery.settings.risk, known, stored.scores.subjects)
