@@ -10,7 +10,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,training,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,training,demo,dev]'
 	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
 	touch $@

@@ -35,10 +35,11 @@ from models.pack import BUNDLED, ModelPack, load_pack, replace_calibration
 from models.risk import Calibration, fmr_for_fpir
 from models.runtime import Float
 from service.client import Kith
-from service.gallery.faiss_index import FaissIndex
+from service.gallery.database import Database, open_engine
+from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store, open_engine
+from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.server import embedded
 from service.settings import load_settings
@@ -213,9 +214,9 @@ def service(pack: ModelPack) -> Iterator[tuple[Store, Followers, GalleryRisks]]:
     """Of what service.app wires, all that vectors meet."""
     assert pack.calibration is not None  # noqa: S101 - every pack here has one
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}"))
+        store = Store(Database(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}")))
         risks = GalleryRisks(store, pack.recognition.fingerprint(), Calibration.from_document(pack.calibration))
-        yield store, Followers(store, FaissIndex), risks
+        yield store, Followers(store, exact_index), risks
         risks.close()
         store.close()
 

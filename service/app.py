@@ -23,10 +23,11 @@ from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
 from service.drift import Watches
-from service.gallery.faiss_index import FaissIndex
+from service.gallery.database import Database, open_engine
+from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store, open_engine
+from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
 from service.settings import Settings
@@ -49,8 +50,8 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-        store = Store(open_engine(settings.sql_url))
-        followers = Followers(store, FaissIndex)
+        store = Store(Database(open_engine(settings.sql_url)))
+        followers = Followers(store, exact_index)
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())

@@ -197,6 +197,11 @@ class Kith:
     def templates(self, gallery: str, subject: str) -> TemplatesOut:
         return self._send(TemplatesOut, "GET", f"{_path(gallery, subject)}/templates")
 
+    def move_template(self, gallery: str, subject: str, template: str, to: str) -> TemplatesOut:
+        """File a template under the subject ``to``, whose templates are returned."""
+        path = f"{_path(gallery, subject)}/templates/{template}"
+        return self._send(TemplatesOut, "PATCH", path, json={"subject": to})
+
     def delete_template(self, gallery: str, subject: str, template: str) -> DeletedOut:
         return self._send(DeletedOut, "DELETE", f"{_path(gallery, subject)}/templates/{template}")
 

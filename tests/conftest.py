@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from service.client import Kith
 from service.demo import package_file
 from service.server import embedded
 from service.settings import Settings, load_settings
+from tests.postgres import DatabaseUrl, Postgres
 
 ROOT = Path(__file__).parent.parent
 
@@ -156,3 +160,27 @@ def calibration() -> Calibration:
     beyond = impostors[impostors > start] - start
     tail = fit_tail(beyond, np.ones(len(beyond)), start, 0.001)
     return Calibration(histogram(impostors), histogram(rng.normal(0.6, 0.15, 20_000)), tail)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running cluster; who stops it starts it again."""
+    folder = Path(tempfile.mkdtemp(prefix="kith-postgres-"))  # short: a socket's path may have 107 bytes
+    try:
+        cluster = Postgres(folder)
+        cluster.start()
+    except RuntimeError as reason:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(str(reason))
+    yield cluster
+    cluster.stop("immediate")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
+    """Of each kind of database in turn."""
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
+    cluster: Postgres = request.getfixturevalue("postgres")
+    return lambda: cluster.create(f"kith_{uuid.uuid4().hex}")

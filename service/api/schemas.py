@@ -204,6 +204,10 @@ class SubjectPatch(Request):
     tags: list[Tag] | None = Field(None, max_length=100)
 
 
+class TemplatePatch(Request):
+    subject: SubjectId = Field(description="The subject to file it under.")
+
+
 # Answers
 
 

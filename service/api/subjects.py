@@ -25,6 +25,7 @@ from service.api.schemas import (
     SubjectPatch,
     SubjectsOut,
     TemplateOut,
+    TemplatePatch,
     TemplatesOut,
 )
 from service.enrolment import (
@@ -113,6 +114,17 @@ async def get_template(gallery: GalleryPath, subject: SubjectPath, template: Tem
         if listed.id == template:
             return TemplateOut.of(listed)
     raise TemplateNotFoundError(f"there is no template {template!r} of subject {subject!r}")
+
+
+@router.patch("/{subject}/templates/{template}")
+async def move_template(
+    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, kith: Kith
+) -> TemplatesOut:
+    """File a template under another subject, whose templates are returned."""
+    found = await kith.run(kith.store.gallery, gallery)
+    await kith.run(kith.store.move_template, found, subject, template, body.subject)
+    kith.pipeline.risks.follow(found)
+    return await list_templates(gallery, body.subject, kith)
 
 
 @router.delete("/{subject}/templates/{template}")

@@ -60,7 +60,7 @@ class TemplatesReplica:
 
     def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, best: int) -> None:
         self._store = store
-        self._gallery_pk = gallery.pk
+        self._gallery = gallery
         self._index = index
         self._best = best
         self._subject_of: dict[int, int] = {}
@@ -68,7 +68,7 @@ class TemplatesReplica:
         self._sequence = 0
 
     def catch_up(self) -> None:
-        changes = self._store.changes_after(self._gallery_pk, self._sequence)
+        changes = self._store.changes_after(self._gallery, self._sequence)
         if not changes:
             return
         # A template's last line says how it stands; earlier ones are history.
@@ -169,7 +169,7 @@ class SubjectsReplica:
 class Followers:
     """One follower per gallery in use, made on first search, and made anew when the gallery's fusion is another."""
 
-    def __init__(self, store: Store, make_index: Callable[[int], VectorIndex]) -> None:
+    def __init__(self, store: Store, make_index: Callable[[Gallery], VectorIndex]) -> None:
         self._store = store
         self._make_index = make_index
         self._followers: dict[int, Follower] = {}
@@ -180,7 +180,7 @@ class Followers:
         with self._lock:
             follower = self._followers.get(gallery.pk)
             if follower is None or follower.fusion != gallery.settings.fusion:
-                follower = Follower(self._store, gallery, self._make_index(gallery.dimension))
+                follower = Follower(self._store, gallery, self._make_index(gallery))
                 self._followers[gallery.pk] = follower
             return follower
 

@@ -1,26 +1,20 @@
 """The truth about galleries, in SQL. What a method returns after writing is on disk.
 
-SQLite runs in WAL mode with full synchronisation: a commit is flushed before it is acknowledged. Every change of a
-gallery's templates writes lines into its change log in the same transaction, which the indexes follow.
+Every change of a gallery's templates writes lines into its change log in the same transaction, which the indexes
+follow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import alembic.command
-import alembic.config
 import numpy as np
 import sqlalchemy as sa
-from alembic.util import CommandError
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
@@ -31,10 +25,11 @@ from service.errors import (
     GalleryNotFoundError,
     IdempotencyConflictError,
     KithError,
-    StorageError,
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
+from service.gallery.database import Database
+from service.gallery.labels import labels_of
 from service.gallery.subjects import (
     AuditLine,
     Change,
@@ -48,63 +43,33 @@ from service.gallery.subjects import (
     SubjectFilter,
     Template,
 )
-from service.gallery.tables import audit, changes, evidence, galleries, idempotency, subjects, templates
+from service.gallery.tables import (
+    audit,
+    changes,
+    evidence,
+    galleries,
+    generations,
+    idempotency,
+    jobs,
+    labels,
+    subjects,
+    templates,
+    vectors,
+)
 
-VECTOR_TYPE = np.dtype("<f4")
-BUSY_TIMEOUT_MS = 10_000
-MIGRATIONS = Path(__file__).parent / "migrations"
-
-
-def open_engine(url: str) -> Engine:
-    """Open the database and bring its tables up to date.
-
-    Raises:
-        StorageError: it cannot be opened or migrated.
-    """
-    try:
-        engine = sa.create_engine(url)
-        if engine.dialect.name == "sqlite":
-            if engine.url.database:
-                Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
-            sa.event.listen(engine, "connect", _prepare_sqlite)
-            sa.event.listen(engine, "begin", _begin_sqlite)
-        config = alembic.config.Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with engine.connect() as connection:
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, "head")
-        return engine
-    except (SQLAlchemyError, CommandError, OSError) as error:
-        raise StorageError(f"the database cannot be opened: {error}") from error
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun below, not by the driver's guess
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        "secure_delete=ON",
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A writer that takes the lock only at its first write may find that what it read is stale, and fails.
-    write = connection.get_execution_options().get("write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+VECTOR_TYPE: Final = np.dtype("<f4")
+ROWS_AT_ONCE: Final = 4096
+"""Templates that are in memory twice while a gallery is read."""
 
 
 class Store:
     """Galleries, subjects, templates and the change log. Every method is one transaction; all block."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._writer = engine.execution_options(write=True)
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     def check(self) -> None:
         """Prove that the database answers.
@@ -112,48 +77,35 @@ class Store:
         Raises:
             StorageError: it does not.
         """
-        with self._read() as connection:
-            connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar_one()
-
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except DBAPIError as error:
-            raise StorageError(f"reading failed: {error.orig}") from error
-
-    @contextmanager
-    def _write(self, conflict: KithError) -> Iterator[Connection]:
-        """One writing transaction; ``conflict`` is raised where a constraint refuses it."""
-        try:
-            with self._writer.begin() as connection:
-                yield connection
-        except IntegrityError as error:
-            raise conflict from error
-        except DBAPIError as error:
-            raise StorageError(f"writing failed: {error.orig}") from error
+        with self._database.read() as connection:
+            connection.execute(sa.select(galleries.c.pk).limit(1)).all()
 
     # Galleries
 
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now = _now()
-        with self._write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
-            pk = connection.execute(
-                galleries.insert().values(
-                    name=name,
-                    fingerprint=fingerprint,
-                    dimension=dimension,
-                    settings=asdict(settings),
-                    created_at=now,
+        with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
+            pk = _key(
+                connection.execute(
+                    galleries.insert().values(
+                        name=name,
+                        fingerprint=fingerprint,
+                        dimension=dimension,
+                        settings=asdict(settings),
+                        created_at=now,
+                    )
                 )
-            ).inserted_primary_key
-        return Gallery(int(pk[0]) if pk else 0, name, fingerprint, dimension, settings, now)
+            )
+            first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
+            connection.execute(
+                generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
+            )
+        return Gallery(pk, name, fingerprint, dimension, settings, now)
 
     def gallery(self, name: str) -> Gallery:
         """Raises GalleryNotFoundError."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
         if row is None:
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
@@ -163,14 +115,14 @@ class Store:
         query = _gallery_rows().order_by(galleries.c.name).limit(limit)
         if after is not None:
             query = query.where(galleries.c.name > after)
-        with self._read() as connection:
+        with self._database.read() as connection:
             return [_gallery(row) for row in connection.execute(query)]
 
     def update_gallery(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
         """Replace the settings by ``change`` of what they are. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
-        with self._write(missing) as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
+        with self._database.write(missing) as connection:
+            row = connection.execute(_gallery_rows().where(galleries.c.name == name).with_for_update()).first()
             if row is None:
                 raise missing
             settings = change(_gallery(row).settings)
@@ -180,8 +132,9 @@ class Store:
     def delete_gallery(self, name: str) -> Gallery:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
-        with self._write(_deleted(gallery)) as connection:
-            for table in (evidence, idempotency, changes, templates, subjects):
+        with self._database.change(gallery) as connection:
+            # Vectors and crops go with their templates, a job's items with the job.
+            for table in (evidence, idempotency, jobs, changes, labels, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
         return gallery
@@ -194,61 +147,66 @@ class Store:
         """Create or replace; returns whether it was created."""
         now = _now()
         values = {"name": name, "metadata": metadata, "tags": tags, "updated_at": now}
-        with self._write(_deleted(gallery)) as connection:
-            updated = connection.execute(subjects.update().where(_is(gallery, subject_id)).values(values)).rowcount
-            if not updated:
-                connection.execute(
-                    subjects.insert().values(gallery_pk=gallery.pk, id=subject_id, created_at=now, **values)
-                )
-        return self.subject(gallery, subject_id), not updated
+        with self._database.change(gallery) as connection:
+            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
+            created = subject_pk is None
+            if subject_pk is None:
+                subject_pk = _add_subject(connection, gallery, subject_id, created_at=now, **values)
+            else:
+                connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
+            _relabel(connection, gallery, subject_pk, metadata, tags)
+        return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
         """Change the given columns (name, metadata, tags). Raises SubjectNotFoundError."""
-        with self._write(_deleted(gallery)) as connection:
-            connection.execute(subjects.update().where(_is(gallery, subject_id)).values(**given, updated_at=_now()))
-        return self.subject(gallery, subject_id)
+        with self._database.change(gallery) as connection:
+            subject = self._subject(connection, gallery, subject_id)
+            connection.execute(subjects.update().where(subjects.c.pk == subject.pk).values(**given, updated_at=_now()))
+            now = self._subject(connection, gallery, subject_id)
+            _relabel(connection, gallery, now.pk, now.metadata, now.tags)
+        return now
 
     def subject(self, gallery: Gallery, subject_id: str) -> Subject:
         """Raises SubjectNotFoundError."""
-        with self._read() as connection:
-            row = connection.execute(_subject_rows().where(_is(gallery, subject_id))).first()
+        with self._database.read() as connection:
+            return self._subject(connection, gallery, subject_id)
+
+    @staticmethod
+    def _subject(connection: Connection, gallery: Gallery, subject_id: str) -> Subject:
+        row = connection.execute(_subject_rows().where(_is(gallery, subject_id))).first()
         if row is None:
             raise SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}")
         return _subject(row)
 
     def list_subjects(self, gallery: Gallery, after: str | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
         """Page by id: those after ``after``, at most ``limit``, that pass the filter."""
-        found: list[Subject] = []
-        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.id)
+        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.id).limit(limit)
         if after is not None:
             query = query.where(subjects.c.id > after)
-        with self._read() as connection:
-            for row in connection.execute(query):
-                if passes(chosen, row.tags, row.metadata):
-                    found.append(_subject(row))
-                if len(found) == limit:
-                    break
-        return found
+        if wanted := _wanted(chosen):
+            query = query.where(subjects.c.pk.in_(_bearing(gallery, wanted)))
+        with self._database.read() as connection:
+            return [_subject(row) for row in connection.execute(query)]
 
     def subjects_by_pk(self, pks: Sequence[int]) -> dict[int, Subject]:
-        with self._read() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(_subject_rows().where(subjects.c.pk.in_(list(pks))))
             return {row.pk: _subject(row) for row in rows}
 
     def matching_subjects(self, gallery: Gallery, chosen: SubjectFilter) -> set[int]:
         """Keys of the subjects that pass the filter."""
-        query = sa.select(subjects.c.pk, subjects.c.tags, subjects.c.metadata).where(
-            subjects.c.gallery_pk == gallery.pk
-        )
-        with self._read() as connection:
-            return {row.pk for row in connection.execute(query) if passes(chosen, row.tags, row.metadata)}
+        wanted = _wanted(chosen)
+        query = _bearing(gallery, wanted) if wanted else _keys_of(gallery)
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
 
     def delete_subject(self, gallery: Gallery, subject_id: str) -> int:
         """Delete a subject with its templates; return how many there were. Raises SubjectNotFoundError."""
-        subject = self.subject(gallery, subject_id)
-        with self._write(_deleted(gallery)) as connection:
+        with self._database.change(gallery) as connection:
+            subject = self._subject(connection, gallery, subject_id)
             removed = self._remove(connection, gallery, subject.pk, templates.c.subject_pk == subject.pk)
             connection.execute(subjects.delete().where(subjects.c.pk == subject.pk))
+            _count(connection, gallery, subjects=-1)
         return removed
 
     # Templates
@@ -260,38 +218,38 @@ class Store:
 
         Raises:
             IdempotencyConflictError: the key belongs to another request.
-            GalleryNotFoundError: the gallery was deleted meanwhile.
+            GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
+                meanwhile.
         """
         now = _now()
-        with self._write(_deleted(gallery)) as connection:
+        with self._database.change(gallery) as connection:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
-            subject_pk = connection.execute(sa.select(subjects.c.pk).where(_is(gallery, subject_id))).scalar()
+            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             if subject_pk is None:
-                inserted = connection.execute(
-                    subjects.insert().values(
-                        gallery_pk=gallery.pk, id=subject_id, metadata={}, tags=[], created_at=now, updated_at=now
-                    )
-                ).inserted_primary_key
-                subject_pk = inserted[0] if inserted else None
+                subject_pk = _add_subject(
+                    connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now
+                )
             for template in new:
-                row = connection.execute(
-                    templates.insert().values(
-                        id=template.id,
-                        gallery_pk=gallery.pk,
-                        subject_pk=subject_pk,
-                        vector=template.vector.astype(VECTOR_TYPE).tobytes(),
-                        kind=template.kind,
-                        quality=template.quality,
-                        detection_score=template.detection_score,
-                        created_at=now,
-                    )
-                ).inserted_primary_key
-                connection.execute(
-                    changes.insert().values(
-                        gallery_pk=gallery.pk, template_pk=row[0] if row else None, subject_pk=subject_pk
+                template_pk = _key(
+                    connection.execute(
+                        templates.insert().values(
+                            id=template.id,
+                            gallery_pk=gallery.pk,
+                            subject_pk=subject_pk,
+                            kind=template.kind,
+                            quality=template.quality,
+                            detection_score=template.detection_score,
+                            created_at=now,
+                        )
                     )
                 )
+                stored = template.vector.astype(VECTOR_TYPE).tobytes()
+                connection.execute(
+                    vectors.insert().values(template_pk=template_pk, generation=gallery.generation, vector=stored)
+                )
+                _log(connection, gallery, [(template_pk, subject_pk)])
+            _count(connection, gallery, templates=len(new))
             if keyed:
                 connection.execute(
                     idempotency.insert().values(
@@ -307,7 +265,7 @@ class Store:
 
     def answered(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """The response given to this keyed request before, if any. Raises IdempotencyConflictError."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             return self._answered(connection, gallery, key, digest)
 
     @staticmethod
@@ -327,7 +285,7 @@ class Store:
         """A subject's templates, oldest first. Raises SubjectNotFoundError."""
         subject = self.subject(gallery, subject_id)
         query = sa.select(templates).where(templates.c.subject_pk == subject.pk).order_by(templates.c.pk)
-        with self._read() as connection:
+        with self._database.read() as connection:
             return [
                 Template(row.id, subject_id, row.kind, row.quality, row.detection_score, row.created_at)
                 for row in connection.execute(query)
@@ -339,7 +297,7 @@ class Store:
             .join(subjects, subjects.c.pk == templates.c.subject_pk)
             .where(templates.c.pk.in_(list(pks)))
         )
-        with self._read() as connection:
+        with self._database.read() as connection:
             return {
                 row.pk: Template(row.id, row.subject_id, row.kind, row.quality, row.detection_score, row.created_at)
                 for row in connection.execute(query)
@@ -348,19 +306,31 @@ class Store:
     def subject_vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """(n, d) templates of a subject and their (n,) quality scores, NaN for bare embeddings; n may be 0. Raises
         SubjectNotFoundError."""
-        subject = self.subject(gallery, subject_id)
-        with self._read() as connection:
-            rows = connection.execute(_template_rows(gallery).where(templates.c.subject_pk == subject.pk)).all()
-        stored = _snapshot(gallery, 0, rows)
+        with self._database.read() as connection:
+            subject = self._subject(connection, gallery, subject_id)
+            stored = _snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
         return stored.vectors, stored.qualities
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> None:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
-        subject = self.subject(gallery, subject_id)
-        with self._write(_deleted(gallery)) as connection:
-            chosen = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
-            if not self._remove(connection, gallery, subject.pk, chosen):
-                raise TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
+        with self._database.change(gallery) as connection:
+            subject = self._subject(connection, gallery, subject_id)
+            if not self._remove(connection, gallery, subject.pk, _is_template(subject, template_id)):
+                raise _no_template(template_id, subject_id)
+
+    def move_template(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
+        """File a template under another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
+        with self._database.change(gallery) as connection:
+            here = self._subject(connection, gallery, subject_id)
+            there = self._subject(connection, gallery, to)
+            chosen = _is_template(here, template_id)
+            template_pk = connection.execute(sa.select(templates.c.pk).where(chosen)).scalar()
+            if template_pk is None:
+                raise _no_template(template_id, subject_id)
+            connection.execute(templates.update().where(chosen).values(subject_pk=there.pk))
+            connection.execute(idempotency.delete().where(idempotency.c.subject_pk == here.pk))
+            # Both are other people than before.
+            _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])
 
     @staticmethod
     def _remove(connection: Connection, gallery: Gallery, subject_pk: int, chosen: sa.ColumnElement[bool]) -> int:
@@ -373,41 +343,34 @@ class Store:
         if doomed:
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == subject_pk))
             connection.execute(templates.delete().where(chosen))
-            connection.execute(
-                changes.insert(),
-                [{"gallery_pk": gallery.pk, "template_pk": pk, "subject_pk": subject_pk} for pk in doomed],
-            )
+            _log(connection, gallery, [(template_pk, subject_pk) for template_pk in doomed])
+            _count(connection, gallery, templates=-len(doomed))
         return len(doomed)
 
     def snapshot(self, gallery: Gallery) -> Snapshot:
         """All templates at one moment."""
-        with self._read() as connection:
-            sequence = connection.execute(
-                sa.select(sa.func.coalesce(sa.func.max(changes.c.sequence), 0)).where(
-                    changes.c.gallery_pk == gallery.pk
-                )
-            ).scalar_one()
-            rows = connection.execute(_template_rows(gallery)).all()
-        return _snapshot(gallery, sequence, rows)
+        with self._database.read() as connection:
+            last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
+            floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)
+            sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
+            return _snapshot(connection, gallery, sequence)
 
     def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
         """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now."""
         later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
-        with self._read() as connection:
+        with self._database.read() as connection:
             lines = connection.execute(sa.select(changes.c.sequence, changes.c.subject_pk).where(later)).all()
-            rows: Sequence[sa.Row[Any]] = []
-            if lines:
-                # By a subquery, as a list of keys may exceed what a statement can bind.
-                changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
-                rows = connection.execute(_template_rows(gallery).where(changed)).all()
-        last = max((line.sequence for line in lines), default=sequence)
-        return {line.subject_pk for line in lines}, _snapshot(gallery, last, rows)
+            last = max((line.sequence for line in lines), default=sequence)
+            # By a subquery, as a list of keys may exceed what a statement can bind.
+            changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
+            now = _snapshot(connection, gallery, last, changed if lines else sa.false())
+        return {line.subject_pk for line in lines}, now
 
     # Evidence and audit
 
     def evidence(self, gallery: Gallery) -> StoredEvidence | None:
-        with self._read() as connection:
-            row = connection.execute(sa.select(evidence).where(evidence.c.gallery_pk == gallery.pk)).first()
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
         if row is None:
             return None
         scores = ImpostorEvidence.from_document(json.loads(row.document))
@@ -416,7 +379,7 @@ class Store:
     def changes_since(self, gallery: Gallery, sequence: int) -> int:
         """How many templates came or went."""
         query = sa.select(sa.func.count()).where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
-        with self._read() as connection:
+        with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
     def put_evidence(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
@@ -429,8 +392,8 @@ class Store:
             "document": json.dumps(new.scores.document()),
             "derived_at": new.derived_at,
         }
-        with self._write(_deleted(gallery)) as connection:
-            stored = connection.execute(sa.select(evidence).where(evidence.c.gallery_pk == gallery.pk)).first()
+        with self._database.change(gallery) as connection:
+            stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
             settings = connection.execute(
                 sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
             ).scalar_one_or_none()
@@ -438,9 +401,11 @@ class Store:
             if overtaken or settings is None or settings["fusion"] != new.fusion:
                 return
             if stored is None:
-                connection.execute(evidence.insert().values(gallery_pk=gallery.pk, **values))
+                connection.execute(
+                    evidence.insert().values(gallery_pk=gallery.pk, generation=gallery.generation, **values)
+                )
             else:
-                connection.execute(evidence.update().where(evidence.c.gallery_pk == gallery.pk).values(**values))
+                connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
                 line = {"at": new.derived_at, "event": event, "gallery_pk": gallery.pk, "gallery": gallery.name}
                 connection.execute(audit.insert().values(**line, details=details))
@@ -450,21 +415,30 @@ class Store:
         query = sa.select(audit).where(audit.c.gallery_pk == gallery.pk).order_by(audit.c.pk.desc()).limit(limit)
         if before is not None:
             query = query.where(audit.c.pk < before)
-        with self._read() as connection:
+        with self._database.read() as connection:
             return [AuditLine(row.pk, row.at, row.event, row.gallery, row.details) for row in connection.execute(query)]
 
     # The change log
 
-    def changes_after(self, gallery_pk: int, sequence: int) -> list[Change]:
+    def changes_after(self, gallery: Gallery, sequence: int) -> list[Change]:
         """Log lines later than ``sequence``, in order. A line whose template still exists carries its vector: state,
         not history, so that applying a line twice, or a line whose template went away later, does no harm."""
         query = (
-            sa.select(changes.c.sequence, changes.c.template_pk, changes.c.subject_pk, templates.c.vector)
+            sa.select(
+                changes.c.sequence,
+                changes.c.template_pk,
+                sa.func.coalesce(templates.c.subject_pk, changes.c.subject_pk).label("subject_pk"),
+                vectors.c.vector,
+            )
             .outerjoin(templates, templates.c.pk == changes.c.template_pk)
-            .where(changes.c.gallery_pk == gallery_pk, changes.c.sequence > sequence)
+            .outerjoin(
+                vectors,
+                (vectors.c.template_pk == changes.c.template_pk) & (vectors.c.generation == gallery.generation),
+            )
+            .where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
             .order_by(changes.c.sequence)
         )
-        with self._read() as connection:
+        with self._database.read() as connection:
             return [
                 Change(
                     row.sequence,
@@ -476,58 +450,131 @@ class Store:
             ]
 
 
-def passes(chosen: SubjectFilter, tags: list[str], metadata: dict[str, Any]) -> bool:
-    return set(chosen.tags) <= set(tags) and all(key in metadata and metadata[key] == v for key, v in chosen.metadata)
-
-
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _deleted(gallery: Gallery) -> KithError:
-    return GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
 
 
 def _is(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
     return (subjects.c.gallery_pk == gallery.pk) & (subjects.c.id == subject_id)
 
 
-def _count_of(table: sa.Table, condition: sa.ColumnElement[bool]) -> Any:
-    return sa.select(sa.func.count()).select_from(table).where(condition).scalar_subquery()
+def _key_of(gallery: Gallery, subject_id: str) -> sa.Select[int]:
+    return sa.select(subjects.c.pk).where(_is(gallery, subject_id))
+
+
+def _keys_of(gallery: Gallery) -> sa.Select[int]:
+    return sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+
+
+def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
+    return (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
+
+
+def _no_template(template_id: str, subject_id: str) -> KithError:
+    return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
+
+
+def _key(result: sa.CursorResult[Any]) -> int:
+    inserted = result.inserted_primary_key
+    assert inserted is not None  # noqa: S101 - of a single insert
+    return int(inserted[0])
+
+
+def _add_subject(connection: Connection, gallery: Gallery, subject_id: str, **values: Any) -> int:
+    pk = _key(connection.execute(subjects.insert().values(gallery_pk=gallery.pk, id=subject_id, **values)))
+    _count(connection, gallery, subjects=1)
+    return pk
+
+
+def _count(connection: Connection, gallery: Gallery, subjects: int = 0, templates: int = 0) -> None:
+    """Keep a gallery's counts up: counting a million rows for each request would cost more than searching them."""
+    connection.execute(
+        galleries.update()
+        .where(galleries.c.pk == gallery.pk)
+        .values(
+            subject_count=galleries.c.subject_count + subjects, template_count=galleries.c.template_count + templates
+        )
+    )
+
+
+def _log(connection: Connection, gallery: Gallery, lines: Sequence[tuple[int, int]]) -> None:
+    """Write (template, subject) lines to the change log."""
+    connection.execute(
+        changes.insert(),
+        [{"gallery_pk": gallery.pk, "template_pk": t, "subject_pk": s} for t, s in lines],
+    )
+
+
+def _relabel(
+    connection: Connection, gallery: Gallery, subject_pk: int, metadata: dict[str, Any], tags: list[str]
+) -> None:
+    connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
+    if borne := sorted(labels_of(tags, metadata)):
+        connection.execute(
+            labels.insert(),
+            [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in borne],
+        )
+
+
+def _wanted(chosen: SubjectFilter) -> list[str]:
+    return sorted(labels_of(chosen.tags, dict(chosen.metadata)))
+
+
+def _bearing(gallery: Gallery, wanted: list[str]) -> sa.Select[int]:
+    """Keys of the subjects that bear all of these labels."""
+    return (
+        sa.select(labels.c.subject_pk)
+        .where(labels.c.gallery_pk == gallery.pk, labels.c.label.in_(wanted))
+        .group_by(labels.c.subject_pk)
+        .having(sa.func.count() == len(wanted))
+    )
+
+
+def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
+    return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)
 
 
 def _gallery_rows() -> sa.Select[Any]:
     return sa.select(
         galleries,
-        _count_of(subjects, subjects.c.gallery_pk == galleries.c.pk).label("subject_count"),
-        _count_of(templates, templates.c.gallery_pk == galleries.c.pk).label("template_count"),
         sa.select(evidence.c.sequence)
-        .where(evidence.c.gallery_pk == galleries.c.pk)
+        .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == galleries.c.generation)
         .scalar_subquery()
         .label("evidence_sequence"),
     )
 
 
 def _subject_rows() -> sa.Select[Any]:
-    return sa.select(subjects, _count_of(templates, templates.c.subject_pk == subjects.c.pk).label("template_count"))
+    owned = sa.select(sa.func.count()).select_from(templates).where(templates.c.subject_pk == subjects.c.pk)
+    return sa.select(subjects, owned.scalar_subquery().label("template_count"))
 
 
-def _template_rows(gallery: Gallery) -> sa.Select[Any]:
-    return (
-        sa.select(templates.c.pk, templates.c.subject_pk, templates.c.vector, templates.c.quality)
-        .where(templates.c.gallery_pk == gallery.pk)
-        .order_by(templates.c.subject_pk, templates.c.pk)
+def _snapshot(
+    connection: Connection, gallery: Gallery, sequence: int, chosen: sa.ColumnElement[bool] | None = None
+) -> Snapshot:
+    """The gallery's templates, or the chosen of them, by subject and age; those that its recogniser has seen."""
+    query = (
+        sa.select(templates.c.pk, templates.c.subject_pk, templates.c.quality, vectors.c.vector)
+        .join(vectors, vectors.c.template_pk == templates.c.pk)
+        .where(templates.c.gallery_pk == gallery.pk, vectors.c.generation == gallery.generation)
+        .where(sa.true() if chosen is None else chosen)
+        .execution_options(yield_per=ROWS_AT_ONCE)
     )
-
-
-def _snapshot(gallery: Gallery, sequence: int, rows: Sequence[sa.Row[Any]]) -> Snapshot:
-    vectors = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE).reshape(-1, gallery.dimension)
+    pks, owners, qualities, blocks = [], [], [], [np.empty((0, gallery.dimension), np.float32)]
+    for rows in connection.execute(query).partitions():
+        pks += [row.pk for row in rows]
+        owners += [row.subject_pk for row in rows]
+        qualities += [(row.quality or {}).get("score", np.nan) for row in rows]
+        block = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE)
+        blocks.append(block.reshape(-1, gallery.dimension).astype(np.float32))
+    template_pks, subject_pks = np.array(pks, np.int64), np.array(owners, np.int64)
+    order = np.lexsort((template_pks, subject_pks))
     return Snapshot(
         sequence,
-        np.array([row.pk for row in rows], np.int64),
-        np.array([row.subject_pk for row in rows], np.int64),
-        vectors.astype(np.float32),
-        np.array([(row.quality or {}).get("score", np.nan) for row in rows], np.float32),
+        template_pks[order],
+        subject_pks[order],
+        np.concatenate(blocks)[order],
+        np.array(qualities, np.float32)[order],
     )
 
 
@@ -548,6 +595,9 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.subject_count,
         row.template_count,
         row.evidence_sequence,
+        row.generation,
+        row.generation,
+        row.log_floor,
     )
 
 

@@ -42,6 +42,12 @@ class Gallery:
     templates: int = 0
     evidence_sequence: int | None = None
     """Of the change log, at which the stored evidence was derived; None: there is none."""
+    generation: int = 0
+    """Which of its vectors are read: those that ``fingerprint`` made."""
+    current_generation: int = 0
+    """Which answer requests; another one only while a gallery moves to another recogniser."""
+    log_floor: int = 0
+    """Change log lines up to this one may be gone: who followed no further starts from a snapshot."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -51,9 +52,29 @@ galleries = Table(
     Column("name", String(64), nullable=False, unique=True),
     Column("fingerprint", String(64), nullable=False),
     Column("dimension", Integer, nullable=False),
+    Column("generation", Integer, nullable=False, server_default="0"),
     Column("settings", JSON, nullable=False),
+    Column("subject_count", Integer, nullable=False, server_default="0"),
+    Column("template_count", Integer, nullable=False, server_default="0"),
+    Column("log_floor", Key, nullable=False, server_default="0"),
     Column("created_at", Utc, nullable=False),
     sqlite_autoincrement=True,  # a deleted gallery's key must not name another one
+)
+
+# A gallery's vectors under one recogniser. One generation is current (galleries.generation); while a gallery moves to
+# another recogniser there is a second, and afterwards the first stays for the way back.
+generations = Table(
+    "generations",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("dimension", Integer, nullable=False),
+    Column("model", String(128)),
+    Column("state", String(16), nullable=False),
+    Column("details", JSON, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    Column("updated_at", Utc, nullable=False),
 )
 
 subjects = Table(
@@ -71,21 +92,48 @@ subjects = Table(
     sqlite_autoincrement=True,
 )
 
+# What a subject can be asked for by, tags and metadata alike: a hash each, so that a filter is an index lookup.
+labels = Table(
+    "labels",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("label", String(32), primary_key=True),
+    Column("subject_pk", ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
+    Index("labels_by_subject", "subject_pk"),
+)
+
 templates = Table(
     "templates",
     metadata,
     Column("pk", Key, primary_key=True, autoincrement=True),
-    Column("id", String(32), nullable=False, unique=True),
+    Column("id", String(32), nullable=False),
     Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     Column("subject_pk", ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
-    Column("vector", LargeBinary, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("quality", JSON),
     Column("detection_score", Float),
     Column("created_at", Utc, nullable=False),
+    UniqueConstraint("gallery_pk", "id"),
     Index("templates_by_subject", "subject_pk"),
-    Index("templates_by_gallery", "gallery_pk"),
     sqlite_autoincrement=True,
+)
+
+# A template's embedding by each recogniser that has seen it.
+vectors = Table(
+    "vectors",
+    metadata,
+    Column("template_pk", ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("vector", LargeBinary, nullable=False),
+)
+
+# The face that a template was made from, where the gallery keeps it: what another recogniser can embed anew.
+crops = Table(
+    "crops",
+    metadata,
+    Column("template_pk", ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
+    Column("image", LargeBinary, nullable=False),
+    Column("landmarks", JSON, nullable=False),
 )
 
 # No foreign key to templates: a removal outlives its template, so that followers learn of it.
@@ -111,16 +159,60 @@ idempotency = Table(
     Column("created_at", Utc, nullable=False),
 )
 
-# The latest of each gallery: derived once, read by every process.
+# The latest of each gallery's generations: derived once, read by every process.
 evidence = Table(
     "evidence",
     metadata,
     Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
     Column("sequence", Key, nullable=False),
     Column("fusion", String(32), nullable=False),
     Column("templates", Integer, nullable=False),
     Column("document", Text, nullable=False),
     Column("derived_at", Utc, nullable=False),
+)
+
+# How far an index that all nodes share has followed a gallery's log.
+index_states = Table(
+    "index_states",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("engine", String(32), primary_key=True),
+    Column("sequence", Key, nullable=False),
+    Column("updated_at", Utc, nullable=False),
+)
+
+# Long work. Whoever runs a job renews its lease; a job whose lease ran out belongs to whoever takes it.
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("kind", String(32), nullable=False),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("parameters", JSON, nullable=False),
+    Column("progress", JSON, nullable=False),
+    Column("problem", JSON),
+    Column("cancel", Boolean, nullable=False),
+    Column("owner", String(64)),
+    Column("lease_until", Utc),
+    Column("created_at", Utc, nullable=False),
+    Column("updated_at", Utc, nullable=False),
+    Index("jobs_by_state", "state"),
+    Index("jobs_by_gallery", "gallery_pk"),
+    sqlite_autoincrement=True,
+)
+
+# What a job has done already, so that it resumes, and what became of each item.
+job_items = Table(
+    "job_items",
+    metadata,
+    Column("job_pk", ForeignKey("jobs.pk", ondelete="CASCADE"), primary_key=True),
+    Column("item", String(512), primary_key=True),
+    Column("problem", JSON),
+    Column("at", Utc, nullable=False),
 )
 
 # No foreign key to galleries: what happened outlives them.

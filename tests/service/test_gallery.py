@@ -27,12 +27,14 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.faiss_index import FaissIndex
+from service.gallery.database import Database, open_engine
+from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
-from service.gallery.store import Store, open_engine
+from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import metadata
+from tests.postgres import DatabaseUrl
 from tests.service.test_fusion import RULES, fused_similarity
 
 DIMENSION = 8
@@ -43,13 +45,13 @@ def template(vector: Float) -> NewTemplate:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'kith.db'}"
+def url(database_url: DatabaseUrl) -> str:
+    return database_url()
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    opened = Store(open_engine(url))
+    opened = Store(Database(open_engine(url)))
     yield opened
     opened.close()
 
@@ -66,8 +68,8 @@ def test_migrations_make_the_tables(url: str) -> None:
     engine.dispose()
 
 
-def test_a_commit_is_flushed_before_it_is_acknowledged(url: str) -> None:
-    engine = open_engine(url)
+def test_a_commit_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path / 'kith.db'}")
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
@@ -134,7 +136,7 @@ def test_enrolling_into_a_deleted_gallery_leaves_nothing(
     store.delete_gallery("g")
     with pytest.raises(GalleryNotFoundError):
         store.enrol(gallery, "a", [template(unit(rng.normal(size=(1, DIMENSION)))[0])], None)
-    assert store.changes_after(gallery.pk, 0) == []
+    assert store.changes_after(gallery, 0) == []
 
 
 def test_deleting_what_is_not_there(store: Store, gallery: Gallery) -> None:
@@ -146,7 +148,7 @@ def test_deleting_what_is_not_there(store: Store, gallery: Gallery) -> None:
 
 
 def test_a_deleted_vector_leaves_no_bytes_behind(tmp_path: Path, rng: np.random.Generator) -> None:
-    store = Store(open_engine(f"sqlite:///{tmp_path / 'kith.db'}"))
+    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
     gallery = store.create_gallery("g", "f" * 32, 64, GallerySettings())
     (vector,) = unit(rng.normal(size=(1, 64)))
     store.enrol(gallery, "a", [template(vector)], None)
@@ -190,9 +192,9 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
     """Random enrolment and deletion; two indexes over one database, as two processes would be."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(open_engine(f"sqlite:///{folder}/kith.db"))
+        store = Store(Database(open_engine(f"sqlite:///{folder}/kith.db")))
         gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-        replicas = [Followers(store, FaissIndex), Followers(store, FaissIndex)]
+        replicas = [Followers(store, exact_index), Followers(store, exact_index)]
         enrolled: dict[str, list[NewTemplate]] = {}
         for step in [*steps, "search"]:
             subject = f"s{rng.integers(6)}"
@@ -240,7 +242,7 @@ def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> Non
     for i in range(20):
         store.enrol(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
     store.enrol(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
-    ((hit,),), compared = Followers(store, FaissIndex).of(gallery).search(probe, 1)
+    ((hit,),), compared = Followers(store, exact_index).of(gallery).search(probe, 1)
     assert (store.subjects_by_pk([hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
     assert hit.similarity == pytest.approx(0.75, abs=1e-5)
 
@@ -249,7 +251,7 @@ def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
     store: Store, rng: np.random.Generator
 ) -> None:
     gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-    here, elsewhere = Followers(store, FaissIndex), Followers(store, FaissIndex)
+    here, elsewhere = Followers(store, exact_index), Followers(store, exact_index)
     store.enrol(gallery, "a", [template(v) for v in unit(rng.normal(size=(2, DIMENSION)))], None)
     vectors, _ = store.subject_vectors(gallery, "a")
     for followers in (here, elsewhere):
@@ -259,3 +261,49 @@ def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
     for followers in (here, elsewhere):
         ((hit,),), _ = followers.of(store.gallery("g")).search(vectors[:1], 1)
         assert hit.similarity == pytest.approx((1 + float(vectors[0] @ vectors[1])) / 2, abs=1e-5)
+
+
+def test_a_template_moved_is_another_persons(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    here, there = Followers(store, exact_index).of(gallery), Followers(store, exact_index).of(gallery)
+    vectors = unit(rng.normal(size=(3, DIMENSION)))
+    new = [template(vector) for vector in vectors]
+    store.enrol(gallery, "a", new[:2], None)
+    store.enrol(gallery, "b", new[2:], None)
+    keys = {name: store.subject(gallery, name).pk for name in ("a", "b")}
+    ((best, *_),), _ = here.search(vectors[:1], 1)
+    assert best.subject_pk == keys["a"]
+    store.move_template(gallery, "a", new[0].id, "b")
+    for follower in (here, there):
+        results, _ = follower.search(vectors, 2)
+        for probe, hits in zip(vectors, results, strict=True):
+            expected = brute_force({"a": new[1:2], "b": [new[2], new[0]]}, probe, 2, None, gallery.settings.fusion)
+            assert [hit.subject_pk for hit in hits] == [keys[name] for name, _ in expected]
+    with pytest.raises(TemplateNotFoundError):
+        store.move_template(gallery, "a", new[0].id, "b")
+    with pytest.raises(SubjectNotFoundError):
+        store.move_template(gallery, "b", new[0].id, "nobody")
+
+
+def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    store.put_subject(gallery, "a", "Ada", {"floor": 1}, ["night"])
+    store.put_subject(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
+    store.enrol(gallery, "c", [template(v) for v in unit(rng.normal(size=(3, DIMENSION)))], None)
+    found = store.gallery("g")
+    assert (found.subjects, found.templates) == (3, 3)
+
+    def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
+        chosen = SubjectFilter(tags, tuple(facts.items()))
+        keys = store.matching_subjects(gallery, chosen)
+        assert [s.pk for s in store.list_subjects(gallery, None, 10, chosen)] == sorted(keys)
+        return {subject.id for subject in store.subjects_by_pk(sorted(keys)).values()}
+
+    assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
+    assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
+    assert bearing(floor=True) == bearing(floor="1") == bearing(("noon",)) == set()
+    assert bearing() == {"a", "b", "c"}
+    store.patch_subject(gallery, "a", {"tags": []})
+    store.delete_subject(gallery, "b")
+    assert bearing(("night",)) == set() and bearing(floor=1) == {"a"}
+    store.delete_template(gallery, "c", store.list_templates(gallery, "c")[0].id)
+    found = store.gallery("g")
+    assert (found.subjects, found.templates) == (2, 2)

@@ -19,10 +19,11 @@ from models.recognition import unit
 from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
 from models.runtime import Float
 from service.client import Kith, KithClientError
+from service.gallery.database import Database, open_engine
 from service.gallery.evidence import MAX_PROBES, impostor_evidence
 from service.gallery.fusion import Fusion, scores
 from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED
-from service.gallery.store import Store, open_engine
+from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.server import embedded
 from service.settings import load_settings
@@ -235,7 +236,7 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
         kith.create_gallery("g")
         enrol(kith, "g", vectors[:4])
         kith.calibrate("g")
-    store = Store(open_engine(settings.sql_url))
+    store = Store(Database(open_engine(settings.sql_url)))
     gallery = store.gallery("g")
     for i, vector in enumerate(vectors[4:], start=4):
         store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
@@ -248,7 +249,7 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
 
 def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     """One process derives for max while another one, after a change of rule, has derived for centroid."""
-    store = Store(open_engine(f"sqlite:///{tmp_path / 'kith.db'}"))
+    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
     gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     for i, vector in enumerate(people(rng, 3)):
         store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)

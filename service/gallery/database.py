@@ -1,0 +1,149 @@
+"""Transactions on SQLite and PostgreSQL, and the order of a gallery's writers.
+
+SQLite runs in WAL mode with full synchronisation: a commit is flushed before it is acknowledged; PostgreSQL does so by
+default. A reading transaction sees one moment of the database, however many statements it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from alembic.util import CommandError
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from service.errors import GalleryNotFoundError, KithError, RecogniserMismatchError, StorageError
+from service.gallery.subjects import Gallery
+from service.gallery.tables import galleries
+
+BUSY_TIMEOUT_MS: Final = 10_000
+CONNECT_TIMEOUT_S: Final = 5
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+MIGRATION_LOCK: Final = 0x4B697468
+"""Of PostgreSQL's advisory locks, the one that a start holds while it brings the tables up to date."""
+
+
+def open_engine(url: str) -> Engine:
+    """Open the database and bring its tables up to date; of several processes that start at once, one does.
+
+    Raises:
+        StorageError: it cannot be opened or migrated.
+    """
+    try:
+        engine = _engine(sa.make_url(url))
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with engine.execution_options(write=True).begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, "head")
+        return engine
+    except (SQLAlchemyError, CommandError, OSError) as error:
+        raise StorageError(f"the database cannot be opened: {error}") from error
+
+
+def _engine(url: sa.URL) -> Engine:
+    match url.get_backend_name():
+        case "sqlite":
+            engine = sa.create_engine(url)
+            if url.database:
+                Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            sa.event.listen(engine, "connect", _prepare_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
+            return engine
+        case "postgresql":
+            # A connection that a restart of the database broke is replaced before it is used.
+            return sa.create_engine(
+                url.set(drivername="postgresql+psycopg"),
+                pool_pre_ping=True,
+                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+            )
+        case other:
+            raise StorageError(f"{other} is no database that Kith knows: sqlite or postgresql")
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions are begun below, not by the driver's guess
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "secure_delete=ON",
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A writer that takes the lock only at its first write may find that what it read is stale, and fails.
+    write = connection.get_execution_options().get("write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+class Database:
+    """Where the stores read and write. Safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        snapshots = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._reader = engine.execution_options(**snapshots)
+        self._writer = engine.execution_options(write=True)
+        self.dialect: str = engine.dialect.name
+
+    def close(self) -> None:
+        self._writer.dispose()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One moment of the database.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        try:
+            with self._reader.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise StorageError(f"reading failed: {error.orig}") from error
+
+    @contextmanager
+    def write(self, conflict: KithError) -> Iterator[Connection]:
+        """One writing transaction, on disk when the block is left.
+
+        Raises:
+            conflict: a constraint refuses it.
+            StorageError: it cannot be written.
+        """
+        try:
+            with self._writer.begin() as connection:
+                yield connection
+        except IntegrityError as error:
+            raise conflict from error
+        except DBAPIError as error:
+            raise StorageError(f"writing failed: {error.orig}") from error
+
+    @contextmanager
+    def change(self, gallery: Gallery) -> Iterator[Connection]:
+        """One writing transaction on a gallery. Writers of one gallery commit one after the other, so that the numbers
+        of its change log are in the order of the commits and a follower that knows the last one has missed none.
+
+        Raises:
+            GalleryNotFoundError: it was deleted.
+            RecogniserMismatchError: it moved to another recogniser since ``gallery`` was read.
+            StorageError: it cannot be written.
+        """
+        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        with self.write(deleted) as connection:
+            current = sa.select(galleries.c.generation).where(galleries.c.pk == gallery.pk)
+            generation = connection.execute(current.with_for_update(key_share=True)).scalar_one_or_none()
+            if generation is None:
+                raise deleted
+            if generation != gallery.current_generation:
+                raise RecogniserMismatchError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
+            yield connection
