@@ -18,9 +18,9 @@ from models.recognition import unit
 from models.runtime import Float
 from service.errors import KithError, StorageError
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
+from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from tests.faults.history import NEVER, Kind
@@ -49,12 +49,13 @@ class Node:
     def __init__(self, url: str, unlocked: bool = False) -> None:
         engine = open_engine(url)
         self.store = Store((Unlocked if unlocked else Database)(engine))
-        self.followers = Followers(self.store, exact_index)
+        self.followers = Followers(in_process(self.store))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.followers.close()
         self.store.close()
 
     def enrol(self, gallery: str, subject: str, new: list[NewTemplate], key: str | None = None) -> str | None:
@@ -177,8 +178,9 @@ def template_id(writer: int, number: int) -> str:
 
 
 def vector_of(template: str, dimension: int) -> Float:
-    (vector,) = unit(np.random.default_rng(int(template, 16)).normal(size=(1, dimension)))
-    return vector
+    drawn = np.random.default_rng(int(template, 16)).normal(size=(1, dimension))
+    (vector,) = np.asarray(unit(drawn), np.float32)
+    return np.asarray(vector, np.float32)
 
 
 class Writer:
