@@ -45,6 +45,8 @@ def open_engine(url: str) -> Engine:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
         return engine
+    except ModuleNotFoundError as error:
+        raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except (SQLAlchemyError, CommandError, OSError) as error:
         raise StorageError(f"the database cannot be opened: {error}") from error
 
