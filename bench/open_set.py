@@ -36,8 +36,8 @@ from models.risk import Calibration, fmr_for_fpir
 from models.runtime import Float
 from service.client import Kith
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
@@ -216,7 +216,7 @@ def service(pack: ModelPack) -> Iterator[tuple[Store, Followers, GalleryRisks]]:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Database(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}")))
         risks = GalleryRisks(store, pack.recognition.fingerprint(), Calibration.from_document(pack.calibration))
-        yield store, Followers(store, exact_index), risks
+        yield store, Followers(in_process(store)), risks
         risks.close()
         store.close()
 

@@ -24,8 +24,8 @@ from service.api.openapi import component_schemas
 from service.batching import Batcher
 from service.drift import Watches
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
         store = Store(Database(open_engine(settings.sql_url)))
-        followers = Followers(store, exact_index)
+        followers = Followers(in_process(store))
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
@@ -86,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
                 log.info("serving %s on %s", pack.model_id, recognition.providers[0])
                 yield
         risks.close()
+        followers.close()
         store.close()
 
     app = FastAPI(

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
+
+
+@dataclass(frozen=True)
+class IndexStats:
+    """What serves a gallery's searches: which engine and kind of index, why, of how many vectors, and how far it has
+    followed the change log."""
+
+    engine: str
+    kind: str
+    reason: str
+    vectors: int
+    sequence: int
 
 
 class VectorIndex(Protocol):
