@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
-from models.pack import load_pack
+from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
@@ -30,6 +30,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
+from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
 from service.telemetry import Telemetry
 
@@ -43,28 +44,25 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pack = load_pack(settings.pack_path)
-        pack.verify()
+        packs = read_packs(settings.pack_paths)
+        pack = packs[0]
         detection = Network(pack.detection.path, settings.provider, settings.threads)
-        recognition = Network(pack.recognition.path, settings.provider, settings.threads)
         detector = Detector(detection, pack.detection, settings.detection_score)
-        recogniser = Recogniser(recognition, pack.recognition)
-        calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
         store = Store(Database(open_engine(settings.sql_url)))
         followers = Followers(in_process(store))
-        risks = GalleryRisks(store, recogniser.fingerprint, calibration)
-        watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
                 Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
-                Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed,
+                AsyncExitStack() as opened,
             ):
+                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, settings)) for p in packs])
+                calibrations = {served.fingerprint: served.calibration for served in recognisers}
+                risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
+                opened.callback(risks.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
                     detect,
-                    embed,
-                    recogniser.alignment,
                     followers,
                     risks,
                     limits,
@@ -73,19 +71,17 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 app.state.context = Context(
                     settings,
-                    pack,
                     detection,
-                    recognition,
-                    recogniser,
+                    recognisers,
                     store,
                     followers,
                     pipeline,
                     watches,
                     Telemetry(watches),
                 )
-                log.info("serving %s on %s", pack.model_id, recognition.providers[0])
+                for served in recognisers:
+                    log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
                 yield
-        risks.close()
         followers.close()
         store.close()
 
@@ -98,6 +94,15 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
+
+
+@asynccontextmanager
+async def _serve(pack: ModelPack, settings: Settings) -> AsyncIterator[Served]:
+    network = Network(pack.recognition.path, settings.provider, settings.threads)
+    recogniser = Recogniser(network, pack.recognition)
+    calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
+    async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:
+        yield Served(pack, network, recogniser, calibration, embed)
 
 
 def _document(app: FastAPI) -> None:

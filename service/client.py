@@ -28,7 +28,7 @@ from service.api.schemas import (
     HealthOut,
     HygieneOut,
     IdentifyOut,
-    ModelOut,
+    ModelsOut,
     SubjectOut,
     SubjectsOut,
     TemplatesOut,
@@ -99,15 +99,23 @@ class Kith:
     def detect(self, *photos: Photo) -> FacesOut:
         return self._send(FacesOut, "POST", "/v1/detect", files=_parts(photos))
 
-    def embed(self, *photos: Photo) -> FacesOut:
-        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos))
+    def embed(self, *photos: Photo, model: str | None = None) -> FacesOut:
+        """``model``: of a pack, or its recogniser's fingerprint; default: the server's."""
+        options = {"request": json.dumps({"model": model})} if model else {}
+        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos), data=options)
 
     def verify(
-        self, a: Photo | Vector | tuple[str, str], b: Photo | Vector | tuple[str, str], **risk: Any
+        self,
+        a: Photo | Vector | tuple[str, str],
+        b: Photo | Vector | tuple[str, str],
+        model: str | None = None,
+        **risk: Any,
     ) -> VerifyOut:
         """Compare two of: a photo, an embedding, a (gallery, subject). ``risk`` is one of fmr=, fpir=, preset=,
-        threshold=."""
+        threshold=; ``model`` as in :meth:`embed`."""
         options: dict[str, Any] = {"risk": risk} if risk else {}
+        if model is not None:
+            options["model"] = model
         files: list[tuple[str, tuple[str, bytes]]] = []
         for name, side in (("a", a), ("b", b)):
             if isinstance(side, tuple):
@@ -123,7 +131,7 @@ class Kith:
     # Galleries
 
     def create_gallery(self, name: str, **settings: Any) -> GalleryOut:
-        """``settings``: risk={"fpir": 0.001}, quality_gate={...}, review_factor, min_margin,
+        """``settings``: risk={"fpir": 0.001}, quality_gate={...}, review_factor, min_margin, keep_crops,
         fusion="max" | "mean_top_k" | "centroid" | "quality_weighted"."""
         return self._send(GalleryOut, "POST", "/v1/galleries", json={"name": name, **settings})
 
@@ -236,8 +244,9 @@ class Kith:
 
     # Service
 
-    def model(self) -> ModelOut:
-        return self._send(ModelOut, "GET", "/v1/models")
+    def model(self) -> ModelsOut:
+        """The pack of KITH_PACK, and beside it all that are served."""
+        return self._send(ModelsOut, "GET", "/v1/models")
 
     def ready(self) -> HealthOut:
         return self._send(HealthOut, "GET", "/readyz")

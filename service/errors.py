@@ -108,7 +108,16 @@ class TemplateNotFoundError(KithError):
 
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
-    remedy = "Serve the gallery's own pack, or enrol its people in a new gallery."
+    remedy = "Serve the gallery's own pack too (KITH_ALSO), or enrol its people in a new gallery."
+
+
+class GalleryMovedError(RecogniserMismatchError):
+    """It moved to another recogniser while a request was under way, which is done again."""
+
+
+class ModelNotServedError(KithError):
+    status, code, title = 404, "model_not_served", "No such pack is served"
+    remedy = "GET /v1/models lists those that are; KITH_ALSO names further ones."
 
 
 class EmbeddingError(KithError):

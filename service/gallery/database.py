@@ -18,7 +18,7 @@ from alembic.util import CommandError
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from service.errors import GalleryNotFoundError, KithError, RecogniserMismatchError, StorageError
+from service.errors import GalleryMovedError, GalleryNotFoundError, KithError, StorageError
 from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries
 
@@ -137,7 +137,7 @@ class Database:
 
         Raises:
             GalleryNotFoundError: it was deleted.
-            RecogniserMismatchError: it moved to another recogniser since ``gallery`` was read.
+            GalleryMovedError: it moved to another recogniser since ``gallery`` was read.
             StorageError: it cannot be written.
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
@@ -147,5 +147,5 @@ class Database:
             if generation is None:
                 raise deleted
             if generation != gallery.current_generation:
-                raise RecogniserMismatchError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
             yield connection
