@@ -17,7 +17,7 @@ from models.pack import load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system
+from service.api import faces, galleries, hygiene, identify, jobs, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
@@ -26,9 +26,11 @@ from service.drift import Watches
 from service.gallery.database import Database, open_engine
 from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
+from service.gallery.job_store import JobStore
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
+from service.jobs import JobKind, Runner
 from service.pipeline import Pipeline
 from service.settings import Settings
 from service.telemetry import Telemetry
@@ -50,7 +52,8 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-        store = Store(Database(open_engine(settings.sql_url)))
+        database = Database(open_engine(settings.sql_url))
+        store = Store(database)
         followers = Followers(store, exact_index)
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
@@ -71,20 +74,23 @@ def create_app(settings: Settings) -> FastAPI:
                     settings.max_faces,
                     threads,
                 )
-                app.state.context = Context(
-                    settings,
-                    pack,
-                    detection,
-                    recognition,
-                    recogniser,
-                    store,
-                    followers,
-                    pipeline,
-                    watches,
-                    Telemetry(watches),
-                )
-                log.info("serving %s on %s", pack.model_id, recognition.providers[0])
-                yield
+                kinds: dict[str, JobKind] = {}
+                async with Runner(JobStore(database), kinds) as runner:
+                    app.state.context = Context(
+                        settings,
+                        pack,
+                        detection,
+                        recognition,
+                        recogniser,
+                        store,
+                        followers,
+                        pipeline,
+                        watches,
+                        Telemetry(watches),
+                        runner,
+                    )
+                    log.info("serving %s on %s", pack.model_id, recognition.providers[0])
+                    yield
         risks.close()
         store.close()
 
@@ -92,7 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

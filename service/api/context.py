@@ -14,6 +14,7 @@ from models.runtime import Network
 from service.drift import Watches
 from service.gallery.follower import Followers
 from service.gallery.store import Store
+from service.jobs import Runner
 from service.pipeline import Pipeline
 from service.settings import Settings
 from service.telemetry import Telemetry
@@ -34,6 +35,7 @@ class Context:
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry
+    jobs: Runner
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
