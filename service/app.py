@@ -17,7 +17,7 @@ from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system
+from service.api import faces, galleries, hygiene, identify, jobs, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
@@ -25,10 +25,12 @@ from service.batching import Batcher
 from service.drift import Watches
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
+from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
+from service.jobs import JobKind, Runner
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
@@ -48,7 +50,8 @@ def create_app(settings: Settings) -> FastAPI:
         pack = packs[0]
         detection = Network(pack.detection.path, settings.provider, settings.threads)
         detector = Detector(detection, pack.detection, settings.detection_score)
-        store = Store(Database(open_engine(settings.sql_url)))
+        database = Database(open_engine(settings.sql_url))
+        store = Store(database)
         followers = Followers(in_process(store))
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
@@ -69,19 +72,22 @@ def create_app(settings: Settings) -> FastAPI:
                     settings.max_faces,
                     threads,
                 )
-                app.state.context = Context(
-                    settings,
-                    detection,
-                    recognisers,
-                    store,
-                    followers,
-                    pipeline,
-                    watches,
-                    Telemetry(watches),
-                )
-                for served in recognisers:
-                    log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
-                yield
+                kinds: dict[str, JobKind] = {}
+                async with Runner(JobStore(database), kinds) as runner:
+                    app.state.context = Context(
+                        settings,
+                        detection,
+                        recognisers,
+                        store,
+                        followers,
+                        pipeline,
+                        watches,
+                        Telemetry(watches),
+                        runner,
+                    )
+                    for served in recognisers:
+                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                    yield
         followers.close()
         store.close()
 
@@ -89,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -14,6 +14,7 @@ from service.errors import GalleryMovedError
 from service.gallery.follower import Followers
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
+from service.jobs import Runner
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
@@ -33,6 +34,7 @@ class Context:
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry
+    jobs: Runner
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

@@ -25,6 +25,7 @@ from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
+from service.gallery.job_store import Job, JobItem, JobState
 from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
 from service.risk_report import TargetThreshold
 
@@ -590,6 +591,69 @@ class AuditLineOut(BaseModel):
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
     next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
+class JobOut(BaseModel):
+    """Long work. ``done`` of ``total`` items (null: not counted yet), ``failed`` of them with a problem."""
+
+    id: str
+    kind: str
+    gallery: str
+    state: JobState
+    cancelling: bool = Field(description="Somebody asked to cancel it, and it is coming to the end of an item.")
+    total: int | None
+    done: int
+    failed: int
+    counts: dict[str, int] = Field(description="Items by what became of them.")
+    rate: float | None = Field(description="Items a second, of the time that was worked on it.")
+    remaining_s: float | None = Field(description="At that rate; null once it is finished.")
+    details: dict[str, Any]
+    problem: Problem | None = Field(description="Why it failed.")
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, job: Job) -> JobOut:
+        progress, active = job.progress, job.state in ("queued", "running")
+        rate = progress.done / progress.seconds if progress.done and progress.seconds else None
+        left = None if rate is None or progress.total is None or not active else (progress.total - progress.done) / rate
+        return cls(
+            id=job.id,
+            kind=job.kind,
+            gallery=job.gallery,
+            state=job.state,
+            cancelling=job.cancel and job.state == "running",
+            total=progress.total,
+            done=progress.done,
+            failed=progress.failed,
+            counts=progress.counts,
+            rate=None if rate is None else round(rate, 2),
+            remaining_s=None if left is None else round(left, 1),
+            details=progress.details,
+            problem=None if job.problem is None else Problem(**job.problem),
+            created_at=job.created_at,
+            updated_at=job.updated_at,
+        )
+
+
+class JobsOut(BaseModel):
+    jobs: list[JobOut]
+    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
+class JobItemOut(BaseModel):
+    item: str
+    problem: Problem | None
+    at: datetime
+
+    @classmethod
+    def of(cls, item: JobItem) -> JobItemOut:
+        return cls(item=item.item, at=item.at, problem=None if item.problem is None else Problem(**item.problem))
+
+
+class JobItemsOut(BaseModel):
+    items: list[JobItemOut]
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class ModelOut(BaseModel):
