@@ -31,8 +31,10 @@ router = APIRouter(tags=["identify"], responses=PROBLEMS)
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     body = await read_photos(request, IdentifyIn, kith.settings)
-    found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    found = await kith.gallery(gallery)
+    by = kith.recognisers.of(found)
+    if body.recogniser is not None:
+        check_recogniser(found, body.recogniser)
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
     if body.filter is not None:
@@ -40,10 +42,10 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
         among = await kith.run(kith.store.matching_subjects, found, chosen)
 
     async def embed(payload: bytes) -> Photo:
-        return await kith.pipeline.embed(payload, largest_only=body.faces == "largest")
+        return await kith.pipeline.embed(payload, by, largest_only=body.faces == "largest")
 
     photos = await gather_photos(body.images, embed) if body.images else []
-    vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
+    vectors = check_vectors(body.embeddings, by.dimension)
     gate = found.settings.quality_gate if body.check_quality else None
     results, probes = _lay_out(photos, vectors, gate)
     searched = [row for row, probe in enumerate(probes) if probe is not None]
@@ -52,8 +54,8 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
         answers, named = await _search(kith, found, stacked, target, body.top_k, among)
         for row, answer in zip(searched, answers, strict=True):
             results[row] = results[row].model_copy(update=_answer(answer, named, target))
-    kith.watches.of(found.pk, found.name).add(_decided(results))
-    return IdentifyOut(gallery=found.name, model=kith.pack.model_id, results=results)
+    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
+    return IdentifyOut(gallery=found.name, model=by.pack.model_id, recogniser=by.fingerprint, results=results)
 
 
 def _decided(results: list[IdentityOut]) -> Iterator[Decided]:
