@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -29,6 +29,7 @@ from service.gallery.generations import Generations
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
+from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import JobKind, Runner
@@ -38,6 +39,10 @@ from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
 from service.shadow import Shadow
 from service.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_index import IndexKind
+    from service.gallery.milvus_replica import MilvusEngine
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -55,7 +60,8 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
-        followers = Followers(in_process(store))
+        milvus = _milvus(settings, database)
+        followers = Followers(in_process(store) if milvus is None else milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
@@ -87,6 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
                         generations,
                         shadow,
                         followers,
+                        milvus,
                         pipeline,
                         watches,
                         Telemetry(watches),
@@ -96,6 +103,8 @@ def create_app(settings: Settings) -> FastAPI:
                         log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
                     yield
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
 
     app = FastAPI(
@@ -107,6 +116,21 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
+
+
+def _milvus(settings: Settings, database: Database) -> MilvusEngine | None:
+    if settings.milvus_uri is None:
+        return None
+    from service.gallery.milvus_index import MilvusOptions  # an extra, and slow to import
+    from service.gallery.milvus_replica import MilvusEngine
+
+    token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
+    options = MilvusOptions(
+        settings.milvus_uri, token, cast("IndexKind", settings.milvus_index), settings.milvus_prefix
+    )
+    milvus = MilvusEngine(options, SharedIndexes(database))
+    milvus.start()
+    return milvus
 
 
 @asynccontextmanager

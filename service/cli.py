@@ -343,6 +343,34 @@ def gallery_hygiene(
 gallery_app.command("migrate")(migration_commands.migrate)
 
 
+@gallery_app.command("check")
+def gallery_check(
+    name: Annotated[str | None, typer.Argument(help="Which gallery; default: all.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
+    data directory's), also while services run on it; exit 1 if something is left to do."""
+    from service.gallery.check import open_check
+
+    with open_check(load_settings().sql_url) as check:
+        findings = list(check.findings(name, repair))
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        console = Console()
+        for found in findings:
+            where = f"gallery {found.gallery}" if found.gallery else "database"
+            state = "repaired" if found.repaired else "--repair mends it" if found.mendable else "to be done by hand"
+            console.print(
+                f"{where}: {found.kind} ({found.count}): {found.what}. {found.action} [{state}]", markup=False
+            )
+        if not findings:
+            console.print("all is well")
+    if not all(finding.repaired for finding in findings):
+        raise typer.Exit(1)
+
+
 @gallery_app.command("delete")
 def gallery_delete(
     name: str,

@@ -195,7 +195,29 @@ class OverloadedError(KithError):
 
 class StorageError(KithError):
     status, code, title = 503, "storage_unavailable", "The database cannot be used at the moment"
+    remedy = (
+        "Try again, under the same Idempotency-Key: should only the answer have been lost, nothing is stored twice."
+    )
+
+
+class StorageBusyError(StorageError):
+    code, title = "storage_busy", "Others were writing to the database for too long"
     remedy = "Try again; nothing of this request was stored."
+
+
+class StorageFullError(StorageError):
+    status, code, title = 507, "storage_full", "The database has no room left"
+    remedy = "Make room on its disk, then try again; nothing of this request was stored. Searches go on meanwhile."
+
+
+class StorageDamagedError(StorageError):
+    status, code, title = 500, "storage_damaged", "The database is damaged"
+    remedy = "Stop the service, run kith gallery check, and restore a backup; nothing of this request was stored."
+
+
+class IndexUnavailableError(KithError):
+    status, code, title = 503, "index_unavailable", "The search index cannot be used at the moment"
+    remedy = "Try again; whoever is enrolled will be found once the index answers."
 
 
 class SettingsError(KithError):

@@ -13,6 +13,7 @@ from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
+from service.gallery.index import SharedEngine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
@@ -35,6 +36,7 @@ class Context:
     generations: Generations
     shadow: Shadow
     followers: Followers
+    shared_engine: SharedEngine | None
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry
