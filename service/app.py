@@ -17,7 +17,7 @@ from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, jobs, problems, risk, subjects, system
+from service.api import faces, galleries, hygiene, identify, jobs, migrate, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
@@ -25,6 +25,7 @@ from service.batching import Batcher
 from service.drift import Watches
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
+from service.gallery.generations import Generations
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
@@ -32,9 +33,11 @@ from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import JobKind, Runner
+from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
+from service.shadow import Shadow
 from service.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -78,13 +81,17 @@ def create_app(settings: Settings) -> FastAPI:
                     settings.max_faces,
                     threads,
                 )
-                kinds: dict[str, JobKind] = {}
+                generations = Generations(database)
+                shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                kinds: dict[str, JobKind] = Migrations(store, generations, recognisers, risks).kinds()
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
                         detection,
                         recognisers,
                         store,
+                        generations,
+                        shadow,
                         followers,
                         milvus,
                         pipeline,
@@ -104,7 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, migrate, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from models.errors import ModelError
-from service import job_commands, model_commands
+from service import job_commands, migration_commands, model_commands
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.connection import AsJson, Key, Url, connect
@@ -252,7 +252,7 @@ def calibrate_command(gallery: Gallery, url: Url = None, api_key: Key = None, as
 
 @gallery_app.command("audit")
 def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
-    """How the gallery's threshold moved by itself, latest first."""
+    """How the gallery's threshold moved by itself, and what else was done to it, latest first."""
     with connect(url, api_key) as kith:
         lines = list(kith.audit(name))
     if as_json:
@@ -260,8 +260,8 @@ def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJs
         return
     table = Table("When (UTC)", "What", "Risk", "Before", "After", "Subjects", "Pairs")
     for line in lines:
-        before, after = line.details["before"] or {}, line.details["after"] or {}
-        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details["risk"].items())
+        before, after = (line.details.get(side) or {} for side in ("before", "after"))
+        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details.get("risk", {}).items())
         moved = (str(side.get("threshold", "")) for side in (before, after))
         evidence = (str(after.get(count, "")) for count in ("subjects", "pairs"))
         table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", line.event, risk, *moved, *evidence)
@@ -338,6 +338,9 @@ def gallery_hygiene(
         console.print(f"{kind.replace('_', ' ')}: {action}", highlight=False)
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
     console.print(f"{len(report.findings)} shown of {counts}" if counts else "nothing found", highlight=False)
+
+
+gallery_app.command("migrate")(migration_commands.migrate)
 
 
 @gallery_app.command("check")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
     AuditOut,
@@ -178,6 +179,28 @@ class Kith:
             if (cursor := page.next) is None:
                 return
 
+    # Moving to another recogniser
+
+    def migrate(self, gallery: str, to: str, on_sight: bool = False) -> MigrationOut:
+        """Begin to move a gallery to another served pack (its name, or its recogniser's fingerprint), in its shadow."""
+        return self._send(MigrationOut, "POST", _migrate(gallery), json={"to": to, "on_sight": on_sight})
+
+    def migration(self, gallery: str) -> MigrationOut:
+        """How far it is, and how the shadow would have answered."""
+        return self._send(MigrationOut, "GET", _migrate(gallery))
+
+    def cut_over(self, gallery: str, **options: Any) -> MigrationOut:
+        """Let the new recogniser answer. ``options``: min_share=0.99, force, risk={"fpir": 0.001}."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/cut-over", json=options)
+
+    def roll_back(self, gallery: str) -> MigrationOut:
+        """Let the recogniser before answer again."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/roll-back")
+
+    def finish_migration(self, gallery: str, force: bool = False) -> MigrationOut:
+        """Keep only the vectors that answer now."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/finish", json={"force": force})
+
     # Subjects
 
     def put_subject(
@@ -329,6 +352,10 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
 def _path(gallery: str, subject: str | None = None) -> str:
     base = f"/v1/galleries/{quote(gallery, safe='')}"
     return base if subject is None else f"{base}/subjects/{quote(subject, safe='')}"
+
+
+def _migrate(gallery: str) -> str:
+    return f"{_path(gallery)}/migrate"
 
 
 def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:

@@ -120,11 +120,21 @@ class TemplateNotFoundError(KithError):
 
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
-    remedy = "Serve the gallery's own pack too (KITH_ALSO), or enrol its people in a new gallery."
+    remedy = "Serve the gallery's own pack too (KITH_ALSO), or move the gallery to another (docs/migration.md)."
 
 
 class GalleryMovedError(RecogniserMismatchError):
     """It moved to another recogniser while a request was under way, which is done again."""
+
+
+class MigrationStateError(KithError):
+    status, code, title = 409, "migration_state", "The gallery's migration is not at this point"
+    remedy = "GET .../migrate says where it is; finish or roll back before another one begins."
+
+
+class MigrationIncompleteError(KithError):
+    status, code, title = 409, "migration_incomplete", "Not all templates have vectors of this recogniser"
+    remedy = "Wait for the job, enrol what has no crop anew, or say 'force': what is left out is found by no search."
 
 
 class ModelNotServedError(KithError):

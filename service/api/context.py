@@ -12,6 +12,7 @@ from models.runtime import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.follower import Followers
+from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
@@ -19,6 +20,7 @@ from service.jobs import Runner
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
+from service.shadow import Shadow
 from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -31,6 +33,8 @@ class Context:
     detection_network: Network
     recognisers: Recognisers
     store: Store
+    generations: Generations
+    shadow: Shadow
     followers: Followers
     shared_engine: SharedEngine | None
     pipeline: Pipeline
@@ -49,7 +53,7 @@ class Context:
     async def change(
         self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
     ) -> Result:
-        """Run something that writes to a gallery; once more where it moved to another recogniser meanwhile."""
+        """Run something with a gallery as it is; again where it moved to another recogniser meanwhile."""
         while True:
             try:
                 return await self.run(function, await self.gallery(name), *arguments)
