@@ -17,12 +17,13 @@ from models.pack import load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system
+from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system, transfer
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
 from service.drift import Watches
+from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
@@ -50,7 +51,8 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-        store = Store(Database(open_engine(settings.sql_url)))
+        database = Database(open_engine(settings.sql_url))
+        store = Store(database)
         followers = Followers(store, exact_index)
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
@@ -82,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
                     pipeline,
                     watches,
                     Telemetry(watches),
+                    BulkStore(database),
                 )
                 log.info("serving %s on %s", pack.model_id, recognition.providers[0])
                 yield
@@ -92,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, transfer, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -12,6 +12,7 @@ from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.runtime import Network
 from service.drift import Watches
+from service.gallery.bulk import BulkStore
 from service.gallery.follower import Followers
 from service.gallery.store import Store
 from service.pipeline import Pipeline
@@ -34,6 +35,7 @@ class Context:
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry
+    bulk: BulkStore
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
