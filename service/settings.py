@@ -26,7 +26,9 @@ class Settings(BaseSettings):
     )
     allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
-    database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
+    database_url: str | None = Field(
+        None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
+    )
     pack: Path = Field(BUNDLED, description="Directory of the model pack, or the name of a pulled or bundled one.")
     models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
     catalog: Path | None = Field(

@@ -73,6 +73,8 @@ def open_engine(url: str) -> Engine:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
         return engine
+    except ModuleNotFoundError as error:
+        raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except SQLAlchemyError as error:
         raise storage_error("the database cannot be opened", error) from error
     except (CommandError, OSError) as error:

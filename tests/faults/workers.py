@@ -189,6 +189,7 @@ class Writer:
 
     def __init__(self, task: Task, counters: Any) -> None:
         self.said: list[Asked | Answered | str] = []
+        self._spoken = threading.Event()
         pipe, theirs = CONTEXT.Pipe(duplex=False)
         self.process = CONTEXT.Process(target=_write, args=(task, counters, theirs), daemon=True)
         self.process.start()
@@ -200,8 +201,13 @@ class Writer:
         while True:
             try:
                 self.said.append(pipe.recv())
-            except EOFError:
+            except (EOFError, OSError):  # the latter: in the middle of a word
                 return
+            finally:
+                self._spoken.set()
+
+    def wait_for_a_word(self) -> None:
+        assert self._spoken.wait(ANSWER_TIMEOUT_S)
 
     def kill(self) -> None:
         self.process.kill()
