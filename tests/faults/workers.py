@@ -47,8 +47,8 @@ class Node:
     """A store, and indexes that follow it."""
 
     def __init__(self, url: str, unlocked: bool = False) -> None:
-        engine = open_engine(url)
-        self.store = Store((Unlocked if unlocked else Database)(engine))
+        self.engine = open_engine(url)
+        self.store = Store((Unlocked if unlocked else Database)(self.engine))
         self.followers = Followers(in_process(self.store))
 
     def __enter__(self) -> Self:
