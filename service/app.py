@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -27,11 +27,16 @@ from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
+from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
 from service.settings import Settings
 from service.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_index import IndexKind
+    from service.gallery.milvus_replica import MilvusEngine
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -50,8 +55,10 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-        store = Store(Database(open_engine(settings.sql_url)))
-        followers = Followers(in_process(store))
+        database = Database(open_engine(settings.sql_url))
+        store = Store(database)
+        milvus = _milvus(settings, database)
+        followers = Followers(in_process(store) if milvus is None else milvus.replica)
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
@@ -79,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
                     recogniser,
                     store,
                     followers,
+                    milvus,
                     pipeline,
                     watches,
                     Telemetry(watches),
@@ -87,6 +95,8 @@ def create_app(settings: Settings) -> FastAPI:
                 yield
         risks.close()
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
 
     app = FastAPI(
@@ -98,6 +108,21 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
+
+
+def _milvus(settings: Settings, database: Database) -> MilvusEngine | None:
+    if settings.milvus_uri is None:
+        return None
+    from service.gallery.milvus_index import MilvusOptions  # an extra, and slow to import
+    from service.gallery.milvus_replica import MilvusEngine
+
+    token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
+    options = MilvusOptions(
+        settings.milvus_uri, token, cast("IndexKind", settings.milvus_index), settings.milvus_prefix
+    )
+    milvus = MilvusEngine(options, SharedIndexes(database))
+    milvus.start()
+    return milvus
 
 
 def _document(app: FastAPI) -> None:

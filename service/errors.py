@@ -169,6 +169,11 @@ class StorageDamagedError(StorageError):
     remedy = "Stop the service, run kith gallery check, and restore a backup; nothing of this request was stored."
 
 
+class IndexUnavailableError(KithError):
+    status, code, title = 503, "index_unavailable", "The search index cannot be used at the moment"
+    remedy = "Try again; whoever is enrolled will be found once the index answers."
+
+
 class SettingsError(KithError):
     """A setting the service cannot start with."""
 

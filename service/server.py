@@ -25,10 +25,12 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted; requests already accepted are answered first.
 
     Raises:
-        SettingsError: the address is exposed without a key, or cannot be bound.
+        SettingsError: the address is exposed without a key, or cannot be bound, or a package that a setting needs is
+            not installed.
         PackError: the pack cannot be used.
     """
     settings.check_exposure()
+    settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
     load_pack(settings.pack_path).verify()
     listener = bind(settings.host, settings.port)
@@ -39,6 +41,7 @@ def serve(settings: Settings) -> None:
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port for as long as the block runs; gives the URL."""
+    settings.check_extras()
     load_pack(settings.pack_path).verify()
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")

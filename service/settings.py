@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError
@@ -28,6 +29,20 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
     database_url: str | None = Field(
         None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
+    )
+    milvus_uri: str | None = Field(
+        None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
+    )
+    milvus_token: SecretStr | None = Field(None, min_length=1, description="Milvus' token, or USER:PASSWORD.")
+    milvus_index: str = Field(
+        "FLAT",
+        pattern="^(FLAT|HNSW|IVF_FLAT|IVF_SQ8|DISKANN|AUTOINDEX)$",
+        description="Index in Milvus; all but FLAT may miss somebody (docs/scale.md).",
+    )
+    milvus_prefix: str = Field(
+        "kith",
+        pattern="^[a-z][a-z0-9]{0,31}$",
+        description="First word of the collections' names: each database needs its own.",
     )
     pack: Path = Field(BUNDLED, description="Directory of the model pack, or the name of a pulled or bundled one.")
     models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
@@ -75,6 +90,15 @@ class Settings(BaseSettings):
                 f"refusing to listen on {self.host} without an API key: "
                 "set KITH_API_KEY, or KITH_ALLOW_ANONYMOUS=true if something else guards the service"
             )
+
+    def check_extras(self) -> None:
+        """Refuse settings whose optional packages are not installed.
+
+        Raises:
+            SettingsError: as said.
+        """
+        if self.milvus_uri is not None and find_spec("pymilvus") is None:
+            raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,7 @@ from models.recognition import Recogniser
 from models.runtime import Network
 from service.drift import Watches
 from service.gallery.follower import Followers
+from service.gallery.index import SharedEngine
 from service.gallery.store import Store
 from service.pipeline import Pipeline
 from service.settings import Settings
@@ -31,6 +32,7 @@ class Context:
     recogniser: Recogniser
     store: Store
     followers: Followers
+    shared_engine: SharedEngine | None
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry

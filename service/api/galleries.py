@@ -65,6 +65,8 @@ async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
     deleted = await kith.run(kith.store.delete_gallery, gallery)
     kith.followers.drop(deleted)
+    if kith.shared_engine is not None:
+        await kith.run(kith.shared_engine.forget, deleted)
     kith.pipeline.risks.forget(deleted)
     kith.watches.drop(deleted.pk, deleted.name)
     return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)

@@ -24,8 +24,10 @@ async def health() -> HealthOut:
 
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
-    """The networks are loaded and the database answers; 503 otherwise."""
+    """The networks are loaded, the database answers, and so does Milvus where it is used; 503 otherwise."""
     await kith.run(kith.store.check)
+    if kith.shared_engine is not None:
+        await kith.run(kith.shared_engine.check)
     return HealthOut(version=version("kith-face"))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
+from service.gallery.subjects import Gallery
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,13 @@ class VectorIndex(Protocol):
     def search(self, probes: Float, k: int, among: NDArray[np.int64] | None = None) -> tuple[Float, NDArray[np.int64]]:
         """(q, d) probes to similarities (q, k), best first, and keys (q, k), -1 where fewer than k exist. ``among``
         restricts the search to these keys."""
+
+
+class SharedEngine(Protocol):
+    """Where indexes are that all nodes share."""
+
+    def check(self) -> None:
+        """Prove that it answers. Raises IndexUnavailableError."""
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove what it holds of a deleted gallery, sooner or later."""

@@ -308,7 +308,7 @@ class Store:
         SubjectNotFoundError."""
         with self._database.read() as connection:
             subject = self._subject(connection, gallery, subject_id)
-            stored = _snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
+            stored = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
         return stored.vectors, stored.qualities
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> None:
@@ -353,7 +353,7 @@ class Store:
             last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
             floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)
             sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
-            return _snapshot(connection, gallery, sequence)
+            return read_snapshot(connection, gallery, sequence)
 
     def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
         """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now."""
@@ -363,7 +363,7 @@ class Store:
             last = max((line.sequence for line in lines), default=sequence)
             # By a subquery, as a list of keys may exceed what a statement can bind.
             changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
-            now = _snapshot(connection, gallery, last, changed if lines else sa.false())
+            now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
         return {line.subject_pk for line in lines}, now
 
     # Evidence and audit
@@ -549,7 +549,7 @@ def _subject_rows() -> sa.Select[Any]:
     return sa.select(subjects, owned.scalar_subquery().label("template_count"))
 
 
-def _snapshot(
+def read_snapshot(
     connection: Connection, gallery: Gallery, sequence: int, chosen: sa.ColumnElement[bool] | None = None
 ) -> Snapshot:
     """The gallery's templates, or the chosen of them, by subject and age; those that its recogniser has seen."""
