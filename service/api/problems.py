@@ -21,16 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def problem(error: KithError, request_id: str | None = None) -> Problem:
-    return Problem(
-        type=f"urn:kith:error:{error.code}",
-        title=error.title,
-        status=error.status,
-        code=error.code,
-        detail=error.detail,
-        remedy=error.remedy,
-        request_id=request_id,
-        **error.extra,
-    )
+    return Problem(**error.document(), request_id=request_id)
 
 
 def install(app: FastAPI) -> None:

@@ -19,9 +19,9 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
 from service.errors import (
+    GalleryMovedError,
     GalleryNotFoundError,
     KithError,
-    RecogniserMismatchError,
     StorageBusyError,
     StorageDamagedError,
     StorageError,
@@ -176,7 +176,7 @@ class Database:
 
         Raises:
             GalleryNotFoundError: it was deleted.
-            RecogniserMismatchError: it moved to another recogniser since ``gallery`` was read.
+            GalleryMovedError: it moved to another recogniser since ``gallery`` was read.
             StorageError: it cannot be written.
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
@@ -186,5 +186,5 @@ class Database:
             if generation is None:
                 raise deleted
             if generation != gallery.current_generation:
-                raise RecogniserMismatchError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
             yield connection
