@@ -25,7 +25,7 @@ from service.batching import Batcher
 from service.drift import Watches
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
-from service.gallery.replicas import in_process
+from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         recogniser = Recogniser(recognition, pack.recognition)
         calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
         store = Store(Database(open_engine(settings.sql_url)))
-        followers = Followers(in_process(store))
+        followers = Followers(in_process(store, InProcess(settings.index_device)), settings.index_memory)
         risks = GalleryRisks(store, recogniser.fingerprint, calibration)
         watches = Watches(calibration)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())

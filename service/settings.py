@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -43,6 +44,12 @@ class Settings(BaseSettings):
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
+    index_memory: int | None = Field(
+        None,
+        ge=1_000_000,
+        description="Bytes of vectors to hold in memory; galleries searched least lately make room. Default: all.",
+    )
+    index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property

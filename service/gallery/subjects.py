@@ -14,6 +14,7 @@ from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
+from service.gallery.index import DEFAULT_RECALL, IndexSetting
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
@@ -26,6 +27,9 @@ class GallerySettings:
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
     min_margin: float = MIN_MARGIN
+    index: IndexSetting = "auto"
+    recall: float = DEFAULT_RECALL
+    """How often a search that does not compare every vector must find the most similar one."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,10 @@ class Snapshot:
     subject_pks: NDArray[np.int64]
     vectors: Float
     qualities: Float
+
+
+class LogTrimmedError(Exception):
+    """Change log lines that a follower has not seen are gone: it starts anew from a snapshot."""
 
 
 @dataclass(frozen=True)
