@@ -17,11 +17,13 @@ from models.pack import load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, jobs, problems, risk, subjects, system
+from service.api import enrolments, faces, galleries, hygiene, identify, jobs, problems, risk, subjects, system
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
+from service.archives import ArchiveLimits
 from service.batching import Batcher
+from service.bulk import KIND, BulkEnrolment
 from service.drift import Watches
 from service.gallery.database import Database, open_engine
 from service.gallery.faiss_index import exact_index
@@ -30,9 +32,10 @@ from service.gallery.job_store import JobStore
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
-from service.jobs import JobKind, Runner
+from service.jobs import Runner
 from service.pipeline import Pipeline
 from service.settings import Settings
+from service.spool import Spool
 from service.telemetry import Telemetry
 
 DETECTOR_BATCH = 8
@@ -74,7 +77,12 @@ def create_app(settings: Settings) -> FastAPI:
                     settings.max_faces,
                     threads,
                 )
-                kinds: dict[str, JobKind] = {}
+                spool = Spool(settings.data_dir / "spool")
+                archives = ArchiveLimits(
+                    settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
+                )
+                bulk = BulkEnrolment(spool, archives, store, followers, pipeline, recogniser.fingerprint)
+                kinds = {KIND: bulk.kind()}
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
@@ -88,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
                         watches,
                         Telemetry(watches),
                         runner,
+                        spool,
                     )
                     log.info("serving %s on %s", pack.model_id, recognition.providers[0])
                     yield
@@ -98,7 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, system):
+    for module in (faces, galleries, subjects, enrolments, identify, hygiene, risk, jobs, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

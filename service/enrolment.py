@@ -70,13 +70,15 @@ def choose_face(photo: Photo, choice: FaceChoice) -> Face:
     return photo.largest()
 
 
-def template_from_face(face: Face, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+def template_from_face(
+    face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
+) -> NewTemplate:
     """Raises LowQualityError."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
     if reasons and not overrides.allow_low_quality:
         raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
-    return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score)
+    return NewTemplate(template_id or uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score)
 
 
 def new_template(vector: Float) -> NewTemplate:

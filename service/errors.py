@@ -154,6 +154,23 @@ class RiskUncalibratedError(KithError):
 # Jobs
 
 
+class ArchiveInvalidError(KithError):
+    """Of an archive as a whole, or of one file in it."""
+
+    status, code, title = 422, "archive_invalid", "The archive, or a file in it, cannot be read"
+    remedy = "Send a whole zip (stored or deflated, not encrypted), tar, tar.gz or tar.zst."
+
+
+class ArchiveTooLargeError(KithError):
+    status, code, title = 413, "archive_too_large", "The archive holds more than it may"
+    remedy = "Send it in parts; the limits are in docs/settings.md."
+
+
+class StorageFullError(KithError):
+    status, code, title = 507, "storage_full", "There is no room on the disk"
+    remedy = "Make room, or send less at a time; nothing of this request was stored."
+
+
 class JobNotFoundError(KithError):
     status, code, title = 404, "job_not_found", "There is no such job"
     remedy = "List the jobs with GET /v1/jobs; finished ones are forgotten after two weeks."

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Gallery
 from service.imaging import ImageLimits, decode
 
+BACKGROUND_THREADS: Final = 2
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -93,6 +94,7 @@ class Pipeline:
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
+        self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
 
     async def detect(self, payload: bytes) -> Photo:
@@ -100,13 +102,14 @@ class Pipeline:
         photo, _ = await self._faces(payload)
         return photo
 
-    async def embed(self, payload: bytes, largest_only: bool = False) -> Photo:
-        """Decode a photo, find its faces, and give each a vector. Raises ImageError."""
-        photo, crops = await self._faces(payload)
+    async def embed(self, payload: bytes, largest_only: bool = False, background: bool = False) -> Photo:
+        """Decode a photo, find its faces, and give each a vector; ``background``: behind the requests. Raises
+        ImageError."""
+        photo, crops = await self._faces(payload, background)
         if largest_only and photo.faces:
             row = photo.largest_row()
             photo, crops = replace(photo, faces=[photo.faces[row]]), crops[row : row + 1]
-        vectors = await self._recogniser.submit(list(crops))
+        vectors = await self._recogniser.submit(list(crops), background)
         return replace(photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)])
 
     async def identify(
@@ -115,11 +118,12 @@ class Pipeline:
         """Search (q, d) unit vectors and decide each; subjects are named by their key. Raises RiskUncalibratedError."""
         return await self.in_thread(self._identify, gallery, probes, target, k, among)
 
-    async def _faces(self, payload: bytes) -> tuple[Photo, Image]:
-        image = await self.in_thread(decode, payload, self._limits)
-        (faces,) = await self._detector.submit([image])
+    async def _faces(self, payload: bytes, background: bool = False) -> tuple[Photo, Image]:
+        in_thread = self._aside if background else self.in_thread
+        image = await in_thread(decode, payload, self._limits)
+        (faces,) = await self._detector.submit([image], background)
         faces = faces[: self._max_faces]
-        crops, qualities = await self.in_thread(_cut, image, faces, self._alignment)
+        crops, qualities = await in_thread(_cut, image, faces, self._alignment)
         return Photo(image.shape[1], image.shape[0], _as_list(faces, qualities)), crops
 
     def _identify(
@@ -142,6 +146,11 @@ class Pipeline:
             ]
             found.append(Found(decide(candidates, thresholds, settings.min_margin), candidates[:k], thresholds))
         return found
+
+    async def _aside(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """In few of the threads, so that requests find one free."""
+        async with self._background:
+            return await self.in_thread(function, *arguments)
 
     async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

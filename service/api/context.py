@@ -17,6 +17,7 @@ from service.gallery.store import Store
 from service.jobs import Runner
 from service.pipeline import Pipeline
 from service.settings import Settings
+from service.spool import Spool
 from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -36,6 +37,7 @@ class Context:
     watches: Watches
     telemetry: Telemetry
     jobs: Runner
+    spool: Spool
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
