@@ -17,18 +17,19 @@ from service.enrolment import (
     FaceChoice,
     Overrides,
     check_identity,
-    check_recogniser,
     choose_face,
+    seen_by_other,
     template_from_face,
 )
-from service.errors import InvalidRequestError, KithError
+from service.errors import GalleryMovedError, InvalidRequestError, KithError
 from service.gallery.follower import Followers
 from service.gallery.job_store import ALREADY_ENROLLED, ItemOutcome
 from service.gallery.risks import FEWEST_SUBJECTS
 from service.gallery.store import Store
 from service.gallery.subjects import SUBJECT_ID, Gallery, NewTemplate, printable
-from service.jobs import JobContext, JobKind
-from service.pipeline import Photo, Pipeline
+from service.jobs import JobContext, JobKind, JobStoppedError
+from service.pipeline import Face, Photo, Pipeline
+from service.recognisers import Recognisers, Served
 from service.spool import Spool
 
 KIND: Final = "enrolment"
@@ -62,7 +63,7 @@ class BulkEnrolment:
     store: Store
     followers: Followers
     pipeline: Pipeline
-    fingerprint: str
+    recognisers: Recognisers
 
     def kind(self) -> JobKind:
         return JobKind(self.run, self.spool.has, self.spool.discard, self.spool.tidy)
@@ -77,13 +78,15 @@ class BulkEnrolment:
         total = len(found.subjects) + len(found.missing)
         await context.run(lambda: context.record(missing, total, ignored=found.ignored))
         run = _Run(self, context, options, await context.run(self.store.gallery, context.job.gallery))
-        check_recogniser(run.gallery, self.fingerprint)
         await run.derive_risk()  # as a process that died may have left it to be
         waiting = _waiting(members(path, self.limits), found, done)
         try:
             while block := await context.run(_read, waiting):
                 await run.take(block)
             await run.finish()
+        except GalleryMovedError as error:
+            # What the other recogniser saw is of no use any more: from the last photo stored, with the new one.
+            raise JobStoppedError from error
         finally:
             await run.close()
 
@@ -113,6 +116,7 @@ class _Run:
         self._choice = options.face
         self._overrides = Overrides(options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality)
         self.gallery = gallery
+        self._by = work.recognisers.of(gallery)
         self._flying: deque[tuple[_Item, asyncio.Task[Photo | KithError]]] = deque()
         self._subject: str | None = None
         self._admitted: list[tuple[str, NewTemplate]] = []
@@ -144,7 +148,14 @@ class _Run:
         how fast the machine is, or on when it was interrupted."""
         if self.gallery.subjects >= FEWEST_SUBJECTS:
             await self._context.run(self._work.pipeline.risks.refresh, self.gallery.name)
-            self.gallery = await self._context.run(self._work.store.gallery, self.gallery.name)
+            await self._read_gallery()
+
+    async def _read_gallery(self) -> None:
+        """Its settings, counts and risk as they are now. Raises GalleryMovedError."""
+        before = self.gallery.generation
+        self.gallery = await self._context.run(self._work.store.gallery, self.gallery.name)
+        if self.gallery.generation != before:
+            raise GalleryMovedError(f"gallery {self.gallery.name!r} moved to another recogniser meanwhile")
 
     async def _look(self, item: _Item, known: bool) -> Photo | KithError:
         if known or isinstance(item.payload, KithError):
@@ -152,7 +163,8 @@ class _Run:
         if (unfit := _unfit(item.subject)) is not None:
             return unfit
         try:
-            return await self._work.pipeline.embed(item.payload, background=True)
+            keep = self.gallery.settings.keep_crops
+            return await self._work.pipeline.embed(item.payload, self._by, self._other, keep=keep, background=True)
         except KithError as error:
             return error
         except Exception:
@@ -172,7 +184,8 @@ class _Run:
         try:
             if isinstance(seen, KithError):
                 raise seen
-            template = await self._context.run(self._admit, item, seen)
+            face, template = await self._context.run(self._admit, item, seen)
+            template = await seen_by_other(template, face, self.gallery, self._other, background=True)
         except KithError as error:
             if error.status >= 500 and not isinstance(seen, KithError):
                 raise  # the database's, not the photo's
@@ -180,7 +193,12 @@ class _Run:
         else:
             self._admitted.append((item.name, template))
 
-    def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
+    @property
+    def _other(self) -> Served | None:
+        other = self.gallery.other
+        return None if other is None else self._work.recognisers.get(other.fingerprint)
+
+    def _admit(self, item: _Item, photo: Photo) -> tuple[Face, NewTemplate]:
         face = choose_face(photo, self._choice)
         template = template_from_face(face, self.gallery, self._overrides, item.template_id)
         assert item.subject is not None  # noqa: S101 - looked at only where there is one
@@ -194,7 +212,7 @@ class _Run:
             self._work.pipeline,
             self._overrides,
         )
-        return template
+        return face, template
 
     async def _store(self) -> None:
         admitted, refused = self._admitted, self._refused
@@ -215,7 +233,7 @@ class _Run:
                 self._context.seconds,
             )
         )
-        self.gallery = await self._context.run(self._work.store.gallery, self.gallery.name)
+        await self._read_gallery()
         await self.derive_risk()
 
 

@@ -14,7 +14,7 @@ from service.api.openapi import PROBLEMS
 from service.api.schemas import JobOut
 from service.archives import SNIFFED_BYTES, archive_kind
 from service.bulk import KIND, BulkOptions
-from service.enrolment import FaceChoice, check_recogniser
+from service.enrolment import FaceChoice
 from service.errors import InvalidRequestError
 
 router = APIRouter(prefix="/v1/galleries/{gallery}/enrolments", tags=["subjects"], responses=PROBLEMS)
@@ -42,8 +42,8 @@ async def enrol_archive(
 ) -> JobOut:
     """Enrol the photos of a zip, tar, tar.gz or tar.zst: PERSON/PHOTO, or as its manifest.csv or manifest.ndjson says
     (file, subject). The answer is a job; what is answered with 202 is on disk."""
-    found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    found = await kith.gallery(gallery)
+    kith.recognisers.of(found)  # refused now, not by the job
     options = BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip)
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")

@@ -19,6 +19,7 @@ WITHOUT_PHOTOS_BYTES = 1_000_000
 GUARDED_PATHS = ("/v1/", "/metrics")
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
 ARCHIVE_PATHS = ("/enrolments",)
+IMPORT_PATH = "/import"  # read and stored piece by piece
 log = logging.getLogger("service.access")
 
 
@@ -33,6 +34,7 @@ class Gate:
         self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
         self._photo_bytes = settings.max_request_bytes
         self._archive_bytes = settings.max_archive_bytes
+        self._import_bytes = settings.max_import_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,6 +73,8 @@ class Gate:
     def _limit(self, path: str) -> int:
         if path.endswith(ARCHIVE_PATHS):
             return self._archive_bytes
+        if path.endswith(IMPORT_PATH):
+            return self._import_bytes
         return self._photo_bytes if path.endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES
 
     def _refusal(self, request: Request, limit: int) -> KithError | None:

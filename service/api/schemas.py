@@ -55,6 +55,9 @@ Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
 
 
 class Request(BaseModel):
@@ -100,6 +103,9 @@ class Probes(Photos):
     """Photos, given embeddings, or both."""
 
     embeddings: list[Embedding] = Field(default_factory=list)
+    recogniser: Fingerprint | None = Field(
+        None, description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another."
+    )
 
 
 class DetectIn(Photos):
@@ -107,7 +113,7 @@ class DetectIn(Photos):
 
 
 class EmbedIn(Photos):
-    pass
+    model: ModelName | None = Field(None, description=MODEL)
 
 
 class FilterIn(Request):
@@ -136,15 +142,16 @@ class SubjectRef(Request):
 
 
 class Side(Request):
-    """One of the two to compare: exactly one field."""
+    """One of the two to compare: exactly one of image, embedding, subject."""
 
     image: Base64Bytes | None = None
     embedding: Embedding | None = None
     subject: SubjectRef | None = None
+    recogniser: Fingerprint | None = Field(None, description="Whose the embedding is, as /v1/embed says.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
-        if len(self.model_fields_set) != 1:
+        if len(self.model_fields_set - {"recogniser"}) != 1:
             raise ValueError("give exactly one of image, embedding, subject")
         return self
 
@@ -155,6 +162,7 @@ class VerifyIn(Request):
     a: Side
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
+    model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
 
 
 class QualityGateIn(Request):
@@ -176,6 +184,9 @@ class GallerySettingsIn(Request):
     min_margin: FiniteFloat | None = Field(
         None, ge=0, le=1, description="Two subjects nearer to each other than this are lookalikes: neither is named."
     )
+    keep_crops: bool | None = Field(
+        None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -188,6 +199,7 @@ class GallerySettingsIn(Request):
             else current.quality_gate,
             review_factor=current.review_factor if self.review_factor is None else self.review_factor,
             min_margin=current.min_margin if self.min_margin is None else self.min_margin,
+            keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
         )
 
 
@@ -260,6 +272,7 @@ class PhotoOut(BaseModel):
 
 class FacesOut(BaseModel):
     model: str
+    recogniser: str | None = Field(None, description="Fingerprint of whose the embeddings are.")
     images: list[PhotoOut]
 
 
@@ -304,6 +317,7 @@ class IdentityOut(BaseModel):
 class IdentifyOut(BaseModel):
     gallery: str
     model: str
+    recogniser: str
     results: list[IdentityOut]
 
 
@@ -313,6 +327,7 @@ class SideOut(BaseModel):
 
 
 class VerifyOut(BaseModel):
+    model: str
     outcome: VerifyOutcome
     similarity: float | None = None
     threshold: float | None = None
@@ -372,6 +387,7 @@ class GalleryOut(BaseModel):
     quality_gate: QualityGateIn
     review_factor: float
     min_margin: float
+    keep_crops: bool
     subjects: int
     templates: int
     created_at: datetime
@@ -389,6 +405,7 @@ class GalleryOut(BaseModel):
             quality_gate=QualityGateIn(**vars(settings.quality_gate)),
             review_factor=settings.review_factor,
             min_margin=settings.min_margin,
+            keep_crops=settings.keep_crops,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -652,6 +669,27 @@ class ModelOut(BaseModel):
     metrics: dict[str, Any]
 
 
+class ModelsOut(ModelOut):
+    """That of KITH_PACK, and in ``models`` all whose recognisers are served, it first."""
+
+    models: list[ModelOut]
+
+
 class HealthOut(BaseModel):
     status: Literal["ok"] = "ok"
     version: str
+
+
+class ImportRefusalOut(BaseModel):
+    item: int = Field(description="The line of the file, in Parquet the row, from 1.")
+    error: Problem
+
+
+class ImportOut(BaseModel):
+    gallery: str
+    items: int = Field(description="Read.")
+    subjects: int = Field(description="Created.")
+    templates: int = Field(description="Stored, all on disk.")
+    present: int = Field(description="Templates that were there already.")
+    refused: int
+    refusals: list[ImportRefusalOut] = Field(description="The first thousand.")

@@ -93,23 +93,10 @@ class JobStore:
 
     def create(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
         """Queue a job. Raises GalleryNotFoundError."""
-        now, job_id = _now(), job_id or uuid.uuid4().hex
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         with self._database.write(deleted) as connection:
-            connection.execute(
-                jobs.insert().values(
-                    id=job_id,
-                    kind=kind,
-                    gallery_pk=gallery.pk,
-                    state="queued",
-                    parameters=parameters,
-                    progress=vars(Progress()),
-                    cancel=False,
-                    created_at=now,
-                    updated_at=now,
-                )
-            )
-        return self.job(job_id)
+            created = create_in(connection, gallery, kind, parameters, job_id)
+        return self.job(created)
 
     def job(self, job_id: str) -> Job:
         """Raises JobNotFoundError."""
@@ -265,6 +252,27 @@ class JobStore:
                 return 0
         with self._database.write(_UNFORESEEN) as connection:
             return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+
+def create_in(
+    connection: Connection, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None
+) -> str:
+    """Queue a job within a transaction that makes it necessary; returns its id."""
+    now, job_id = _now(), job_id or uuid.uuid4().hex
+    connection.execute(
+        jobs.insert().values(
+            id=job_id,
+            kind=kind,
+            gallery_pk=gallery.pk,
+            state="queued",
+            parameters=parameters,
+            progress=vars(Progress()),
+            cancel=False,
+            created_at=now,
+            updated_at=now,
+        )
+    )
+    return job_id
 
 
 def record_in(

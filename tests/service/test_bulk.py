@@ -7,7 +7,6 @@ import http.client
 import io
 import json
 import os
-import signal
 import sqlite3
 import tarfile
 import threading
@@ -40,7 +39,7 @@ from service.server import embedded
 from service.settings import Settings, load_settings
 from service.spool import ABANDONED_S, Spool
 from tests.conftest import jpeg
-from tests.faults.test_sigkill import free_port, start
+from tests.faults.servers import serving
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
 FILES = {"ada/1.jpg": b"first", "ada/old/2.JPEG": b"second", "bob/1.png": b"third", "bob/notes.txt": b"no photo"}
@@ -543,26 +542,21 @@ def test_killed_midway_it_ends_as_if_it_had_not_been(tmp_path: Path, photos: dic
     archive.write_bytes(many(photos, 20, photos))
     results = []
     for kills in ([], [8]):
-        folder, port = tmp_path / f"{len(kills)}-kills", free_port()
-        process = start(folder, port)
-        try:
-            with Kith(f"http://127.0.0.1:{port}") as kith:
-                kith.create_gallery("g")
-                job = kith.enrol_archive("g", FileStream(archive))
-                for kill in kills:
-                    kith_has_done(kith, job, kill)
-                    process.send_signal(signal.SIGKILL)
-                    process.wait(30)
-                    assert kith_was_cut_off(folder)
-                    process = start(folder, port)
-                ended = kith.wait_for(job.id, 60)
-                assert (ended.state, ended.done) == ("succeeded", ended.total)
-                assert kith.gallery("g").templates == ended.counts["enrolled"]
-            results.append(stored(folder))
-            assert list((folder / "spool").iterdir()) == []
-        finally:
-            process.kill()
-            process.wait(30)
+        folder = tmp_path / f"{len(kills)}-kills"
+        with serving(folder, None) as (server,), Kith(server.url) as kith:
+            kith.create_gallery("g")
+            job = kith.enrol_archive("g", FileStream(archive))
+            for kill in kills:
+                kith_has_done(kith, job, kill)
+                server.kill()
+                assert kith_was_cut_off(folder)
+                server.launch()
+                server.wait_until_ready()
+            ended = kith.wait_for(job.id, 60)
+            assert (ended.state, ended.done) == ("succeeded", ended.total)
+            assert kith.gallery("g").templates == ended.counts["enrolled"]
+        results.append(stored(folder))
+        assert list((folder / "spool").iterdir()) == []
     assert results[0] == results[1]
 
 
