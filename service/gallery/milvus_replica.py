@@ -26,7 +26,7 @@ from service.gallery.milvus_index import (
     RowKind,
     parts,
 )
-from service.gallery.shared_indexes import SharedIndexes, Turn
+from service.gallery.shared_indexes import Changed, SharedIndexes, Turn
 from service.gallery.subjects import Gallery, Hit, Snapshot
 
 SETTLED_S: Final = 15.0
@@ -121,9 +121,9 @@ class MilvusReplica:
                 if turn.position.applied is None:
                     self.pass_on(collection, turn)
                 elif turn.position.behind:
-                    concerned, now = turn.next_changes()
-                    self.make_equal(collection, sorted(concerned), now)
-                    turn.advance(now.sequence)
+                    changed = turn.next_changes()
+                    self.apply(collection, changed)
+                    turn.advance(changed.now.sequence)
 
     def pass_on(self, collection: Collection, turn: Turn) -> None:
         """One step of the passage through all subjects."""
@@ -134,12 +134,11 @@ class MilvusReplica:
         collection.remove(collection.keys(within) - keys)
         turn.pass_to(until)
 
-    def make_equal(self, collection: Collection, concerned: list[int], now: Snapshot) -> None:
+    def apply(self, collection: Collection, changed: Changed) -> None:
         """Give the collection the rows that these subjects have now, and no others of theirs."""
-        keys = self._put(collection, now)
+        keys = self._put(collection, changed.now)
         # Removed afterwards, so that nobody is missing at any moment.
-        for some in parts(concerned):
-            collection.remove(collection.keys(f"{self._own} and subject in {some}") - keys)
+        collection.remove((changed.templates if self._rows == "templates" else changed.subjects) - keys)
 
     def _put(self, collection: Collection, now: Snapshot) -> set[int]:
         if self._rows == "templates":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -45,6 +45,15 @@ class Position:
     @property
     def behind(self) -> bool:
         return self.applied is None or self.applied < self.last
+
+
+class Changed(NamedTuple):
+    """Keys of the subjects and templates that some lines of the log name, and all the templates that these subjects
+    have ``now``: as of the last of the lines, or later."""
+
+    subjects: set[int]
+    templates: set[int]
+    now: Snapshot
 
 
 class SharedIndexes:
@@ -149,12 +158,11 @@ class Turn:
             self._connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
             self._connection.execute(_touch(_is(self._gallery, self._engine)))
 
-    def next_changes(self) -> tuple[set[int], Snapshot]:
-        """Keys of the subjects that the next lines of the log concern, and the templates that these have now, as of the
-        last of those lines or later. A template filed elsewhere concerns both of its subjects at once."""
+    def next_changes(self) -> Changed:
+        """What the next lines of the log name. A template filed elsewhere concerns both of its subjects at once."""
         assert self.position.applied is not None  # noqa: S101 - callers look first
         query = (
-            sa.select(changes.c.sequence, changes.c.subject_pk, templates.c.subject_pk.label("owner"))
+            sa.select(changes, templates.c.subject_pk.label("owner"))
             .outerjoin(templates, templates.c.pk == changes.c.template_pk)
             .where(changes.c.gallery_pk == self._gallery.pk, changes.c.sequence > self.position.applied)
             .order_by(changes.c.sequence)
@@ -164,7 +172,8 @@ class Turn:
         last = lines[-1].sequence if lines else self.position.last
         concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
         chosen = templates.c.subject_pk.in_(sorted(concerned))
-        return concerned, read_snapshot(self._connection, self._gallery, last, chosen)
+        now = read_snapshot(self._connection, self._gallery, last, chosen)
+        return Changed(concerned, {line.template_pk for line in lines}, now)
 
     def advance(self, sequence: int) -> None:
         """Record that the log was applied up to here."""

@@ -152,7 +152,7 @@ def test_a_node_that_dies_gives_its_turn_up(nodes: Nodes, milvus_lite: MilvusLit
         model.check(node, probes(np.random.default_rng(1)), 4)
         searched.set()
 
-    act = "concerned, now = turn.next_changes(); replica.make_equal(collection, sorted(concerned), now)"
+    act = "replica.apply(collection, turn.next_changes())"
     with ThreadPoolExecutor(1) as threads:
         with dying_node(node, milvus_lite, act):
             waiting = threads.submit(search)
@@ -244,9 +244,9 @@ def test_a_template_filed_elsewhere_is_never_missing(
     rows, steps = replica.opened(), 0
     while node.shared.position(gallery, rows.engine).behind:
         with node.shared.turn(gallery, rows.engine) as turn:
-            concerned, now = turn.next_changes()
-            replica.make_equal(rows, sorted(concerned), now)
-            turn.advance(now.sequence)
+            changed = turn.next_changes()
+            replica.apply(rows, changed)
+            turn.advance(changed.now.sequence)
         steps += 1
         assert rows.count(f"gallery == {gallery.pk}") == 6
     assert steps == 2
