@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from models.pack import load_pack
 from service.app import create_app
 from service.errors import SettingsError
+from service.recognisers import read_packs
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
     settings.check_exposure()
     settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
-    load_pack(settings.pack_path).verify()
+    read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
     _server(settings).run(sockets=[listener])
@@ -42,7 +42,7 @@ def serve(settings: Settings) -> None:
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port for as long as the block runs; gives the URL."""
     settings.check_extras()
-    load_pack(settings.pack_path).verify()
+    read_packs(settings.pack_paths)
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")
     failure: list[BaseException] = []

@@ -45,6 +45,11 @@ class Settings(BaseSettings):
         description="First word of the collections' names: each database needs its own.",
     )
     pack: Path = Field(BUNDLED, description="Directory of the model pack, or the name of a pulled or bundled one.")
+    also: str | None = Field(
+        None,
+        description="Further packs whose recognisers are served, directories or names, with commas between; faces are "
+        "found by the detector of KITH_PACK.",
+    )
     models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
     catalog: Path | None = Field(
         None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
@@ -59,6 +64,11 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_import_bytes: int = Field(
+        100_000_000_000,
+        ge=1_000_000,
+        description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
+    )
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
@@ -73,6 +83,12 @@ class Settings(BaseSettings):
     @property
     def pack_path(self) -> Path:
         return find_pack(self.pack, self.models_path)
+
+    @property
+    def pack_paths(self) -> list[Path]:
+        """Of every pack served, that of KITH_PACK first."""
+        also = [Path(name.strip()) for name in (self.also or "").split(",") if name.strip()]
+        return [self.pack_path, *(find_pack(named, self.models_path) for named in also)]
 
     @property
     def max_request_bytes(self) -> int:

@@ -27,9 +27,9 @@ Cursor = Annotated[str | None, Query(max_length=128, description="'next' of the 
 
 @router.post("", status_code=201)
 async def create_gallery(body: GalleryIn, kith: Kith) -> GalleryOut:
-    """Create a gallery, bound to the recogniser that is being served."""
+    """Create a gallery, whose vectors the recogniser of KITH_PACK makes."""
     settings = body.over(GallerySettings())
-    recogniser = kith.recogniser
+    recogniser = kith.recognisers.default
     created = await kith.run(
         kith.store.create_gallery, body.name, recogniser.fingerprint, recogniser.dimension, settings
     )
@@ -48,7 +48,7 @@ async def list_galleries(kith: Kith, cursor: Cursor = None, limit: Limit = 100) 
 async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
     """Settings, counts, and whether its decisions are still what the calibration expects."""
     found = await kith.run(kith.store.gallery, gallery)
-    drift = await kith.run(kith.watches.of(found.pk, found.name).drift)
+    drift = await kith.run(kith.watches.of(found.pk, found.name, found.fingerprint).drift)
     return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
 
 

@@ -97,7 +97,9 @@ class SharedIndexes:
     def living(self, generation: int, fingerprint: str) -> set[int]:
         """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""
         query = sa.select(generations.c.gallery_pk).where(
-            generations.c.generation == generation, generations.c.fingerprint.startswith(fingerprint, autoescape=True)
+            generations.c.generation == generation,
+            generations.c.fingerprint.startswith(fingerprint, autoescape=True),
+            generations.c.state != "dropped",
         )
         with self._database.read() as connection:
             return set(connection.execute(query).scalars())

@@ -7,7 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -35,6 +35,7 @@ from service.gallery.subjects import (
     Change,
     Gallery,
     GallerySettings,
+    Generation,
     Idempotent,
     NewTemplate,
     Snapshot,
@@ -46,6 +47,7 @@ from service.gallery.subjects import (
 from service.gallery.tables import (
     audit,
     changes,
+    crops,
     evidence,
     galleries,
     generations,
@@ -58,6 +60,8 @@ from service.gallery.tables import (
 )
 
 VECTOR_TYPE: Final = np.dtype("<f4")
+OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
+"""Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
 
@@ -122,7 +126,9 @@ class Store:
         """Replace the settings by ``change`` of what they are. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.name == name).with_for_update()).first()
+            row = connection.execute(
+                _gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+            ).first()
             if row is None:
                 raise missing
             settings = change(_gallery(row).settings)
@@ -244,10 +250,15 @@ class Store:
                         )
                     )
                 )
-                stored = template.vector.astype(VECTOR_TYPE).tobytes()
-                connection.execute(
-                    vectors.insert().values(template_pk=template_pk, generation=gallery.generation, vector=stored)
-                )
+                made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
+                for generation, vector in made.items():
+                    stored = vector.astype(VECTOR_TYPE).tobytes()
+                    connection.execute(
+                        vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored)
+                    )
+                if template.crop is not None:
+                    face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
+                    connection.execute(crops.insert().values(template_pk=template_pk, **face))
                 _log(connection, gallery, [(template_pk, subject_pk)])
             _count(connection, gallery, templates=len(new))
             if keyed:
@@ -530,17 +541,35 @@ def _bearing(gallery: Gallery, wanted: list[str]) -> sa.Select[int]:
     )
 
 
+def _kept(connection: Connection, gallery: Gallery, others: Mapping[int, Float]) -> dict[int, Float]:
+    """Without those of generations that were dropped meanwhile."""
+    if not others:
+        return {}
+    live = sa.select(generations.c.generation).where(
+        generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped"
+    )
+    return {generation: others[generation] for generation in connection.execute(live).scalars() if generation in others}
+
+
 def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
     return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)
 
 
 def _gallery_rows() -> sa.Select[Any]:
+    other = (generations.c.gallery_pk == galleries.c.pk) & generations.c.state.not_in(["current", "dropped"])
     return sa.select(
         galleries,
+        _evidence_sequence(galleries.c.generation).label("evidence_sequence"),
+        *(generations.c[name].label(f"other_{name}") for name in OTHER),
+        _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
+    ).outerjoin(generations, other)
+
+
+def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+    return (
         sa.select(evidence.c.sequence)
-        .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == galleries.c.generation)
+        .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == generation)
         .scalar_subquery()
-        .label("evidence_sequence"),
     )
 
 
@@ -581,7 +610,7 @@ def read_snapshot(
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
     # What a gallery was created before keeps its default.
-    others = {name: stored[name] for name in ("review_factor", "min_margin") if name in stored}
+    others = {name: stored[name] for name in ("review_factor", "min_margin", "keep_crops") if name in stored}
     settings = GallerySettings(
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
@@ -598,6 +627,9 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.generation,
         row.generation,
         row.log_floor,
+        None
+        if row.other_generation is None
+        else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
     )
 
 
