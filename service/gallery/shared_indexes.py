@@ -32,7 +32,8 @@ LINES_AT_ONCE: Final = 1000
 """Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
 SUBJECTS_AT_ONCE: Final = 1000
 BEGUN: Final = "/begun"
-"""After an engine's name: the row that says which subject a passage through all of them has come to."""
+"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
+number, which no number of the log is."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class SharedIndexes:
             now = datetime.now(UTC)
             first = {"engine": engine, "sequence": start, "updated_at": now}
             if self._insert(connection, key | first):
+                connection.execute(index_states.delete().where(_is(gallery, engine + BEGUN)))
                 self._insert(connection, key | first | {"engine": engine + BEGUN, "sequence": 0})
             # A turn that another had when this one's insertion found its row has ended here.
             row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
@@ -93,6 +95,12 @@ class SharedIndexes:
         insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
         added = insert.values(**row).on_conflict_do_nothing().returning(index_states.c.engine)
         return connection.execute(added).first() is not None
+
+    def start_over(self, gallery: Gallery) -> None:
+        """Let nothing be known of what shared indexes hold of a gallery: they go through all of its subjects again."""
+        own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
+        with self._database.write(_deleted(gallery)) as connection:
+            connection.execute(index_states.delete().where(own))
 
     def living(self, generation: int, fingerprint: str) -> set[int]:
         """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""
@@ -122,7 +130,7 @@ class Turn:
         floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
         come = self._connection.execute(sa.select(index_states.c.sequence).where(begun)).scalar()
         if self._connection.execute(applied).scalar_one() >= self._connection.execute(floor).scalar_one():
-            return int(come or 0)
+            return -int(come or 0)
         self._set(self._engine, self.position.last)
         if come is None:
             self._connection.execute(
@@ -155,7 +163,7 @@ class Turn:
         """Record that the passage has come to a subject, or with None, to its end: the index is as of its beginning,
         or later, and follows the log from there."""
         if subject_pk is not None:
-            self._set(self._engine + BEGUN, subject_pk)
+            self._set(self._engine + BEGUN, -subject_pk)
         else:
             self._connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
             self._connection.execute(_touch(_is(self._gallery, self._engine)))

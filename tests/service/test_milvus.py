@@ -20,6 +20,9 @@ import sqlalchemy as sa
 from models.recognition import unit
 from models.runtime import Float
 from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
+from service.gallery.check import open_check
+from service.gallery.database import Database, open_engine
+from service.gallery.generations import Generations
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.gallery.tables import changes, galleries
 from service.server import embedded
@@ -223,9 +226,25 @@ def test_a_passage_that_was_cut_short_is_gone_on_with(
     del model.enrolled["s0"]
     enrol(here, model, ["s1", "s11"], rng)
     with there.shared.turn(gallery, begun.opened().engine) as turn:
-        passed = turn.passed()
-    assert passed > 0
+        assert turn.passed() > 0
+    with open_check(there.url) as check:
+        assert list(check.findings("g", repair=True)) == []
     model.check(there, probes(rng), 5)
+
+
+def test_what_was_lost_in_milvus_is_found_in_the_database(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model("max")
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    rows = node.replica().opened()
+    lost = sorted(rows.keys(f"gallery == {gallery.pk}"))[:4]
+    rows.remove(lost)
+    stray = np.array([10**6])
+    rows.put(gallery.pk, stray, stray, unit(rng.normal(size=(1, SMALL))))
+    node.shared.start_over(gallery)
+    model.check(node, probes(rng), 3)
+    assert node.follower().stats().vectors == 9
 
 
 def test_a_template_filed_elsewhere_is_never_missing(
@@ -313,16 +332,32 @@ def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.ra
 
 
 def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
+    """A gallery moves to another recogniser; what the one before left in Milvus goes when its generation does."""
     node, model = nodes(), Model("max")
+    assert node.engine is not None
     gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
     enrol(node, model, ["a", "b"], rng)
     model.check(node, probes(rng), 5)
-    assert node.engine is not None
-    next_one = replace(gallery, generation=1, fingerprint="e" * 32)
-    empty = node.engine.replica(next_one)
-    empty.catch_up()
-    assert empty.search(probes(rng), 2, None) == ([[], [], []], 0)
+    database = Database(open_engine(node.url))
+    generations = Generations(database)
+    generations.start(gallery, "e" * 32, 2 * SMALL, "another", on_sight=True)
+    shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
+    pk = node.store.subject(gallery, "a").pk
+    (vector,) = unit(rng.normal(size=(1, 2 * SMALL)))
+    assert generations.see(gallery, 1, pk, vector, {})
+    ((hit,),), compared = node.followers.of(shadow).search(vector[None], 3)
+    assert (hit.subject_pk, compared) == (pk, 1)
+    assert hit.similarity == pytest.approx(1, abs=1e-5)
     model.check(node, probes(rng), 5)
+
+    before = node.replica().opened()
+    generations.cut_over(gallery, 0, None)
+    generations.finish(node.store.gallery("g"), force=True)
+    node.engine.sweep()
+    assert before.galleries("gallery > 0") == set()
+    ((hit,),), _ = node.follower().search(vector[None], 3)
+    assert hit.subject_pk == pk
+    database.close()
 
 
 def test_milvus_that_does_not_answer_is_not_waited_for(
