@@ -338,8 +338,8 @@ def big_file(path: Path, count: int, dimension: int) -> None:
             nothing: list[None] = [None] * n
             ids = [uuid.UUID(int=start + i).hex for i in range(n)]
             names = [f"s{start + i}" for i in range(n)]
-            columns: list[Any] = [names, *[nothing] * 5, ids, *[nothing] * 5]
-            items = Items(range(start + 1, start + n + 1), *columns, vectors=vectors, given=np.ones(n, np.bool_))
+            columns: list[Any] = [names, *[nothing] * 5, ids, *[nothing] * 5, vectors, np.ones(n, np.bool_)]
+            items = Items(range(start + 1, start + n + 1), *columns)
             file.write(writer.write(items))
         file.write(writer.end())
 
