@@ -181,7 +181,10 @@ def restore(
     with _archive(path) as archive:
         manifest = _manifest(archive)
         _verify(archive, manifest)
-        with database.write(BackupError("the backup's rows contradict each other")) as connection:
+        with (
+            database.write(BackupError("the backup's rows contradict each other")) as connection,
+            rows.wide_cache(connection),
+        ):
             if connection.dialect.name == "postgresql":
                 names = ", ".join(table.name for table in metadata.sorted_tables)
                 connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
@@ -191,7 +194,6 @@ def restore(
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
             _make_room(connection, replace)
-            undo = rows.widen_cache(connection)
             # Where there never was a gallery, nobody has met a key of anything.
             used = rows.highest(connection, galleries) > 0
             moved = {table.name: rows.highest(connection, table) if used else 0 for table in COUNTED}
@@ -203,7 +205,6 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
-            undo()
 
 
 def _make_room(connection: Connection, replace: bool) -> None:
