@@ -36,8 +36,8 @@ from models.risk import Calibration, fmr_for_fpir
 from models.runtime import Float
 from service.client import Kith
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
@@ -182,7 +182,7 @@ def judge_gallery(pack: ModelPack, people: People, chosen: Ints, templates: int,
         gallery = enrol(store, pack, {int(i): people.photos[i][:templates] for i in chosen})
         stored = risks.refresh(gallery.name)
         gallery = store.gallery(gallery.name)
-        calibration, known = risks.calibration, risks.of(gallery)
+        calibration, known = risks.calibration(gallery), risks.of(gallery)
         assert calibration is not None and known is not None and known.source == "both"  # noqa: S101
         curves = {
             "pack": calibration.curve,
@@ -215,8 +215,8 @@ def service(pack: ModelPack) -> Iterator[tuple[Store, Followers, GalleryRisks]]:
     assert pack.calibration is not None  # noqa: S101 - every pack here has one
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Database(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}")))
-        risks = GalleryRisks(store, pack.recognition.fingerprint(), Calibration.from_document(pack.calibration))
-        yield store, Followers(store, exact_index), risks
+        risks = GalleryRisks(store, {pack.recognition.fingerprint(): Calibration.from_document(pack.calibration)})
+        yield store, Followers(in_process(store)), risks
         risks.close()
         store.close()
 

@@ -25,6 +25,7 @@ from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
+from service.gallery.job_store import Job, JobItem, JobState
 from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
 from service.risk_report import TargetThreshold
 
@@ -52,6 +53,9 @@ Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
 
 
 class Request(BaseModel):
@@ -97,6 +101,9 @@ class Probes(Photos):
     """Photos, given embeddings, or both."""
 
     embeddings: list[Embedding] = Field(default_factory=list)
+    recogniser: Fingerprint | None = Field(
+        None, description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another."
+    )
 
 
 class DetectIn(Photos):
@@ -104,7 +111,7 @@ class DetectIn(Photos):
 
 
 class EmbedIn(Photos):
-    pass
+    model: ModelName | None = Field(None, description=MODEL)
 
 
 class FilterIn(Request):
@@ -133,15 +140,16 @@ class SubjectRef(Request):
 
 
 class Side(Request):
-    """One of the two to compare: exactly one field."""
+    """One of the two to compare: exactly one of image, embedding, subject."""
 
     image: Base64Bytes | None = None
     embedding: Embedding | None = None
     subject: SubjectRef | None = None
+    recogniser: Fingerprint | None = Field(None, description="Whose the embedding is, as /v1/embed says.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
-        if len(self.model_fields_set) != 1:
+        if len(self.model_fields_set - {"recogniser"}) != 1:
             raise ValueError("give exactly one of image, embedding, subject")
         return self
 
@@ -152,6 +160,7 @@ class VerifyIn(Request):
     a: Side
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
+    model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
 
 
 class QualityGateIn(Request):
@@ -173,6 +182,9 @@ class GallerySettingsIn(Request):
     min_margin: FiniteFloat | None = Field(
         None, ge=0, le=1, description="Two subjects nearer to each other than this are lookalikes: neither is named."
     )
+    keep_crops: bool | None = Field(
+        None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -185,6 +197,7 @@ class GallerySettingsIn(Request):
             else current.quality_gate,
             review_factor=current.review_factor if self.review_factor is None else self.review_factor,
             min_margin=current.min_margin if self.min_margin is None else self.min_margin,
+            keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
         )
 
 
@@ -257,6 +270,7 @@ class PhotoOut(BaseModel):
 
 class FacesOut(BaseModel):
     model: str
+    recogniser: str | None = Field(None, description="Fingerprint of whose the embeddings are.")
     images: list[PhotoOut]
 
 
@@ -301,6 +315,7 @@ class IdentityOut(BaseModel):
 class IdentifyOut(BaseModel):
     gallery: str
     model: str
+    recogniser: str
     results: list[IdentityOut]
 
 
@@ -310,6 +325,7 @@ class SideOut(BaseModel):
 
 
 class VerifyOut(BaseModel):
+    model: str
     outcome: VerifyOutcome
     similarity: float | None = None
     threshold: float | None = None
@@ -369,6 +385,7 @@ class GalleryOut(BaseModel):
     quality_gate: QualityGateIn
     review_factor: float
     min_margin: float
+    keep_crops: bool
     subjects: int
     templates: int
     created_at: datetime
@@ -386,6 +403,7 @@ class GalleryOut(BaseModel):
             quality_gate=QualityGateIn(**vars(settings.quality_gate)),
             review_factor=settings.review_factor,
             min_margin=settings.min_margin,
+            keep_crops=settings.keep_crops,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -575,6 +593,69 @@ class AuditOut(BaseModel):
     next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
+class JobOut(BaseModel):
+    """Long work. ``done`` of ``total`` items (null: not counted yet), ``failed`` of them with a problem."""
+
+    id: str
+    kind: str
+    gallery: str
+    state: JobState
+    cancelling: bool = Field(description="Somebody asked to cancel it, and it is coming to the end of an item.")
+    total: int | None
+    done: int
+    failed: int
+    counts: dict[str, int] = Field(description="Items by what became of them.")
+    rate: float | None = Field(description="Items a second, of the time that was worked on it.")
+    remaining_s: float | None = Field(description="At that rate; null once it is finished.")
+    details: dict[str, Any]
+    problem: Problem | None = Field(description="Why it failed.")
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, job: Job) -> JobOut:
+        progress, active = job.progress, job.state in ("queued", "running")
+        rate = progress.done / progress.seconds if progress.done and progress.seconds else None
+        left = None if rate is None or progress.total is None or not active else (progress.total - progress.done) / rate
+        return cls(
+            id=job.id,
+            kind=job.kind,
+            gallery=job.gallery,
+            state=job.state,
+            cancelling=job.cancel and job.state == "running",
+            total=progress.total,
+            done=progress.done,
+            failed=progress.failed,
+            counts=progress.counts,
+            rate=None if rate is None else round(rate, 2),
+            remaining_s=None if left is None else round(left, 1),
+            details=progress.details,
+            problem=None if job.problem is None else Problem(**job.problem),
+            created_at=job.created_at,
+            updated_at=job.updated_at,
+        )
+
+
+class JobsOut(BaseModel):
+    jobs: list[JobOut]
+    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
+class JobItemOut(BaseModel):
+    item: str
+    problem: Problem | None
+    at: datetime
+
+    @classmethod
+    def of(cls, item: JobItem) -> JobItemOut:
+        return cls(item=item.item, at=item.at, problem=None if item.problem is None else Problem(**item.problem))
+
+
+class JobItemsOut(BaseModel):
+    items: list[JobItemOut]
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
 class ModelOut(BaseModel):
     model: str
     display_name: str
@@ -584,6 +665,12 @@ class ModelOut(BaseModel):
     detection: NetworkOut
     recognition: NetworkOut
     metrics: dict[str, Any]
+
+
+class ModelsOut(ModelOut):
+    """That of KITH_PACK, and in ``models`` all whose recognisers are served, it first."""
+
+    models: list[ModelOut]
 
 
 class HealthOut(BaseModel):

@@ -99,7 +99,8 @@ class _Intake:
         except GalleryNotFoundError:
             if not self._create:
                 raise
-            dimension = self._kith.recogniser.dimension
+            served = self._kith.recognisers.get(self._recogniser) or self._kith.recognisers.default
+            dimension = served.dimension
         return Header(self._recogniser, dimension)
 
     def open(self, header: Header) -> Import:
@@ -121,9 +122,9 @@ class _Intake:
             settings = GallerySettingsIn.model_validate(given).over(GallerySettings())
         except ValueError as error:
             raise ImportFileError("the settings in the file's header are none of a gallery") from error
-        recogniser = self._kith.recogniser
+        recogniser = self._kith.recognisers.get(header.recogniser) or self._kith.recognisers.default
         try:
-            # Of the served recogniser: a file of another one is refused, and must not leave a gallery behind.
+            # Of a served recogniser: a file of another one is refused, and must not leave a gallery behind.
             check_header(header, self._name, recogniser.fingerprint, recogniser.dimension)
             return self._kith.store.create_gallery(self._name, recogniser.fingerprint, recogniser.dimension, settings)
         except GalleryExistsError:  # since a moment ago

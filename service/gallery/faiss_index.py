@@ -9,16 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
-from service.gallery.subjects import Gallery
 
 # It reports each faster build that its wheel does not have as if that were a fault.
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)
 
 import faiss  # noqa: E402
-
-
-def exact_index(gallery: Gallery) -> FaissIndex:
-    return FaissIndex(gallery.dimension)
 
 
 class FaissIndex:

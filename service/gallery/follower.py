@@ -3,187 +3,90 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from models.runtime import Float
-from service.gallery.fusion import TOP_K, OneVector, subject_vectors
-from service.gallery.index import VectorIndex
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, Hit
-
-Keys = NDArray[np.int64]
+from service.gallery.index import IndexStats
+from service.gallery.subjects import Gallery, GallerySettings, Hit
 
 
 class Replica(Protocol):
-    """What a gallery's rule of fusion needs of it, searchable."""
+    """One gallery, searchable by its rule of fusion. Safe to share between threads."""
 
     def catch_up(self) -> None:
-        """Apply what was committed since the last call."""
+        """Apply what was committed since the last call: every acknowledged write, of this process or another, that came
+        before this call is seen by a search that comes after it."""
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        """As :meth:`Follower.search`."""
+        """As :meth:`Follower.search`, of what was caught up with."""
+
+    def stats(self) -> IndexStats:
+        """What it is at this moment."""
+
+    def close(self) -> None:
+        """Give back what it holds. Nothing is begun afterwards, but a search under way may still come to its end."""
 
 
 class Follower:
     """The searchable replica of one gallery. Safe to share between threads."""
 
-    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex) -> None:
-        self.fusion = gallery.settings.fusion
-        self._replica = _replica(store, gallery, index)
-        self._lock = threading.Lock()
+    def __init__(self, gallery: Gallery, replica: Replica) -> None:
+        self.settings = gallery.settings
+        self._replica = replica
 
     def search(self, probes: Float, k: int, among: set[int] | None = None) -> tuple[list[list[Hit]], int]:
         """The ``k`` best subjects for each of (q, d) probes by the gallery's fusion, best first, exactly as brute force
         finds them; and how many subjects each probe was compared with (one without templates is not). ``among``
         restricts the search to these subjects."""
-        with self._lock:
-            self._replica.catch_up()
-            return self._replica.search(probes, k, among)
+        self._replica.catch_up()
+        return self._replica.search(probes, k, among)
 
+    def stats(self) -> IndexStats:
+        """Of the index as it stands after catching up."""
+        self._replica.catch_up()
+        return self._replica.stats()
 
-def _replica(store: Store, gallery: Gallery, index: VectorIndex) -> Replica:
-    match gallery.settings.fusion:
-        case "max":
-            return TemplatesReplica(store, gallery, index, 1)
-        case "mean_top_k":
-            return TemplatesReplica(store, gallery, index, TOP_K)
-        case "centroid" | "quality_weighted" as rule:
-            return SubjectsReplica(store, gallery, index, rule)
-
-
-class TemplatesReplica:
-    """For a rule that takes the mean of a subject's ``best`` most similar templates: the index holds every template."""
-
-    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, best: int) -> None:
-        self._store = store
-        self._gallery = gallery
-        self._index = index
-        self._best = best
-        self._subject_of: dict[int, int] = {}
-        self._templates_of: dict[int, set[int]] = {}
-        self._sequence = 0
-
-    def catch_up(self) -> None:
-        changes = self._store.changes_after(self._gallery, self._sequence)
-        if not changes:
-            return
-        # A template's last line says how it stands; earlier ones are history.
-        latest = {change.template_pk: change for change in changes}
-        self._forget([key for key in latest if key in self._subject_of])
-        present = {key: change for key, change in latest.items() if change.vector is not None}
-        if present:
-            self._index.add(list(present), np.stack([c.vector for c in present.values() if c.vector is not None]))
-            for key, change in present.items():
-                self._subject_of[key] = change.subject_pk
-                self._templates_of.setdefault(change.subject_pk, set()).add(key)
-        self._sequence = changes[-1].sequence
-
-    def _forget(self, keys: list[int]) -> None:
-        self._index.remove(keys)
-        for key in keys:
-            subject = self._subject_of.pop(key)
-            self._templates_of[subject].discard(key)
-            if not self._templates_of[subject]:
-                del self._templates_of[subject]
-
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        subjects = self._templates_of.keys() if among is None else among & self._templates_of.keys()
-        if not subjects or not len(probes):
-            return [[] for _ in probes], len(subjects)
-        keys = None if among is None else self._keys_of(subjects)
-        total = len(self._index) if keys is None else len(keys)
-        wanted = min(k, len(subjects))
-        depth = min(total, 4 * wanted * self._best)
-        while True:
-            similarities, found = self._index.search(probes, depth, keys)
-            hits = self._fuse(probes, similarities, found, wanted)
-            # A subject not seen yet has no template above the last one seen, and no fused similarity either.
-            if depth == total or all(
-                len(h) == wanted and h[-1].similarity >= last
-                for h, last in zip(hits, similarities[:, -1].tolist(), strict=True)
-            ):
-                return hits, len(subjects)
-            depth = min(total, depth * 4)
-
-    def _fuse(self, probes: Float, similarities: Float, found: Keys, k: int) -> list[list[Hit]]:
-        if self._best > 1:
-            # Templates too far down to have been seen count as well.
-            keys = self._keys_of({self._subject_of[key] for key in np.unique(found).tolist()})
-            similarities, found = self._index.search(probes, len(keys), keys)
-        return [
-            sorted(self._means(s.tolist(), t.tolist()), key=lambda hit: -hit.similarity)[:k]
-            for s, t in zip(similarities, found, strict=True)
-        ]
-
-    def _means(self, similarities: list[float], keys: list[int]) -> list[Hit]:
-        """Of templates in order of similarity."""
-        counted: dict[int, list[float]] = {}
-        for similarity, key in zip(similarities, keys, strict=True):
-            best = counted.setdefault(self._subject_of[key], [])
-            if len(best) < self._best:
-                best.append(similarity)
-        return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
-
-    def _keys_of(self, subjects: Collection[int]) -> Keys:
-        return np.array(sorted(key for subject in subjects for key in self._templates_of[subject]), np.int64)
-
-
-class SubjectsReplica:
-    """For a rule that makes one vector of a subject's templates: the index holds these, by subject."""
-
-    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, rule: OneVector) -> None:
-        self._store = store
-        self._gallery = gallery
-        self._index = index
-        self._rule = rule
-        self._subjects: set[int] = set()
-        self._sequence = 0
-
-    def catch_up(self) -> None:
-        changed, now = self._store.changed_subjects(self._gallery, self._sequence)
-        if not changed:
-            return
-        self._index.remove(list(changed))
-        present = np.unique(now.subject_pks).tolist()
-        if present:
-            self._index.add(present, subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rule))
-        self._subjects = (self._subjects - changed).union(present)
-        self._sequence = now.sequence
-
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        subjects = self._subjects if among is None else among & self._subjects
-        if not subjects or not len(probes):
-            return [[] for _ in probes], len(subjects)
-        keys = None if among is None else np.array(sorted(subjects), np.int64)
-        similarities, found = self._index.search(probes, min(k, len(subjects)), keys)
-        return [
-            [Hit(subject, similarity) for subject, similarity in zip(row.tolist(), values.tolist(), strict=True)]
-            for row, values in zip(found, similarities, strict=True)
-        ], len(subjects)
+    def close(self) -> None:
+        self._replica.close()
 
 
 class Followers:
-    """One follower per gallery in use, made on first search, and made anew when the gallery's fusion is another."""
+    """One follower for each gallery and generation in use, made on first search by ``make_replica``, and made anew when
+    a setting that its index depends on is another."""
 
-    def __init__(self, store: Store, make_index: Callable[[Gallery], VectorIndex]) -> None:
-        self._store = store
-        self._make_index = make_index
-        self._followers: dict[int, Follower] = {}
+    def __init__(self, make_replica: Callable[[Gallery], Replica]) -> None:
+        self._make_replica = make_replica
+        self._followers: dict[tuple[int, int], Follower] = {}
         self._lock = threading.Lock()
 
     def of(self, gallery: Gallery) -> Follower:
         """``gallery`` as read for this request: its settings may have been changed by another process."""
+        key = (gallery.pk, gallery.generation)
+        wanted = {gallery.generation, gallery.current_generation, gallery.other.number if gallery.other else -1}
         with self._lock:
-            follower = self._followers.get(gallery.pk)
-            if follower is None or follower.fusion != gallery.settings.fusion:
-                follower = Follower(self._store, gallery, self._make_index(gallery))
-                self._followers[gallery.pk] = follower
+            # After the last search under a recogniser that was dropped, here or by another process.
+            for gone in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
+                self._followers.pop(gone).close()
+            follower = self._followers.get(key)
+            if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
+                if follower is not None:
+                    follower.close()
+                follower = self._followers[key] = Follower(gallery, self._make_replica(gallery))
             return follower
 
     def drop(self, gallery: Gallery) -> None:
+        """Forget a gallery in all its generations."""
         with self._lock:
-            self._followers.pop(gallery.pk, None)
+            for key in [key for key in self._followers if key[0] == gallery.pk]:
+                self._followers.pop(key).close()
+
+    def close(self) -> None:
+        with self._lock:
+            for follower in self._followers.values():
+                follower.close()
+            self._followers.clear()
+
+
+def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
+    return (settings.fusion,)

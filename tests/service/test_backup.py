@@ -21,8 +21,8 @@ from service.cli import app
 from service.errors import BackupError
 from service.gallery.backup import TABLES, back_up, read_manifest, restore
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate
 from service.gallery.tables import audit, changes, crops, galleries, index_states, job_items, jobs, templates
@@ -111,7 +111,7 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
         restore(target, file)
         assert everything(target) == everything(origin)
         store = Store(target)
-        assert names(store, "one", Followers(store, exact_index)) == [f"s{i}" for i in range(20)]
+        assert names(store, "one", Followers(in_process(store))) == [f"s{i}" for i in range(20)]
         with target.read() as connection:
             highest = connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar_one()
             line = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
@@ -123,7 +123,7 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
 def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
-    followers = Followers(store, exact_index)
+    followers = Followers(in_process(store))
     before = store.gallery("one")
     expected = names(store, "one", followers)
     back_up(database, file)

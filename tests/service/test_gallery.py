@@ -28,9 +28,9 @@ from service.errors import (
     TemplateNotFoundError,
 )
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
+from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import metadata
@@ -194,7 +194,7 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Database(open_engine(f"sqlite:///{folder}/kith.db")))
         gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-        replicas = [Followers(store, exact_index), Followers(store, exact_index)]
+        replicas = [Followers(in_process(store)), Followers(in_process(store))]
         enrolled: dict[str, list[NewTemplate]] = {}
         for step in [*steps, "search"]:
             subject = f"s{rng.integers(6)}"
@@ -242,7 +242,7 @@ def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> Non
     for i in range(20):
         store.enrol(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
     store.enrol(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
-    ((hit,),), compared = Followers(store, exact_index).of(gallery).search(probe, 1)
+    ((hit,),), compared = Followers(in_process(store)).of(gallery).search(probe, 1)
     assert (store.subjects_by_pk([hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
     assert hit.similarity == pytest.approx(0.75, abs=1e-5)
 
@@ -251,7 +251,7 @@ def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
     store: Store, rng: np.random.Generator
 ) -> None:
     gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-    here, elsewhere = Followers(store, exact_index), Followers(store, exact_index)
+    here, elsewhere = Followers(in_process(store)), Followers(in_process(store))
     store.enrol(gallery, "a", [template(v) for v in unit(rng.normal(size=(2, DIMENSION)))], None)
     vectors, _ = store.subject_vectors(gallery, "a")
     for followers in (here, elsewhere):
@@ -264,7 +264,7 @@ def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
 
 
 def test_a_template_moved_is_another_persons(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
-    here, there = Followers(store, exact_index).of(gallery), Followers(store, exact_index).of(gallery)
+    here, there = Followers(in_process(store)).of(gallery), Followers(in_process(store)).of(gallery)
     vectors = unit(rng.normal(size=(3, DIMENSION)))
     new = [template(vector) for vector in vectors]
     store.enrol(gallery, "a", new[:2], None)
@@ -307,3 +307,8 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
     store.delete_template(gallery, "c", store.list_templates(gallery, "c")[0].id)
     found = store.gallery("g")
     assert (found.subjects, found.templates) == (2, 2)
+
+
+def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="sqlite or postgresql"):
+        open_engine("mysql://localhost/kith")

@@ -33,10 +33,10 @@ from service.errors import ImportFileError, ItemError, RecogniserMismatchError, 
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
-from service.gallery.faiss_index import exact_index
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.importing import Format, Import, Report, export
+from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.gallery.transfer import Header, Items, check
@@ -175,7 +175,7 @@ def test_a_template_without_an_id_has_one_that_follows_from_what_it_is(place: Pl
 @pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
 def test_followers_see_what_was_imported(database_url: DatabaseUrl, rng: np.random.Generator, fusion: Fusion) -> None:
     place = Place(database_url(), fusion=fusion)
-    followers = Followers(place.store, exact_index)
+    followers = Followers(in_process(place.store))
     one, other, third = (vector(rng) for _ in range(3))
     place.take(line("one", one))
     assert followers.of(place.gallery).search(one[None], 1)[1] == 1
@@ -371,8 +371,9 @@ def big_file(path: Path, count: int, dimension: int) -> None:
             nothing: list[None] = [None] * n
             ids = [uuid.UUID(int=start + i).hex for i in range(n)]
             names = [f"s{start + i}" for i in range(n)]
-            columns: list[Any] = [names, *[nothing] * 5, ids, *[nothing] * 5, vectors, np.ones(n, np.bool_)]
-            items = Items(range(start + 1, start + n + 1), *columns)
+            numbers = range(start + 1, start + n + 1)
+            columns: list[Any] = [numbers, names, *[nothing] * 5, ids, *[nothing] * 5, vectors, np.ones(n, np.bool_)]
+            items = Items(*columns)
             file.write(writer.write(items))
         file.write(writer.end())
 
