@@ -47,8 +47,8 @@ class Node:
     """A store, and indexes that follow it."""
 
     def __init__(self, url: str, unlocked: bool = False) -> None:
-        engine = open_engine(url)
-        self.store = Store((Unlocked if unlocked else Database)(engine))
+        self.engine = open_engine(url)
+        self.store = Store((Unlocked if unlocked else Database)(self.engine))
         self.followers = Followers(in_process(self.store))
 
     def __enter__(self) -> Self:
@@ -189,6 +189,7 @@ class Writer:
 
     def __init__(self, task: Task, counters: Any) -> None:
         self.said: list[Asked | Answered | str] = []
+        self._spoken = threading.Event()
         pipe, theirs = CONTEXT.Pipe(duplex=False)
         self.process = CONTEXT.Process(target=_write, args=(task, counters, theirs), daemon=True)
         self.process.start()
@@ -200,8 +201,13 @@ class Writer:
         while True:
             try:
                 self.said.append(pipe.recv())
-            except EOFError:
+            except (EOFError, OSError):  # the latter: in the middle of a word
                 return
+            finally:
+                self._spoken.set()
+
+    def wait_for_a_word(self) -> None:
+        assert self._spoken.wait(ANSWER_TIMEOUT_S)
 
     def kill(self) -> None:
         self.process.kill()

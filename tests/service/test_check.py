@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from models.recognition import unit
 from service.cli import app
+from service.errors import StorageDamagedError
 from service.gallery.check import open_check
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, DatabaseCheck
 from service.gallery.subjects import GallerySettings, NewTemplate
@@ -191,5 +192,7 @@ def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
     path.write_bytes(content)
+    with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
+        node.store.snapshot(node.store.gallery("g"))
     assert found(f"sqlite:///{path}") == {"pages": False}
     assert found(f"sqlite:///{path}", repair=True) == {"pages": False}

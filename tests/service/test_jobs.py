@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -162,8 +162,14 @@ def test_of_many_claims_at_once_each_job_gets_one(url: str, store: JobStore, gal
 # The runner
 
 
-def run_until(store: JobStore, job: Job, *runners: Runner, during: Callable[[], Awaitable[None]] | None = None) -> Job:
-    """Run until the job is finished; returns it."""
+def run_until(
+    store: JobStore,
+    job: Job,
+    *runners: Runner,
+    during: Callable[[], Awaitable[None]] | None = None,
+    others: Sequence[Job] = (),
+) -> Job:
+    """Run until the job is finished, and the others; returns it."""
 
     async def main() -> None:
         async with asyncio.timeout(WAIT_S):
@@ -175,7 +181,7 @@ def run_until(store: JobStore, job: Job, *runners: Runner, during: Callable[[], 
                     await (during() if during else finished())
 
     async def finished() -> None:
-        while await asyncio.to_thread(store.unfinished, [job.id]):
+        while await asyncio.to_thread(store.unfinished, [job.id, *(other.id for other in others)]):
             await asyncio.sleep(0.01)
 
     asyncio.run(main())
@@ -197,8 +203,9 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
 
     others = JobStore(Database(open_engine(url)))
     made = [store.create(gallery, "work", {}) for _ in range(8)]
-    ended = [run_until(store, job, runner(store, work), runner(others, work)) for job in made]
+    run_until(store, made[-1], runner(store, work), runner(others, work), others=made)
     others._database.close()
+    ended = [store.job(job.id) for job in made]
     assert {job.state for job in ended} == {"succeeded"}
     assert sorted(runs) == sorted(job.id for job in made)
 
