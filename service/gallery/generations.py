@@ -299,6 +299,12 @@ class Generations:
                 _tally(connection, gallery, generation, by_crop=len(rows))
             return record_in(connection, job, outcomes, seconds)
 
+    def knows(self, generation: int, subject_pk: int) -> bool:
+        """Whether a subject has a template with this generation's vector."""
+        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, _has(generation)).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).first() is not None
+
     def unseen(self, gallery: Gallery, generation: int, subject_pk: int) -> bool:
         """Whether a subject has a template that only a sight of it can give this generation's vector."""
         with self._database.read() as connection:
