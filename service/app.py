@@ -17,12 +17,25 @@ from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, jobs, migrate, problems, risk, subjects, system
+from service.api import (
+    faces,
+    galleries,
+    hygiene,
+    identify,
+    jobs,
+    migrate,
+    problems,
+    risk,
+    subjects,
+    system,
+    transfer,
+)
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
 from service.drift import Watches
+from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
@@ -98,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
                         watches,
                         Telemetry(watches),
                         runner,
+                        BulkStore(database),
                     )
                     for served in recognisers:
                         log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
@@ -111,7 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, migrate, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, migrate, transfer, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
 import tempfile
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from models.errors import ModelError
@@ -369,6 +372,67 @@ def gallery_check(
             console.print("all is well")
     if not all(finding.repaired for finding in findings):
         raise typer.Exit(1)
+
+
+@gallery_app.command("export")
+def gallery_export(
+    name: str,
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson, FILE.ndjson.gz or FILE.parquet.")],
+    embeddings: Annotated[bool, typer.Option(help="Without: subjects and metadata alone.")] = True,
+    crops: Annotated[bool, typer.Option("--crops", help="With the faces that the gallery keeps.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+) -> None:
+    """Write a gallery as it is at this moment to a file."""
+    kind = _transfer_format(file)
+    unfinished = file.with_name(file.name + ".part")
+    with connect(url, api_key) as kith, unfinished.open("wb") as plain:
+        packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
+        with packed or nullcontext(plain) as to:
+            for piece in kith.export_gallery(name, kind, embeddings=embeddings, crops=crops):
+                to.write(piece)
+    unfinished.replace(file)
+    print(f"wrote {file}, {file.stat().st_size:,} bytes")
+
+
+@gallery_app.command("import")
+def gallery_import(
+    name: str,
+    file: Annotated[Path, typer.Argument(help="As export writes, or your own.", exists=True, dir_okay=False)],
+    create: Annotated[bool, typer.Option("--create", help="Make the gallery if there is none.")] = False,
+    recogniser: Annotated[
+        str | None, typer.Option(help="Whose vectors these are, where the file does not say.")
+    ] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a file's people into a gallery; exit 1 if an item was refused. Run again to resume: templates are taken
+    once."""
+    _transfer_format(file)
+    with connect(url, api_key) as kith, Progress(console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("sending", total=file.stat().st_size)
+        progress = partial(shown.advance, bar)
+        report = kith.import_gallery(name, file, create=create, recogniser=recogniser, progress=progress)
+    if as_json:
+        _print_json(report)
+    else:
+        print(
+            f"{report.templates} templates of {report.subjects} new subjects imported, {report.present} were there, "
+            f"{report.refused} refused"
+        )
+        for refusal in report.refusals:
+            print(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}")
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
+    if file.suffix == ".parquet":
+        return "parquet"
+    if file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
+        return "ndjson"
+    raise typer.BadParameter(f"{file.name}: expected .ndjson, .ndjson.gz or .parquet", param_hint="FILE")
 
 
 @gallery_app.command("delete")

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
@@ -29,6 +29,7 @@ from service.api.schemas import (
     HealthOut,
     HygieneOut,
     IdentifyOut,
+    ImportOut,
     JobItemOut,
     JobItemsOut,
     JobOut,
@@ -43,6 +44,7 @@ from service.api.schemas import (
 Photo = Path | str | bytes
 Vector = NDArray[np.floating[Any]] | Sequence[float]
 Answer = TypeVar("Answer", bound=BaseModel)
+PIECE_BYTES = 1_000_000
 RETRIED = frozenset({429, 503})
 
 
@@ -87,6 +89,7 @@ class Kith:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         self._attempts = attempts
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -200,6 +203,47 @@ class Kith:
     def finish_migration(self, gallery: str, force: bool = False) -> MigrationOut:
         """Keep only the vectors that answer now."""
         return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/finish", json={"force": force})
+
+    def import_gallery(
+        self,
+        gallery: str,
+        file: Path | str,
+        *,
+        create: bool = False,
+        recogniser: str | None = None,
+        skip: int = 0,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> ImportOut:
+        """Send a file (.ndjson, .ndjson.gz, .parquet); what is there already is passed over, so that a broken
+        connection costs nothing but the sending. ``progress`` is told of bytes sent."""
+        path = Path(file)
+        headers = {"Content-Type": _media_type(path)} | ({"Content-Encoding": "gzip"} if path.suffix == ".gz" else {})
+        params = {"create": create, "skip": skip} | ({} if recogniser is None else {"recogniser": recogniser})
+        return self._send(
+            ImportOut,
+            "POST",
+            f"{_path(gallery)}/import",
+            params=params,
+            headers=headers,
+            content=_FilePieces(path, progress),
+            timeout=httpx.Timeout(self._timeout_s, read=None, write=None),  # the answer comes after the work
+        )
+
+    def export_gallery(
+        self,
+        gallery: str,
+        kind: Literal["ndjson", "parquet"] = "ndjson",
+        *,
+        embeddings: bool = True,
+        crops: bool = False,
+    ) -> Iterator[bytes]:
+        """Pieces of a file of the gallery at one moment."""
+        params: dict[str, Any] = {"format": kind, "embeddings": embeddings, "crops": crops}
+        with self._http.stream("GET", f"{_path(gallery)}/export", params=params) as response:
+            if not response.is_success:
+                response.read()
+                raise KithClientError(response.status_code, _problem(response))
+            yield from response.iter_bytes()
 
     # Subjects
 
@@ -339,6 +383,25 @@ class Kith:
                     raise KithClientError(response.status_code, _problem(response))
             time.sleep(0.2 * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class _FilePieces:
+    """Can be sent again."""
+
+    def __init__(self, path: Path, progress: Callable[[int], object]) -> None:
+        self._path = path
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+                self._progress(len(piece))
+
+
+def _media_type(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    return "application/vnd.apache.parquet" if name.endswith(".parquet") else "application/x-ndjson"
 
 
 def _problem(response: httpx.Response) -> Mapping[str, Any]:

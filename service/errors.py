@@ -162,6 +162,23 @@ class IdempotencyConflictError(KithError):
     remedy = "Use a new key for a new request."
 
 
+class ImportFileError(KithError):
+    """The file as a whole; what was taken of it before stays."""
+
+    status, code, title = 422, "import_invalid", "The file cannot be imported"
+    remedy = "See docs/galleries.md for the two formats; what was imported already is passed over the next time."
+
+
+class ItemError(KithError):
+    status, code, title = 422, "item_invalid", "This item of the file cannot be imported"
+    remedy = "Correct the item and send the file again: what is there already is passed over."
+
+
+class TemplateConflictError(KithError):
+    status, code, title = 409, "template_conflict", "There is another template of this id"
+    remedy = "Delete the one that is enrolled, or leave this item's template id out."
+
+
 class RiskUncalibratedError(KithError):
     status, code, title = 409, "risk_uncalibrated", "Too little is known of strangers, so a risk has no threshold"
     remedy = (
@@ -218,6 +235,13 @@ class StorageDamagedError(StorageError):
 class IndexUnavailableError(KithError):
     status, code, title = 503, "index_unavailable", "The search index cannot be used at the moment"
     remedy = "Try again; whoever is enrolled will be found once the index answers."
+
+
+class BackupError(KithError):
+    """A backup that cannot be made or restored."""
+
+    code, title = "backup", "The backup cannot be used"
+    remedy = "Nothing was changed."
 
 
 class SettingsError(KithError):

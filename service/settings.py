@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_import_bytes: int = Field(
+        100_000_000_000,
+        ge=1_000_000,
+        description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
+    )
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 

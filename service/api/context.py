@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from models.runtime import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
+from service.gallery.bulk import BulkStore
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
@@ -41,6 +42,7 @@ class Context:
     watches: Watches
     telemetry: Telemetry
     jobs: Runner
+    bulk: BulkStore
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

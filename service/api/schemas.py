@@ -676,3 +676,18 @@ class ModelsOut(ModelOut):
 class HealthOut(BaseModel):
     status: Literal["ok"] = "ok"
     version: str
+
+
+class ImportRefusalOut(BaseModel):
+    item: int = Field(description="The line of the file, in Parquet the row, from 1.")
+    error: Problem
+
+
+class ImportOut(BaseModel):
+    gallery: str
+    items: int = Field(description="Read.")
+    subjects: int = Field(description="Created.")
+    templates: int = Field(description="Stored, all on disk.")
+    present: int = Field(description="Templates that were there already.")
+    refused: int
+    refusals: list[ImportRefusalOut] = Field(description="The first thousand.")

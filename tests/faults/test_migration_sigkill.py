@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +81,8 @@ def killed(server: Server, step: Step, delay_s: float) -> bool:
     told: list[MigrationOut] = []
 
     def ask() -> None:
-        with server.client() as kith:
-            try:
-                told.append(step(kith))
-            except KithClientError:
-                pass
+        with server.client() as kith, suppress(KithClientError):
+            told.append(step(kith))
 
     asking = threading.Thread(target=ask)
     asking.start()
