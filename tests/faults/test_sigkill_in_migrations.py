@@ -134,8 +134,8 @@ def also(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return projected_pack(tmp_path_factory.mktemp("packs")).directory
 
 
-def test_a_migration_killed_midway_goes_on(database_url: DatabaseUrl, also: Path, tally: Tally) -> None:
-    url, rng = database_url(), np.random.default_rng()
+def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also: Path, tally: Tally) -> None:
+    url, rng = some_database_url(), np.random.default_rng()
     with Place(url, also) as place:
         first = place.recognisers.default
         settings = GallerySettings(fusion="max", keep_crops=True)
