@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -36,6 +35,7 @@ from service.enrolment import (
     check_vectors,
     choose_face,
     new_template,
+    seen_by_other,
     template_from_face,
 )
 from service.errors import GalleryMovedError, KithError, TemplateNotFoundError
@@ -198,10 +198,7 @@ async def _examine(
             if isinstance(item, Photo):
                 face = choose_face(item, body.face)
                 result.face = without_vector(face_out(face, gallery.settings.quality_gate))
-                template = template_from_face(face, gallery, overrides)
-                if gallery.other and other and face.other_crop is not None:
-                    (seen,) = await other.batcher.submit([face.other_crop])
-                    template = replace(template, others={gallery.other.number: seen})
+                template = await seen_by_other(template_from_face(face, gallery, overrides), face, gallery, other)
             else:
                 template = new_template(item)
             await kith.run(
