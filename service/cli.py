@@ -222,9 +222,11 @@ def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key =
 
 @gallery_app.command("stats")
 def gallery_stats(name: str, url: Url = None, api_key: Key = None) -> None:
-    """One gallery's settings and counts, as JSON."""
+    """One gallery's settings and counts, and the index that serves its searches, as JSON."""
     with connect(url, api_key) as kith:
-        _print_json(kith.gallery(name))
+        answer = kith.gallery(name).model_dump(mode="json", exclude_none=True)
+        stats = kith.stats(name).index.model_dump(mode="json", exclude_none=True)
+    print(json.dumps({**answer, "index": {"setting": answer["index"], **stats}}, indent=2))
 
 
 @gallery_app.command("risk")
