@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test bench bench-accuracy bench-fusion bench-hygiene bench-open-set clean
+.PHONY: setup demo run test bench bench-accuracy bench-fusion bench-gallery bench-hygiene bench-open-set clean
 
 setup: $(INSTALLED)
 
@@ -44,6 +44,9 @@ bench-hygiene: setup
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion
+
+bench-gallery: setup
+	$(BIN)/python -m bench.gallery
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

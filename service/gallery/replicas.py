@@ -131,7 +131,9 @@ class Following(ABC):
 
     def _load(self) -> None:
         snapshot = self._store.snapshot(self._gallery)
-        self._index.load(self._rows(snapshot), snapshot.sequence)
+        rows, sequence = self._rows(snapshot), snapshot.sequence
+        del snapshot  # the index copies what it keeps: never three of each
+        self._index.load(rows, sequence)
         self._loaded = True
 
     @abstractmethod
