@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test bench bench-accuracy bench-fusion bench-gallery bench-hygiene bench-open-set clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-gallery bench-hygiene bench-open-set clean
 
 setup: $(INSTALLED)
 
@@ -28,6 +28,10 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/pytest
+
+# The long version of what breaks: docs/faults.md.
+test-faults: setup
+	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
 bench: setup
 	$(BIN)/python -m bench.request

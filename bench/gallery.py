@@ -453,15 +453,16 @@ def text(report: Row) -> str:
             f"{order['busy_p50_ms']:.1f} ms (quiet {order['quiet_p50_ms']:.1f}), p99 {order['busy_p99_ms']:.1f}, "
             f"longest {order['longest_ms']:.1f}: a stall of {order['stall_ms']:.1f} ms.",
             f"\nFollowing SQLite with {log['templates']:,} templates: the first search takes "
-            f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the highest. A search takes "
-            f"{log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after another process enrolled "
-            f"{log['after_others_write_ms']:.2f} ms (p99 {log['after_others_write_p99_ms']:.2f}): a lag of "
+            f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the "
+            f"highest. A search takes {log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after "
+            f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 {log['after_others_write_p99_ms']:.2f}): a lag of "
             f"{log['lag_ms']:.2f} ms. Enrol {log['enrol_p50_ms']:.2f} ms (p99 {log['enrol_p99_ms']:.2f}), delete "
             f"{log['delete_p50_ms']:.2f} ms (p99 "
             f"{log['delete_p99_ms']:.2f}), each flushed to disk.",
             f"\n{small['galleries']:,} galleries of {small['people']} people: {small['times_raw']:.2f} times the raw "
             f"vectors resident; a gallery's first search {small['first_p50_ms']:.2f} ms (p99 "
-            f"{small['first_p99_ms']:.2f}), later ones {small['again_p50_ms']:.2f} ms (p99 {small['again_p99_ms']:.2f}).\n",
+            f"{small['first_p99_ms']:.2f}), later ones {small['again_p50_ms']:.2f} ms (p99 "
+            f"{small['again_p99_ms']:.2f}).\n",
         ]
     )
 

@@ -182,7 +182,7 @@ def judge_gallery(pack: ModelPack, people: People, chosen: Ints, templates: int,
         gallery = enrol(store, pack, {int(i): people.photos[i][:templates] for i in chosen})
         stored = risks.refresh(gallery.name)
         gallery = store.gallery(gallery.name)
-        calibration, known = risks.calibration, risks.of(gallery)
+        calibration, known = risks.calibration(gallery), risks.of(gallery)
         assert calibration is not None and known is not None and known.source == "both"  # noqa: S101
         curves = {
             "pack": calibration.curve,
@@ -215,7 +215,7 @@ def service(pack: ModelPack) -> Iterator[tuple[Store, Followers, GalleryRisks]]:
     assert pack.calibration is not None  # noqa: S101 - every pack here has one
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Database(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}")))
-        risks = GalleryRisks(store, pack.recognition.fingerprint(), Calibration.from_document(pack.calibration))
+        risks = GalleryRisks(store, {pack.recognition.fingerprint(): Calibration.from_document(pack.calibration)})
         yield store, Followers(in_process(store)), risks
         risks.close()
         store.close()

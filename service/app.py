@@ -5,33 +5,57 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
-from models.pack import load_pack
+from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
-from service.api import faces, galleries, hygiene, identify, problems, risk, subjects, system
+from service.api import (
+    faces,
+    galleries,
+    hygiene,
+    identify,
+    jobs,
+    migrate,
+    problems,
+    risk,
+    subjects,
+    system,
+    transfer,
+)
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.batching import Batcher
 from service.drift import Watches
+from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
+from service.gallery.generations import Generations
+from service.gallery.job_store import JobStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
+from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
+from service.jobs import JobKind, Runner
+from service.migration import Migrations
 from service.pipeline import Pipeline
+from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
+from service.shadow import Shadow
 from service.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_index import IndexKind
+    from service.gallery.milvus_replica import MilvusEngine
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -43,61 +67,94 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pack = load_pack(settings.pack_path)
-        pack.verify()
+        packs = read_packs(settings.pack_paths)
+        pack = packs[0]
         detection = Network(pack.detection.path, settings.provider, settings.threads)
-        recognition = Network(pack.recognition.path, settings.provider, settings.threads)
         detector = Detector(detection, pack.detection, settings.detection_score)
-        recogniser = Recogniser(recognition, pack.recognition)
-        calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-        store = Store(Database(open_engine(settings.sql_url)))
-        followers = Followers(in_process(store, InProcess(settings.index_device)), settings.index_memory)
-        risks = GalleryRisks(store, recogniser.fingerprint, calibration)
-        watches = Watches(calibration)
+        database = Database(open_engine(settings.sql_url))
+        store = Store(database)
+        milvus = _milvus(settings, database)
+        here = InProcess(settings.index_device)
+        followers = Followers(in_process(store, here) if milvus is None else milvus.replica, settings.index_memory)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
                 Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
-                Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed,
+                AsyncExitStack() as opened,
             ):
+                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, settings)) for p in packs])
+                calibrations = {served.fingerprint: served.calibration for served in recognisers}
+                risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
+                opened.callback(risks.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
                     detect,
-                    embed,
-                    recogniser.alignment,
                     followers,
                     risks,
                     limits,
                     settings.max_faces,
                     threads,
                 )
-                app.state.context = Context(
-                    settings,
-                    pack,
-                    detection,
-                    recognition,
-                    recogniser,
-                    store,
-                    followers,
-                    pipeline,
-                    watches,
-                    Telemetry(watches),
-                )
-                log.info("serving %s on %s", pack.model_id, recognition.providers[0])
-                yield
-        risks.close()
+                generations = Generations(database)
+                shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                kinds: dict[str, JobKind] = Migrations(store, generations, recognisers, risks).kinds()
+                async with Runner(JobStore(database), kinds) as runner:
+                    app.state.context = Context(
+                        settings,
+                        detection,
+                        recognisers,
+                        store,
+                        generations,
+                        shadow,
+                        followers,
+                        milvus,
+                        pipeline,
+                        watches,
+                        Telemetry(watches),
+                        runner,
+                        BulkStore(database),
+                    )
+                    for served in recognisers:
+                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                    yield
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
 
     app = FastAPI(
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, system):
+    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, migrate, transfer, system):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
+
+
+def _milvus(settings: Settings, database: Database) -> MilvusEngine | None:
+    if settings.milvus_uri is None:
+        return None
+    from service.gallery.milvus_index import MilvusOptions  # an extra, and slow to import
+    from service.gallery.milvus_replica import MilvusEngine
+
+    token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
+    options = MilvusOptions(
+        settings.milvus_uri, token, cast("IndexKind", settings.milvus_index), settings.milvus_prefix
+    )
+    milvus = MilvusEngine(options, SharedIndexes(database))
+    milvus.start()
+    return milvus
+
+
+@asynccontextmanager
+async def _serve(pack: ModelPack, settings: Settings) -> AsyncIterator[Served]:
+    network = Network(pack.recognition.path, settings.provider, settings.threads)
+    recogniser = Recogniser(network, pack.recognition)
+    calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
+    async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:
+        yield Served(pack, network, recogniser, calibration, embed)
 
 
 def _document(app: FastAPI) -> None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from models.errors import ModelError
-from service import model_commands
+from service import job_commands, migration_commands, model_commands
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
+from service.connection import AsJson, Key, Url, connect
 from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
@@ -35,31 +37,11 @@ PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".
 app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
 gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
+app.add_typer(job_commands.app, name="jobs")
 app.add_typer(model_commands.app, name="models")
 
-Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
-Key = Annotated[
-    str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url (the server's KITH_API_KEY).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
 Fpir = Annotated[float | None, typer.Option(help="Accepted false positive identification rate.")]
-
-
-@contextmanager
-def connect(url: str | None, key: str | None) -> Iterator[Kith]:
-    """A client of ``url``, or of a service that runs as long as the command."""
-    if url is not None:
-        with Kith(url, key) as kith:
-            yield kith
-        return
-    # Imported here and below: doctor must run where what serving needs is broken or absent.
-    from service.server import embedded
-
-    settings = load_settings()
-    own_key = settings.api_key.get_secret_value() if settings.api_key else None
-    with embedded(settings) as own, Kith(own, own_key) as kith:
-        yield kith
 
 
 @app.command(name="serve")
@@ -275,7 +257,7 @@ def calibrate_command(gallery: Gallery, url: Url = None, api_key: Key = None, as
 
 @gallery_app.command("audit")
 def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
-    """How the gallery's threshold moved by itself, latest first."""
+    """How the gallery's threshold moved by itself, and what else was done to it, latest first."""
     with connect(url, api_key) as kith:
         lines = list(kith.audit(name))
     if as_json:
@@ -283,8 +265,8 @@ def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJs
         return
     table = Table("When (UTC)", "What", "Risk", "Before", "After", "Subjects", "Pairs")
     for line in lines:
-        before, after = line.details["before"] or {}, line.details["after"] or {}
-        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details["risk"].items())
+        before, after = (line.details.get(side) or {} for side in ("before", "after"))
+        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details.get("risk", {}).items())
         moved = (str(side.get("threshold", "")) for side in (before, after))
         evidence = (str(after.get(count, "")) for count in ("subjects", "pairs"))
         table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", line.event, risk, *moved, *evidence)
@@ -361,6 +343,98 @@ def gallery_hygiene(
         console.print(f"{kind.replace('_', ' ')}: {action}", highlight=False)
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
     console.print(f"{len(report.findings)} shown of {counts}" if counts else "nothing found", highlight=False)
+
+
+gallery_app.command("migrate")(migration_commands.migrate)
+
+
+@gallery_app.command("check")
+def gallery_check(
+    name: Annotated[str | None, typer.Argument(help="Which gallery; default: all.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
+    data directory's), also while services run on it; exit 1 if something is left to do."""
+    from service.gallery.check import open_check
+
+    with open_check(load_settings().sql_url) as check:
+        findings = list(check.findings(name, repair))
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        console = Console()
+        for found in findings:
+            where = f"gallery {found.gallery}" if found.gallery else "database"
+            state = "repaired" if found.repaired else "--repair mends it" if found.mendable else "to be done by hand"
+            console.print(
+                f"{where}: {found.kind} ({found.count}): {found.what}. {found.action} [{state}]", markup=False
+            )
+        if not findings:
+            console.print("all is well")
+    if not all(finding.repaired for finding in findings):
+        raise typer.Exit(1)
+
+
+@gallery_app.command("export")
+def gallery_export(
+    name: str,
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson, FILE.ndjson.gz or FILE.parquet.")],
+    embeddings: Annotated[bool, typer.Option(help="Without: subjects and metadata alone.")] = True,
+    crops: Annotated[bool, typer.Option("--crops", help="With the faces that the gallery keeps.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+) -> None:
+    """Write a gallery as it is at this moment to a file."""
+    kind = _transfer_format(file)
+    unfinished = file.with_name(file.name + ".part")
+    with connect(url, api_key) as kith, unfinished.open("wb") as plain:
+        packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
+        with packed or nullcontext(plain) as to:
+            for piece in kith.export_gallery(name, kind, embeddings=embeddings, crops=crops):
+                to.write(piece)
+    unfinished.replace(file)
+    print(f"wrote {file}, {file.stat().st_size:,} bytes")
+
+
+@gallery_app.command("import")
+def gallery_import(
+    name: str,
+    file: Annotated[Path, typer.Argument(help="As export writes, or your own.", exists=True, dir_okay=False)],
+    create: Annotated[bool, typer.Option("--create", help="Make the gallery if there is none.")] = False,
+    recogniser: Annotated[
+        str | None, typer.Option(help="Whose vectors these are, where the file does not say.")
+    ] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a file's people into a gallery; exit 1 if an item was refused. Run again to resume: templates are taken
+    once."""
+    _transfer_format(file)
+    with connect(url, api_key) as kith, Progress(console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("sending", total=file.stat().st_size)
+        progress = partial(shown.advance, bar)
+        report = kith.import_gallery(name, file, create=create, recogniser=recogniser, progress=progress)
+    if as_json:
+        _print_json(report)
+    else:
+        print(
+            f"{report.templates} templates of {report.subjects} new subjects imported, {report.present} were there, "
+            f"{report.refused} refused"
+        )
+        for refusal in report.refusals:
+            print(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}")
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
+    if file.suffix == ".parquet":
+        return "parquet"
+    if file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
+        return "ndjson"
+    raise typer.BadParameter(f"{file.name}: expected .ndjson, .ndjson.gz or .parquet", param_hint="FILE")
 
 
 @gallery_app.command("delete")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
     AuditOut,
@@ -29,7 +30,12 @@ from service.api.schemas import (
     HealthOut,
     HygieneOut,
     IdentifyOut,
-    ModelOut,
+    ImportOut,
+    JobItemOut,
+    JobItemsOut,
+    JobOut,
+    JobsOut,
+    ModelsOut,
     SubjectOut,
     SubjectsOut,
     TemplatesOut,
@@ -39,6 +45,7 @@ from service.api.schemas import (
 Photo = Path | str | bytes
 Vector = NDArray[np.floating[Any]] | Sequence[float]
 Answer = TypeVar("Answer", bound=BaseModel)
+PIECE_BYTES = 1_000_000
 RETRIED = frozenset({429, 503})
 
 
@@ -83,6 +90,7 @@ class Kith:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         self._attempts = attempts
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -100,15 +108,23 @@ class Kith:
     def detect(self, *photos: Photo) -> FacesOut:
         return self._send(FacesOut, "POST", "/v1/detect", files=_parts(photos))
 
-    def embed(self, *photos: Photo) -> FacesOut:
-        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos))
+    def embed(self, *photos: Photo, model: str | None = None) -> FacesOut:
+        """``model``: of a pack, or its recogniser's fingerprint; default: the server's."""
+        options = {"request": json.dumps({"model": model})} if model else {}
+        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos), data=options)
 
     def verify(
-        self, a: Photo | Vector | tuple[str, str], b: Photo | Vector | tuple[str, str], **risk: Any
+        self,
+        a: Photo | Vector | tuple[str, str],
+        b: Photo | Vector | tuple[str, str],
+        model: str | None = None,
+        **risk: Any,
     ) -> VerifyOut:
         """Compare two of: a photo, an embedding, a (gallery, subject). ``risk`` is one of fmr=, fpir=, preset=,
-        threshold=."""
+        threshold=; ``model`` as in :meth:`embed`."""
         options: dict[str, Any] = {"risk": risk} if risk else {}
+        if model is not None:
+            options["model"] = model
         files: list[tuple[str, tuple[str, bytes]]] = []
         for name, side in (("a", a), ("b", b)):
             if isinstance(side, tuple):
@@ -124,7 +140,7 @@ class Kith:
     # Galleries
 
     def create_gallery(self, name: str, **settings: Any) -> GalleryOut:
-        """``settings``: risk={"fpir": 0.001}, quality_gate={...}, review_factor, min_margin,
+        """``settings``: risk={"fpir": 0.001}, quality_gate={...}, review_factor, min_margin, keep_crops,
         fusion="max" | "mean_top_k" | "centroid" | "quality_weighted"."""
         return self._send(GalleryOut, "POST", "/v1/galleries", json={"name": name, **settings})
 
@@ -169,6 +185,69 @@ class Kith:
             yield from page.lines
             if (cursor := page.next) is None:
                 return
+
+    # Moving to another recogniser
+
+    def migrate(self, gallery: str, to: str, on_sight: bool = False) -> MigrationOut:
+        """Begin to move a gallery to another served pack (its name, or its recogniser's fingerprint), in its shadow."""
+        return self._send(MigrationOut, "POST", _migrate(gallery), json={"to": to, "on_sight": on_sight})
+
+    def migration(self, gallery: str) -> MigrationOut:
+        """How far it is, and how the shadow would have answered."""
+        return self._send(MigrationOut, "GET", _migrate(gallery))
+
+    def cut_over(self, gallery: str, **options: Any) -> MigrationOut:
+        """Let the new recogniser answer. ``options``: min_share=0.99, force, risk={"fpir": 0.001}."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/cut-over", json=options)
+
+    def roll_back(self, gallery: str) -> MigrationOut:
+        """Let the recogniser before answer again."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/roll-back")
+
+    def finish_migration(self, gallery: str, force: bool = False) -> MigrationOut:
+        """Keep only the vectors that answer now."""
+        return self._send(MigrationOut, "POST", f"{_migrate(gallery)}/finish", json={"force": force})
+
+    def import_gallery(
+        self,
+        gallery: str,
+        file: Path | str,
+        *,
+        create: bool = False,
+        recogniser: str | None = None,
+        skip: int = 0,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> ImportOut:
+        """Send a file (.ndjson, .ndjson.gz, .parquet); what is there already is passed over, so that a broken
+        connection costs nothing but the sending. ``progress`` is told of bytes sent."""
+        path = Path(file)
+        headers = {"Content-Type": _media_type(path)} | ({"Content-Encoding": "gzip"} if path.suffix == ".gz" else {})
+        params = {"create": create, "skip": skip} | ({} if recogniser is None else {"recogniser": recogniser})
+        return self._send(
+            ImportOut,
+            "POST",
+            f"{_path(gallery)}/import",
+            params=params,
+            headers=headers,
+            content=_FilePieces(path, progress),
+            timeout=httpx.Timeout(self._timeout_s, read=None, write=None),  # the answer comes after the work
+        )
+
+    def export_gallery(
+        self,
+        gallery: str,
+        kind: Literal["ndjson", "parquet"] = "ndjson",
+        *,
+        embeddings: bool = True,
+        crops: bool = False,
+    ) -> Iterator[bytes]:
+        """Pieces of a file of the gallery at one moment."""
+        params: dict[str, Any] = {"format": kind, "embeddings": embeddings, "crops": crops}
+        with self._http.stream("GET", f"{_path(gallery)}/export", params=params) as response:
+            if not response.is_success:
+                response.read()
+                raise KithClientError(response.status_code, _problem(response))
+            yield from response.iter_bytes()
 
     # Subjects
 
@@ -238,10 +317,57 @@ class Kith:
             return self._send(IdentifyOut, "POST", path, json=options)
         return self._send(IdentifyOut, "POST", path, files=_parts(photos), data={"request": json.dumps(options)})
 
+    # Jobs
+
+    def job(self, job: str) -> JobOut:
+        return self._send(JobOut, "GET", f"/v1/jobs/{job}")
+
+    def jobs(self, gallery: str | None = None, states: Iterable[str] = ()) -> Iterator[JobOut]:
+        """The latest first; of one gallery, in some states (queued, running, succeeded, failed, cancelled)."""
+        chosen: dict[str, Any] = {"state": list(states)} | ({} if gallery is None else {"gallery": gallery})
+        cursor: int | None = None
+        while True:
+            params = chosen if cursor is None else {**chosen, "cursor": cursor}
+            page = self._send(JobsOut, "GET", "/v1/jobs", params=params)
+            yield from page.jobs
+            if (cursor := page.next) is None:
+                return
+
+    def job_items(self, job: str, failed: bool = False) -> Iterator[JobItemOut]:
+        """What became of each item so far; only those with a problem, if ``failed``."""
+        cursor: str | None = None
+        while True:
+            params = {"failed": failed, "limit": 1000, **_cursor(cursor)}
+            page = self._send(JobItemsOut, "GET", f"/v1/jobs/{job}/items", params=params)
+            yield from page.items
+            if (cursor := page.next) is None:
+                return
+
+    def cancel_job(self, job: str) -> JobOut:
+        """One that runs ends between two items: see ``wait_for``."""
+        return self._send(JobOut, "DELETE", f"/v1/jobs/{job}")
+
+    def wait_for(
+        self, job: str, timeout_s: float | None = None, seen: Callable[[JobOut], None] = lambda job: None
+    ) -> JobOut:
+        """Ask until the job is finished, each answer shown to ``seen``. Raises TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = 0.05
+        while True:
+            found = self.job(job)
+            seen(found)
+            if found.state not in ("queued", "running"):
+                return found
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"job {job} is {found.state} after {timeout_s} s")
+            time.sleep(pause_s)
+            pause_s = min(1.0, pause_s * 1.5)
+
     # Service
 
-    def model(self) -> ModelOut:
-        return self._send(ModelOut, "GET", "/v1/models")
+    def model(self) -> ModelsOut:
+        """The pack of KITH_PACK, and beside it all that are served."""
+        return self._send(ModelsOut, "GET", "/v1/models")
 
     def ready(self) -> HealthOut:
         return self._send(HealthOut, "GET", "/readyz")
@@ -263,6 +389,25 @@ class Kith:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
 
+class _FilePieces:
+    """Can be sent again."""
+
+    def __init__(self, path: Path, progress: Callable[[int], object]) -> None:
+        self._path = path
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+                self._progress(len(piece))
+
+
+def _media_type(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    return "application/vnd.apache.parquet" if name.endswith(".parquet") else "application/x-ndjson"
+
+
 def _problem(response: httpx.Response) -> Mapping[str, Any]:
     try:
         document = response.json()
@@ -274,6 +419,10 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
 def _path(gallery: str, subject: str | None = None) -> str:
     base = f"/v1/galleries/{quote(gallery, safe='')}"
     return base if subject is None else f"{base}/subjects/{quote(subject, safe='')}"
+
+
+def _migrate(gallery: str) -> str:
+    return f"{_path(gallery)}/migrate"
 
 
 def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:

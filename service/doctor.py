@@ -47,10 +47,12 @@ def diagnose(settings: Settings) -> list[Finding]:
     except RuntimeUnavailableError as error:
         return [*findings, Finding("onnxruntime", "error", str(error))]
     try:
-        pack = load_pack(settings.pack_path)
-        pack.verify()
-        findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
-        for path, side in ((pack.detection.path, 256), (pack.recognition.path, pack.recognition.alignment.size_px)):
+        packs = [load_pack(path) for path in settings.pack_paths]
+        for pack in packs:
+            pack.verify()
+            findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
+        networks = [(pack.recognition.path, pack.recognition.alignment.size_px) for pack in packs]
+        for path, side in ((packs[0].detection.path, 256), *networks):
             findings += _run(path, settings.provider, side)
     except ModelError as error:
         findings.append(Finding("pack", "error", str(error)))

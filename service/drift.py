@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
@@ -117,36 +117,38 @@ class Watch:
 
 
 class Watches:
-    """One watch per gallery that was searched since the process started, by its key and name."""
+    """One watch per gallery that was searched since the process started, by its key and name; ``calibrations`` by
+    recogniser, whose similarities are compared with nobody else's."""
 
-    def __init__(self, calibration: Calibration | None) -> None:
-        self._calibration = calibration
-        self._watches: dict[str, tuple[int, Watch]] = {}
+    def __init__(self, calibrations: Mapping[str, Calibration | None]) -> None:
+        self._calibrations = dict(calibrations)
+        self._watches: dict[str, tuple[int, str, Watch]] = {}
         self._dropped: deque[int] = deque(maxlen=WINDOW)
         self._lock = threading.Lock()
 
-    def of(self, gallery_pk: int, name: str) -> Watch:
-        """A gallery's watch. One that was deleted, here or by another process, gives its name to the next."""
+    def of(self, gallery_pk: int, name: str, fingerprint: str) -> Watch:
+        """A gallery's watch, of what one recogniser decided. A gallery that was deleted, here or by another process,
+        gives its name to the next."""
         with self._lock:
-            pk, watch = self._watches.get(name, (-1, None))
-            if watch is not None and pk == gallery_pk:
+            pk, of, watch = self._watches.get(name, (-1, fingerprint, None))
+            if watch is not None and (pk, of) == (gallery_pk, fingerprint):
                 return watch
-            new = Watch(self._calibration)
+            new = Watch(self._calibrations.get(fingerprint))
             # A search that ends after its gallery was deleted must not bring it back.
-            if gallery_pk > pk and gallery_pk not in self._dropped:
-                self._watches[name] = (gallery_pk, new)
+            if gallery_pk >= pk and gallery_pk not in self._dropped:
+                self._watches[name] = (gallery_pk, fingerprint, new)
             return new
 
     def drop(self, gallery_pk: int, name: str) -> None:
         with self._lock:
             self._dropped.append(gallery_pk)
-            if self._watches.get(name, (-1, None))[0] == gallery_pk:
+            if self._watches.get(name, (-1, "", None))[0] == gallery_pk:
                 del self._watches[name]
 
     def drifts(self) -> dict[str, Drift]:
         """By the gallery's name."""
         with self._lock:
-            watches = {name: watch for name, (_, watch) in self._watches.items()}
+            watches = {name: watch for name, (*_, watch) in self._watches.items()}
         return {name: watch.drift() for name, watch in watches.items()}
 
 

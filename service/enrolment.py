@@ -76,7 +76,7 @@ def template_from_face(face: Face, gallery: Gallery, overrides: Overrides) -> Ne
     if reasons and not overrides.allow_low_quality:
         raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
-    return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score)
+    return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score, crop=face.kept)
 
 
 def new_template(vector: Float) -> NewTemplate:
@@ -100,7 +100,7 @@ def check_identity(
     Raises:
         DuplicateSubjectError, InconsistentTemplateError.
     """
-    calibration = pipeline.risks.calibration
+    calibration = pipeline.risks.calibration(gallery)
     if calibration is None:
         return
     try:

@@ -18,6 +18,18 @@ class KithError(Exception):
         self.detail = detail
         self.extra = extra
 
+    def document(self) -> dict[str, Any]:
+        """RFC 9457."""
+        return {
+            "type": f"urn:kith:error:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "remedy": self.remedy,
+            **self.extra,
+        }
+
 
 class InvalidRequestError(KithError):
     status, code, title = 422, "invalid_request", "The request does not fit its description"
@@ -108,7 +120,26 @@ class TemplateNotFoundError(KithError):
 
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
-    remedy = "Serve the gallery's own pack, or enrol its people in a new gallery."
+    remedy = "Serve the gallery's own pack too (KITH_ALSO), or move the gallery to another (docs/migration.md)."
+
+
+class GalleryMovedError(RecogniserMismatchError):
+    """It moved to another recogniser while a request was under way, which is done again."""
+
+
+class MigrationStateError(KithError):
+    status, code, title = 409, "migration_state", "The gallery's migration is not at this point"
+    remedy = "GET .../migrate says where it is; finish or roll back before another one begins."
+
+
+class MigrationIncompleteError(KithError):
+    status, code, title = 409, "migration_incomplete", "Not all templates have vectors of this recogniser"
+    remedy = "Wait for the job, enrol what has no crop anew, or say 'force': what is left out is found by no search."
+
+
+class ModelNotServedError(KithError):
+    status, code, title = 404, "model_not_served", "No such pack is served"
+    remedy = "GET /v1/models lists those that are; KITH_ALSO names further ones."
 
 
 class EmbeddingError(KithError):
@@ -131,12 +162,44 @@ class IdempotencyConflictError(KithError):
     remedy = "Use a new key for a new request."
 
 
+class ImportFileError(KithError):
+    """The file as a whole; what was taken of it before stays."""
+
+    status, code, title = 422, "import_invalid", "The file cannot be imported"
+    remedy = "See docs/galleries.md for the two formats; what was imported already is passed over the next time."
+
+
+class ItemError(KithError):
+    status, code, title = 422, "item_invalid", "This item of the file cannot be imported"
+    remedy = "Correct the item and send the file again: what is there already is passed over."
+
+
+class TemplateConflictError(KithError):
+    status, code, title = 409, "template_conflict", "There is another template of this id"
+    remedy = "Delete the one that is enrolled, or leave this item's template id out."
+
+
 class RiskUncalibratedError(KithError):
     status, code, title = 409, "risk_uncalibrated", "Too little is known of strangers, so a risk has no threshold"
     remedy = (
         'Ask with an explicit threshold: {"threshold": 0.4}; calibrate the pack with kith-train calibrate; or enrol 50 '
         "people or more."
     )
+
+
+# Jobs
+
+
+class JobNotFoundError(KithError):
+    status, code, title = 404, "job_not_found", "There is no such job"
+    remedy = "List the jobs with GET /v1/jobs; finished ones are forgotten after two weeks."
+
+
+class JobCrashedError(KithError):
+    """What the problem of a failed job says; no request is answered with it."""
+
+    code, title = "job_crashed", "The job ended by an error that was not foreseen"
+    remedy = "Start it again, it skips what is done; if it happens again, report it with the job's id."
 
 
 # Load and storage
@@ -149,7 +212,36 @@ class OverloadedError(KithError):
 
 class StorageError(KithError):
     status, code, title = 503, "storage_unavailable", "The database cannot be used at the moment"
+    remedy = (
+        "Try again, under the same Idempotency-Key: should only the answer have been lost, nothing is stored twice."
+    )
+
+
+class StorageBusyError(StorageError):
+    code, title = "storage_busy", "Others were writing to the database for too long"
     remedy = "Try again; nothing of this request was stored."
+
+
+class StorageFullError(StorageError):
+    status, code, title = 507, "storage_full", "The database has no room left"
+    remedy = "Make room on its disk, then try again; nothing of this request was stored. Searches go on meanwhile."
+
+
+class StorageDamagedError(StorageError):
+    status, code, title = 500, "storage_damaged", "The database is damaged"
+    remedy = "Stop the service, run kith gallery check, and restore a backup; nothing of this request was stored."
+
+
+class IndexUnavailableError(KithError):
+    status, code, title = 503, "index_unavailable", "The search index cannot be used at the moment"
+    remedy = "Try again; whoever is enrolled will be found once the index answers."
+
+
+class BackupError(KithError):
+    """A backup that cannot be made or restored."""
+
+    code, title = "backup", "The backup cannot be used"
+    remedy = "Nothing was changed."
 
 
 class SettingsError(KithError):

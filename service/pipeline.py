@@ -16,6 +16,7 @@ from models.alignment import STANDARD, Alignment, align
 from models.detection import Faces
 from models.quality import Quality
 from models.runtime import Float
+from service import crops
 from service.batching import Batcher
 from service.decision import (
     Candidate,
@@ -28,8 +29,9 @@ from service.decision import (
 )
 from service.gallery.follower import Followers
 from service.gallery.risks import GalleryRisks
-from service.gallery.subjects import Gallery
+from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, decode
+from service.recognisers import Served
 
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
@@ -38,13 +40,16 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """One face of a photo; ``vector`` (d,) where it was asked for."""
+    """One face of a photo; where they were asked for, ``vector`` (d,), ``other_crop`` cut for a second recogniser, and
+    ``kept``, to be kept with a template."""
 
     box_xyxy: Float
     landmarks_xy: Float
     score: float
     quality: Quality
     vector: Float | None = None
+    other_crop: Image | None = None
+    kept: Crop | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +83,6 @@ class Pipeline:
     def __init__(
         self,
         detector: Batcher[Image, Faces],
-        recogniser: Batcher[Image, Float],
-        alignment: Alignment,
         followers: Followers,
         risks: GalleryRisks,
         limits: ImageLimits,
@@ -87,8 +90,6 @@ class Pipeline:
         threads: ThreadPoolExecutor,
     ) -> None:
         self._detector = detector
-        self._recogniser = recogniser
-        self._alignment = alignment
         self._followers = followers
         self._limits = limits
         self._max_faces = max_faces
@@ -97,17 +98,27 @@ class Pipeline:
 
     async def detect(self, payload: bytes) -> Photo:
         """Decode a photo and find its faces. Raises ImageError."""
-        photo, _ = await self._faces(payload)
-        return photo
+        return (await self._faces(payload, []))[0]
 
-    async def embed(self, payload: bytes, largest_only: bool = False) -> Photo:
-        """Decode a photo, find its faces, and give each a vector. Raises ImageError."""
-        photo, crops = await self._faces(payload)
+    async def embed(
+        self, payload: bytes, by: Served, also: Served | None = None, largest_only: bool = False, keep: bool = False
+    ) -> Photo:
+        """Decode a photo, find its faces, and give each a vector by one recogniser; cut their crops for another one
+        (``also``), and of the largest face one that can be kept. Raises ImageError."""
+        alignments = [served.recogniser.alignment for served in (by, also) if served is not None]
+        photo, cut = await self._faces(payload, alignments, keep)
         if largest_only and photo.faces:
             row = photo.largest_row()
-            photo, crops = replace(photo, faces=[photo.faces[row]]), crops[row : row + 1]
-        vectors = await self._recogniser.submit(list(crops))
-        return replace(photo, faces=[replace(face, vector=v) for face, v in zip(photo.faces, vectors, strict=True)])
+            photo, cut = replace(photo, faces=[photo.faces[row]]), [faces[row : row + 1] for faces in cut]
+        vectors = await by.batcher.submit(list(cut[0]))
+        others = cut[1] if also is not None else [None] * len(vectors)
+        return replace(
+            photo,
+            faces=[
+                replace(face, vector=vector, other_crop=other)
+                for face, vector, other in zip(photo.faces, vectors, others, strict=True)
+            ],
+        )
 
     async def identify(
         self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None = None
@@ -115,12 +126,19 @@ class Pipeline:
         """Search (q, d) unit vectors and decide each; subjects are named by their key. Raises RiskUncalibratedError."""
         return await self.in_thread(self._identify, gallery, probes, target, k, among)
 
-    async def _faces(self, payload: bytes) -> tuple[Photo, Image]:
+    async def _faces(
+        self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False
+    ) -> tuple[Photo, list[Image]]:
         image = await self.in_thread(decode, payload, self._limits)
         (faces,) = await self._detector.submit([image])
         faces = faces[: self._max_faces]
-        crops, qualities = await self.in_thread(_cut, image, faces, self._alignment)
-        return Photo(image.shape[1], image.shape[0], _as_list(faces, qualities)), crops
+        cut, qualities = await self.in_thread(_cut, image, faces, alignments)
+        photo = Photo(image.shape[1], image.shape[0], _as_list(faces, qualities))
+        if keep and photo.faces:
+            row, largest = photo.largest_row(), photo.largest()
+            kept = await self.in_thread(crops.cut, image, largest.box_xyxy, largest.landmarks_xy)
+            photo.faces[row] = replace(largest, kept=kept)
+        return photo, cut
 
     def _identify(
         self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
@@ -147,11 +165,12 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
-def _cut(image: Image, faces: Faces, alignment: Alignment) -> tuple[Image, list[Quality]]:
+def _cut(image: Image, faces: Faces, alignments: Sequence[Alignment]) -> tuple[list[Image], list[Quality]]:
+    """Crops by each alignment."""
     # Quality is measured on the standard crop, so that its figures mean the same whatever the recogniser.
-    crops = align(image, faces.landmarks_xy)
-    qualities = [quality.measure(crop, points) for crop, points in zip(crops, faces.landmarks_xy, strict=True)]
-    return crops if alignment == STANDARD else align(image, faces.landmarks_xy, alignment), qualities
+    standard = align(image, faces.landmarks_xy)
+    qualities = [quality.measure(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)]
+    return [standard if a == STANDARD else align(image, faces.landmarks_xy, a) for a in alignments], qualities
 
 
 def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:

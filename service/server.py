@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from models.pack import load_pack
 from service.app import create_app
 from service.errors import SettingsError
+from service.recognisers import read_packs
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -25,12 +25,14 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted; requests already accepted are answered first.
 
     Raises:
-        SettingsError: the address is exposed without a key, or cannot be bound.
+        SettingsError: the address is exposed without a key, or cannot be bound, or a package that a setting needs is
+            not installed.
         PackError: the pack cannot be used.
     """
     settings.check_exposure()
+    settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
-    load_pack(settings.pack_path).verify()
+    read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
     _server(settings).run(sockets=[listener])
@@ -39,7 +41,8 @@ def serve(settings: Settings) -> None:
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port for as long as the block runs; gives the URL."""
-    load_pack(settings.pack_path).verify()
+    settings.check_extras()
+    read_packs(settings.pack_paths)
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")
     failure: list[BaseException] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +28,29 @@ class Settings(BaseSettings):
     )
     allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
-    database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
+    database_url: str | None = Field(
+        None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
+    )
+    milvus_uri: str | None = Field(
+        None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
+    )
+    milvus_token: SecretStr | None = Field(None, min_length=1, description="Milvus' token, or USER:PASSWORD.")
+    milvus_index: str = Field(
+        "FLAT",
+        pattern="^(FLAT|HNSW|IVF_FLAT|IVF_SQ8|DISKANN|AUTOINDEX)$",
+        description="Index in Milvus; all but FLAT may miss somebody (docs/scale.md).",
+    )
+    milvus_prefix: str = Field(
+        "kith",
+        pattern="^[a-z][a-z0-9]{0,31}$",
+        description="First word of the collections' names: each database needs its own.",
+    )
     pack: Path = Field(BUNDLED, description="Directory of the model pack, or the name of a pulled or bundled one.")
+    also: str | None = Field(
+        None,
+        description="Further packs whose recognisers are served, directories or names, with commas between; faces are "
+        "found by the detector of KITH_PACK.",
+    )
     models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
     catalog: Path | None = Field(
         None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
@@ -43,6 +65,11 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_import_bytes: int = Field(
+        100_000_000_000,
+        ge=1_000_000,
+        description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
+    )
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
     index_memory: int | None = Field(
         None,
@@ -65,6 +92,12 @@ class Settings(BaseSettings):
         return find_pack(self.pack, self.models_path)
 
     @property
+    def pack_paths(self) -> list[Path]:
+        """Of every pack served, that of KITH_PACK first."""
+        also = [Path(name.strip()) for name in (self.also or "").split(",") if name.strip()]
+        return [self.pack_path, *(find_pack(named, self.models_path) for named in also)]
+
+    @property
     def max_request_bytes(self) -> int:
         """Every photo at its largest, in base64, with room for the rest."""
         return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
@@ -80,6 +113,15 @@ class Settings(BaseSettings):
                 f"refusing to listen on {self.host} without an API key: "
                 "set KITH_API_KEY, or KITH_ALLOW_ANONYMOUS=true if something else guards the service"
             )
+
+    def check_extras(self) -> None:
+        """Refuse settings whose optional packages are not installed.
+
+        Raises:
+            SettingsError: as said.
+        """
+        if self.milvus_uri is not None and find_spec("pymilvus") is None:
+            raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
 
 
 def is_loopback(host: str) -> bool:

@@ -25,6 +25,7 @@ from service.client import Kith
 from service.demo import package_file
 from service.server import embedded
 from service.settings import Settings, load_settings
+from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres
 
 ROOT = Path(__file__).parent.parent
@@ -33,9 +34,10 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
     """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own."""
+    own = ("KITH_DATA", "KITH_REFERENCE", "KITH_DLIB", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("KITH_") and name not in ("KITH_DATA", "KITH_REFERENCE", "KITH_DLIB"):
+            if name.startswith("KITH_") and name not in own:
                 patch.delenv(name)
         yield
 
@@ -175,6 +177,25 @@ def postgres() -> Iterator[Postgres]:
     yield cluster
     cluster.stop("immediate")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def milvus_lite() -> Iterator[MilvusLite]:
+    """Milvus Lite behind a socket, as a server is; who kills it starts it again."""
+    with tempfile.TemporaryDirectory(prefix="kith-milvus-") as folder:
+        server = MilvusLite(Path(folder) / "data")
+        server.start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def milvus_server() -> str:
+    """The URI of a whole Milvus; skips where KITH_TEST_MILVUS does not name one."""
+    uri = os.environ.get("KITH_TEST_MILVUS")
+    if not uri:
+        pytest.skip("KITH_TEST_MILVUS does not name a Milvus server")
+    return uri
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -39,9 +39,10 @@ class Postgres:
         """``mode``: "fast" ends all connections, "immediate" is a crash."""
         self._run("pg_ctl", "-D", str(self._data), "-m", mode, "-w", "stop")
 
-    def create(self, name: str) -> str:
-        """A fresh database; returns its URL."""
-        self._run("createdb", "-h", str(self._socket), "-U", "kith", name)
+    def create(self, name: str, copy_of: str | None = None) -> str:
+        """A fresh database, or a copy of one that nobody uses; returns its URL."""
+        template = [] if copy_of is None else ["-T", copy_of]
+        self._run("createdb", "-h", str(self._socket), "-U", "kith", *template, name)
         return f"postgresql://kith@/{name}?host={quote(str(self._socket), safe='')}"
 
     def _run(self, program: str, *arguments: str) -> None:

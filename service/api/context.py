@@ -8,14 +8,20 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 
 from fastapi import Depends, Request
 
-from models.pack import ModelPack
-from models.recognition import Recogniser
 from models.runtime import Network
 from service.drift import Watches
+from service.errors import GalleryMovedError
+from service.gallery.bulk import BulkStore
 from service.gallery.follower import Followers
+from service.gallery.generations import Generations
+from service.gallery.index import SharedEngine
 from service.gallery.store import Store
+from service.gallery.subjects import Gallery
+from service.jobs import Runner
 from service.pipeline import Pipeline
+from service.recognisers import Recognisers
 from service.settings import Settings
+from service.shadow import Shadow
 from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -25,19 +31,36 @@ Arguments = TypeVarTuple("Arguments")
 @dataclass(frozen=True)
 class Context:
     settings: Settings
-    pack: ModelPack
     detection_network: Network
-    recognition_network: Network
-    recogniser: Recogniser
+    recognisers: Recognisers
     store: Store
+    generations: Generations
+    shadow: Shadow
     followers: Followers
+    shared_engine: SharedEngine | None
     pipeline: Pipeline
     watches: Watches
     telemetry: Telemetry
+    jobs: Runner
+    bulk: BulkStore
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
         return await self.pipeline.in_thread(function, *arguments)
+
+    async def gallery(self, name: str) -> Gallery:
+        """Raises GalleryNotFoundError."""
+        return await self.run(self.store.gallery, name)
+
+    async def change(
+        self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Run something with a gallery as it is; again where it moved to another recogniser meanwhile."""
+        while True:
+            try:
+                return await self.run(function, await self.gallery(name), *arguments)
+            except GalleryMovedError:
+                continue
 
 
 def _context(request: Request) -> Context:

@@ -29,8 +29,10 @@ from service.api.schemas import (
 )
 from service.decision import RiskTarget, Thresholds, decide_pair, false_alarm_probability, thresholds_for
 from service.enrolment import check_recogniser, check_vectors
-from service.errors import ImageError, InvalidRequestError, KithError
+from service.errors import ImageError, InvalidRequestError, KithError, RecogniserMismatchError
+from service.gallery.subjects import Gallery
 from service.pipeline import Face, Photo
+from service.recognisers import Served
 
 router = APIRouter(tags=["faces"], responses=PROBLEMS)
 DEFAULT_GATE = QualityGate()
@@ -40,14 +42,18 @@ DEFAULT_GATE = QualityGate()
 async def detect(request: Request, kith: Kith) -> FacesOut:
     """Find the faces of one or many photos: boxes, five landmarks, scores, quality."""
     body = await read_photos(request, DetectIn, kith.settings)
-    return FacesOut(model=kith.pack.model_id, images=await each_photo(body.images, kith.pipeline.detect))
+    return FacesOut(
+        model=kith.recognisers.default.pack.model_id, images=await each_photo(body.images, kith.pipeline.detect)
+    )
 
 
 @router.post("/v1/embed", response_model_exclude_none=True, openapi_extra=body_of(EmbedIn))
 async def embed(request: Request, kith: Kith) -> FacesOut:
     """Find the faces of one or many photos and give each its embedding, a unit vector."""
     body = await read_photos(request, EmbedIn, kith.settings)
-    return FacesOut(model=kith.pack.model_id, images=await each_photo(body.images, kith.pipeline.embed))
+    by = kith.recognisers.named(body.model)
+    images = await each_photo(body.images, lambda payload: kith.pipeline.embed(payload, by))
+    return FacesOut(model=by.pack.model_id, recogniser=by.fingerprint, images=images)
 
 
 async def each_photo(images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]) -> list[PhotoOut]:
@@ -105,27 +111,33 @@ def risk_out(target: RiskTarget, thresholds: Thresholds) -> RiskOut:
 async def verify(request: Request, kith: Kith) -> VerifyOut:
     """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
     body = await read_verify(request, kith.settings)
-    sides = await asyncio.gather(*(_side(kith, side) for side in (body.a, body.b)))
+    galleries = {
+        side.subject.gallery: await kith.gallery(side.subject.gallery) for side in (body.a, body.b) if side.subject
+    }
+    by = _recogniser(kith, body, list(galleries.values()))
+    sides = await asyncio.gather(*(_side(kith, side, by, galleries) for side in (body.a, body.b)))
     (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
     reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
     if vectors_a is None or vectors_b is None:
-        return VerifyOut(outcome="no_face", reasons=reasons, a=out_a, b=out_b)
+        return VerifyOut(model=by.pack.model_id, outcome="no_face", reasons=reasons, a=out_a, b=out_b)
     target = body.risk.target("fmr")
     # Every template of one side meets every template of the other, and the best counts: for the two people together
     # to be within the asked rate, each comparison must be far below it.
     comparisons = len(vectors_a) * len(vectors_b)
     joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
-    thresholds = thresholds_for(joint, kith.pipeline.risks.of_pack, comparisons)
+    of_pack = kith.pipeline.risks.of_pack(by.fingerprint)
+    thresholds = thresholds_for(joint, of_pack, comparisons)
     outcome_known = not reasons
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
     return VerifyOut(
+        model=by.pack.model_id,
         outcome=decide_pair(similarity, thresholds) if outcome_known else "rejected_quality",
         similarity=round(similarity, 4),
         threshold=round(thresholds.accept, 4),
         review_threshold=round(thresholds.review, 4),
-        false_match_probability=false_alarm_probability(similarity, kith.pipeline.risks.of_pack, comparisons),
+        false_match_probability=false_alarm_probability(similarity, of_pack, comparisons),
         risk=risk_out(target, thresholds),
         reasons=reasons,
         a=out_a,
@@ -133,18 +145,40 @@ async def verify(request: Request, kith: Kith) -> VerifyOut:
     )
 
 
-async def _side(kith: Context, side: Side) -> tuple[Float | None, SideOut, list[str]]:
+def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Served:
+    """By whose vectors the sides are compared: that asked for, else of the subjects' galleries, else the default.
+
+    Raises:
+        ModelNotServedError: it is not served.
+        RecogniserMismatchError: a subject or an embedding is another one's.
+    """
+    if body.model is not None or not galleries:
+        by = kith.recognisers.named(body.model)
+    else:
+        by = kith.recognisers.of(galleries[0])
+    for gallery in galleries:
+        check_recogniser(gallery, by.fingerprint)
+    for side in (body.a, body.b):
+        if side.recogniser not in (None, by.fingerprint):
+            raise RecogniserMismatchError(
+                f"an embedding of {side.recogniser[:12]} is not compared by {by.fingerprint[:12]}"
+            )
+    return by
+
+
+async def _side(
+    kith: Context, side: Side, by: Served, galleries: dict[str, Gallery]
+) -> tuple[Float | None, SideOut, list[str]]:
     """One side's vectors (n, d), None without a face; what was seen; and why it should not be trusted."""
     if side.embedding is not None:
-        return check_vectors([side.embedding], kith.recogniser.dimension), SideOut(), []
+        return check_vectors([side.embedding], by.dimension), SideOut(), []
     if side.subject is not None:
-        gallery = await kith.run(kith.store.gallery, side.subject.gallery)
-        check_recogniser(gallery, kith.recogniser.fingerprint)
+        gallery = galleries[side.subject.gallery]
         vectors, _ = await kith.run(kith.store.subject_vectors, gallery, side.subject.subject)
         if not len(vectors):
             raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
         return vectors, SideOut(), []
-    photo = await kith.pipeline.embed(side.image or b"")
+    photo = await kith.pipeline.embed(side.image or b"", by)
     if not photo.faces:
         return None, SideOut(faces_found=0), ["no_face"]
     face = photo.largest()

@@ -30,9 +30,9 @@ Cursor = Annotated[str | None, Query(max_length=128, description="'next' of the 
 
 @router.post("", status_code=201)
 async def create_gallery(body: GalleryIn, kith: Kith) -> GalleryOut:
-    """Create a gallery, bound to the recogniser that is being served."""
+    """Create a gallery, whose vectors the recogniser of KITH_PACK makes."""
     settings = body.over(GallerySettings())
-    recogniser = kith.recogniser
+    recogniser = kith.recognisers.default
     created = await kith.run(
         kith.store.create_gallery, body.name, recogniser.fingerprint, recogniser.dimension, settings
     )
@@ -51,7 +51,7 @@ async def list_galleries(kith: Kith, cursor: Cursor = None, limit: Limit = 100) 
 async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
     """Settings, counts, and whether its decisions are still what the calibration expects."""
     found = await kith.run(kith.store.gallery, gallery)
-    drift = await kith.run(kith.watches.of(found.pk, found.name).drift)
+    drift = await kith.run(kith.watches.of(found.pk, found.name, found.fingerprint).drift)
     return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
 
 
@@ -77,6 +77,8 @@ async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
     deleted = await kith.run(kith.store.delete_gallery, gallery)
     kith.followers.drop(deleted)
+    if kith.shared_engine is not None:
+        await kith.run(kith.shared_engine.forget, deleted)
     kith.pipeline.risks.forget(deleted)
     kith.watches.drop(deleted.pk, deleted.name)
     return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)

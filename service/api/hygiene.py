@@ -14,7 +14,6 @@ from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
 from service.api.schemas import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.decision import thresholds_for
-from service.enrolment import check_recogniser
 from service.errors import RiskUncalibratedError
 from service.gallery.hygiene import KINDS, Finding, Levels, inspect
 from service.gallery.risks import GalleryRisks
@@ -29,11 +28,12 @@ async def hygiene(gallery: GalleryPath, kith: Kith, limit: Annotated[int, Query(
     """Who seems enrolled twice, filed under the wrong subject, or easily taken for another. Changes nothing; takes
     seconds for ten thousand templates."""
     found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    kith.recognisers.of(found)
     risks = kith.pipeline.risks
-    if risks.calibration is None:
+    calibration = risks.calibration(found)
+    if calibration is None:
         raise RiskUncalibratedError("without calibration no similarity says that two subjects are one person")
-    return await kith.run(_report, kith.store, found, risks, risks.calibration, limit)
+    return await kith.run(_report, kith.store, found, risks, calibration, limit)
 
 
 def _report(store: Store, gallery: Gallery, risks: GalleryRisks, calibration: Calibration, limit: int) -> HygieneOut:

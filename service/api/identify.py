@@ -22,7 +22,8 @@ from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import KithError
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
-from service.pipeline import Found, Photo
+from service.pipeline import Face, Found, Photo
+from service.shadow import Answered
 
 router = APIRouter(tags=["identify"], responses=PROBLEMS)
 
@@ -31,29 +32,39 @@ router = APIRouter(tags=["identify"], responses=PROBLEMS)
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     body = await read_photos(request, IdentifyIn, kith.settings)
-    found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    found = await kith.gallery(gallery)
+    by = kith.recognisers.of(found)
+    if body.recogniser is not None:
+        check_recogniser(found, body.recogniser)
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
     if body.filter is not None:
         chosen = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
         among = await kith.run(kith.store.matching_subjects, found, chosen)
 
+    shadow = None
+    if found.other is not None and found.other.state == "shadow":
+        shadow = kith.recognisers.get(found.other.fingerprint)
+
     async def embed(payload: bytes) -> Photo:
-        return await kith.pipeline.embed(payload, largest_only=body.faces == "largest")
+        return await kith.pipeline.embed(payload, by, shadow, largest_only=body.faces == "largest")
 
     photos = await gather_photos(body.images, embed) if body.images else []
-    vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
+    vectors = check_vectors(body.embeddings, by.dimension)
     gate = found.settings.quality_gate if body.check_quality else None
-    results, probes = _lay_out(photos, vectors, gate)
+    results, probes, faces = _lay_out(photos, vectors, gate)
     searched = [row for row, probe in enumerate(probes) if probe is not None]
     if searched:
         stacked = np.stack([probe for probe in probes if probe is not None])
         answers, named = await _search(kith, found, stacked, target, body.top_k, among)
         for row, answer in zip(searched, answers, strict=True):
             results[row] = results[row].model_copy(update=_answer(answer, named, target))
-    kith.watches.of(found.pk, found.name).add(_decided(results))
-    return IdentifyOut(gallery=found.name, model=kith.pack.model_id, results=results)
+        if shadow is not None:
+            seen = zip(searched, answers, strict=True)
+            answered = [Answered(face, answer) for row, answer in seen if (face := faces[row]) is not None]
+            kith.shadow.observe(found, answered, target, among)
+    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
+    return IdentifyOut(gallery=found.name, model=by.pack.model_id, recogniser=by.fingerprint, results=results)
 
 
 def _decided(results: list[IdentityOut]) -> Iterator[Decided]:
@@ -64,28 +75,34 @@ def _decided(results: list[IdentityOut]) -> Iterator[Decided]:
 
 def _lay_out(
     photos: list[Photo | Any], vectors: Float, gate: QualityGate | None
-) -> tuple[list[IdentityOut], list[Float | None]]:
-    """One result per face, faceless photo and embedding, in order; beside each the vector to search, if any."""
+) -> tuple[list[IdentityOut], list[Float | None], list[Face | None]]:
+    """One result per face, faceless photo and embedding, in order; beside each the vector to search, and the face, if
+    any."""
     results: list[IdentityOut] = []
     probes: list[Float | None] = []
+    faces: list[Face | None] = []
     for i, photo in enumerate(photos):
         if isinstance(photo, KithError):
             results.append(IdentityOut(image=i, outcome="error", error=problem(photo)))
             probes.append(None)
+            faces.append(None)
             continue
         if not photo.faces:
             results.append(IdentityOut(image=i, outcome="no_face"))
             probes.append(None)
+            faces.append(None)
         for face in photo.faces:
             reasons = gate.reasons(face.quality) if gate else []
             seen = without_vector(face_out(face, gate) if gate else face_out(face))
             outcome: IdentifyOutcome = "rejected_quality" if reasons else "unknown"
             results.append(IdentityOut(image=i, face=seen, outcome=outcome, reasons=reasons))
             probes.append(None if reasons else face.vector)
+            faces.append(face)
     for i, vector in enumerate(vectors):
         results.append(IdentityOut(embedding=i, outcome="unknown"))
         probes.append(vector)
-    return results, probes
+        faces.append(None)
+    return results, probes, faces
 
 
 async def _search(

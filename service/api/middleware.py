@@ -18,6 +18,7 @@ WITHOUT_PHOTOS_BYTES = 1_000_000
 # /metrics names galleries and tells how many people come, as /v1 does; probes of /healthz and /readyz learn nothing.
 GUARDED_PATHS = ("/v1/", "/metrics")
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
+IMPORT_PATH = "/import"  # read and stored piece by piece
 log = logging.getLogger("service.access")
 
 
@@ -31,6 +32,7 @@ class Gate:
         self._app = app
         self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
         self._photo_bytes = settings.max_request_bytes
+        self._import_bytes = settings.max_import_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +40,7 @@ class Gate:
             return
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
-        limit = self._photo_bytes if scope["path"].endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES
+        limit = self._limit(scope["path"])
         received, status, start = 0, 500, time.perf_counter()
 
         async def counted() -> Message:
@@ -65,6 +67,11 @@ class Gate:
             route = getattr(scope.get("route"), "path", "-")
             elapsed_ms = (time.perf_counter() - start) * 1000
             log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
+
+    def _limit(self, path: str) -> int:
+        if path.endswith(IMPORT_PATH):
+            return self._import_bytes
+        return self._photo_bytes if path.endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES
 
     def _refusal(self, request: Request, limit: int) -> KithError | None:
         """What can be refused before a byte of the body is read."""

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from models.errors import ModelError
 from service.api.schemas import Problem
-from service.errors import InvalidRequestError, KithError, OverloadedError
+from service.errors import InvalidRequestError, KithError, OverloadedError, StorageBusyError
 
 RETRY_AFTER_S = 1
 MEDIA_TYPE = "application/problem+json"
@@ -21,16 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def problem(error: KithError, request_id: str | None = None) -> Problem:
-    return Problem(
-        type=f"urn:kith:error:{error.code}",
-        title=error.title,
-        status=error.status,
-        code=error.code,
-        detail=error.detail,
-        remedy=error.remedy,
-        request_id=request_id,
-        **error.extra,
-    )
+    return Problem(**error.document(), request_id=request_id)
 
 
 def install(app: FastAPI) -> None:
@@ -71,7 +62,7 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, error: KithError) -> JSONResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, OverloadedError) else {}
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, OverloadedError | StorageBusyError) else {}
     return _answer(problem(error, _request_id(request)), headers)
 
 

@@ -22,7 +22,6 @@ from service.api.schemas import (
     ThresholdOut,
 )
 from service.decision import thresholds_for
-from service.enrolment import check_recogniser
 from service.errors import RiskUncalibratedError
 from service.gallery.subjects import Gallery
 
@@ -35,7 +34,7 @@ async def get_risk(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_r
     """FPIR by threshold, thresholds for targets today and at ten times today's size, with 95 % intervals, and the
     evidence behind them."""
     found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    kith.recognisers.of(found)
     return await kith.run(_report, kith, found, fpir)
 
 
@@ -43,7 +42,7 @@ async def get_risk(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_r
 async def calibrate(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_report.TARGETS)) -> GalleryRiskOut:  # noqa: B006
     """Derive the gallery's evidence anew, at once, from all its templates; answer as GET risk."""
     found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    kith.recognisers.of(found)
     await kith.run(kith.pipeline.risks.refresh, gallery, True)
     return await kith.run(_report, kith, await kith.run(kith.store.gallery, gallery), fpir)
 
@@ -73,7 +72,7 @@ def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRis
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
     own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
-    calibration = risks.calibration
+    calibration = risks.calibration(gallery)
     return GalleryRiskOut(
         gallery=gallery.name,
         fusion=gallery.settings.fusion,

@@ -25,8 +25,8 @@ from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
-from service.gallery.index import IndexSetting
-from service.gallery.subjects import Gallery, GallerySettings, Subject, Template, TemplateKind
+from service.gallery.job_store import Job, JobItem, JobState
+from service.gallery.subjects import Gallery, GallerySettings, IndexSetting, Subject, Template, TemplateKind
 from service.risk_report import TargetThreshold
 
 PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
@@ -53,6 +53,9 @@ Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
 
 
 class Request(BaseModel):
@@ -98,6 +101,9 @@ class Probes(Photos):
     """Photos, given embeddings, or both."""
 
     embeddings: list[Embedding] = Field(default_factory=list)
+    recogniser: Fingerprint | None = Field(
+        None, description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another."
+    )
 
 
 class DetectIn(Photos):
@@ -105,7 +111,7 @@ class DetectIn(Photos):
 
 
 class EmbedIn(Photos):
-    pass
+    model: ModelName | None = Field(None, description=MODEL)
 
 
 class FilterIn(Request):
@@ -134,15 +140,16 @@ class SubjectRef(Request):
 
 
 class Side(Request):
-    """One of the two to compare: exactly one field."""
+    """One of the two to compare: exactly one of image, embedding, subject."""
 
     image: Base64Bytes | None = None
     embedding: Embedding | None = None
     subject: SubjectRef | None = None
+    recogniser: Fingerprint | None = Field(None, description="Whose the embedding is, as /v1/embed says.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
-        if len(self.model_fields_set) != 1:
+        if len(self.model_fields_set - {"recogniser"}) != 1:
             raise ValueError("give exactly one of image, embedding, subject")
         return self
 
@@ -153,6 +160,7 @@ class VerifyIn(Request):
     a: Side
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
+    model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
 
 
 class QualityGateIn(Request):
@@ -180,6 +188,9 @@ class GallerySettingsIn(Request):
     recall: FiniteFloat | None = Field(
         None, ge=0.5, le=1, description="How often an index that is not exact must find the most similar vector."
     )
+    keep_crops: bool | None = Field(
+        None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -194,6 +205,7 @@ class GallerySettingsIn(Request):
             min_margin=current.min_margin if self.min_margin is None else self.min_margin,
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
+            keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
         )
 
 
@@ -266,6 +278,7 @@ class PhotoOut(BaseModel):
 
 class FacesOut(BaseModel):
     model: str
+    recogniser: str | None = Field(None, description="Fingerprint of whose the embeddings are.")
     images: list[PhotoOut]
 
 
@@ -310,6 +323,7 @@ class IdentityOut(BaseModel):
 class IdentifyOut(BaseModel):
     gallery: str
     model: str
+    recogniser: str
     results: list[IdentityOut]
 
 
@@ -319,6 +333,7 @@ class SideOut(BaseModel):
 
 
 class VerifyOut(BaseModel):
+    model: str
     outcome: VerifyOutcome
     similarity: float | None = None
     threshold: float | None = None
@@ -380,6 +395,7 @@ class GalleryOut(BaseModel):
     min_margin: float
     index: IndexSetting
     recall: float
+    keep_crops: bool
     subjects: int
     templates: int
     created_at: datetime
@@ -399,6 +415,7 @@ class GalleryOut(BaseModel):
             min_margin=settings.min_margin,
             index=settings.index,
             recall=settings.recall,
+            keep_crops=settings.keep_crops,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -623,6 +640,69 @@ class AuditOut(BaseModel):
     next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
+class JobOut(BaseModel):
+    """Long work. ``done`` of ``total`` items (null: not counted yet), ``failed`` of them with a problem."""
+
+    id: str
+    kind: str
+    gallery: str
+    state: JobState
+    cancelling: bool = Field(description="Somebody asked to cancel it, and it is coming to the end of an item.")
+    total: int | None
+    done: int
+    failed: int
+    counts: dict[str, int] = Field(description="Items by what became of them.")
+    rate: float | None = Field(description="Items a second, of the time that was worked on it.")
+    remaining_s: float | None = Field(description="At that rate; null once it is finished.")
+    details: dict[str, Any]
+    problem: Problem | None = Field(description="Why it failed.")
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, job: Job) -> JobOut:
+        progress, active = job.progress, job.state in ("queued", "running")
+        rate = progress.done / progress.seconds if progress.done and progress.seconds else None
+        left = None if rate is None or progress.total is None or not active else (progress.total - progress.done) / rate
+        return cls(
+            id=job.id,
+            kind=job.kind,
+            gallery=job.gallery,
+            state=job.state,
+            cancelling=job.cancel and job.state == "running",
+            total=progress.total,
+            done=progress.done,
+            failed=progress.failed,
+            counts=progress.counts,
+            rate=None if rate is None else round(rate, 2),
+            remaining_s=None if left is None else round(left, 1),
+            details=progress.details,
+            problem=None if job.problem is None else Problem(**job.problem),
+            created_at=job.created_at,
+            updated_at=job.updated_at,
+        )
+
+
+class JobsOut(BaseModel):
+    jobs: list[JobOut]
+    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
+class JobItemOut(BaseModel):
+    item: str
+    problem: Problem | None
+    at: datetime
+
+    @classmethod
+    def of(cls, item: JobItem) -> JobItemOut:
+        return cls(item=item.item, at=item.at, problem=None if item.problem is None else Problem(**item.problem))
+
+
+class JobItemsOut(BaseModel):
+    items: list[JobItemOut]
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+
+
 class ModelOut(BaseModel):
     model: str
     display_name: str
@@ -634,6 +714,27 @@ class ModelOut(BaseModel):
     metrics: dict[str, Any]
 
 
+class ModelsOut(ModelOut):
+    """That of KITH_PACK, and in ``models`` all whose recognisers are served, it first."""
+
+    models: list[ModelOut]
+
+
 class HealthOut(BaseModel):
     status: Literal["ok"] = "ok"
     version: str
+
+
+class ImportRefusalOut(BaseModel):
+    item: int = Field(description="The line of the file, in Parquet the row, from 1.")
+    error: Problem
+
+
+class ImportOut(BaseModel):
+    gallery: str
+    items: int = Field(description="Read.")
+    subjects: int = Field(description="Created.")
+    templates: int = Field(description="Stored, all on disk.")
+    present: int = Field(description="Templates that were there already.")
+    refused: int
+    refusals: list[ImportRefusalOut] = Field(description="The first thousand.")

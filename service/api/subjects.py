@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -37,9 +38,10 @@ from service.enrolment import (
     new_template,
     template_from_face,
 )
-from service.errors import KithError, TemplateNotFoundError
+from service.errors import GalleryMovedError, KithError, TemplateNotFoundError
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
+from service.recognisers import Served
 
 router = APIRouter(prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
@@ -70,8 +72,7 @@ async def put_subject(
     gallery: GalleryPath, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags; its templates stay."""
-    found = await kith.run(kith.store.gallery, gallery)
-    put, created = await kith.run(kith.store.put_subject, found, subject, body.name, body.metadata, body.tags)
+    put, created = await kith.change(gallery, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
     response.status_code = 201 if created else 200
     return SubjectOut.of(put)
 
@@ -85,18 +86,16 @@ async def get_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) ->
 @router.patch("/{subject}")
 async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: SubjectPatch, kith: Kith) -> SubjectOut:
     """Change what is given; the rest stays."""
-    found = await kith.run(kith.store.gallery, gallery)
     # A name may be taken away; metadata and tags are emptied, not nulled.
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
-    return SubjectOut.of(await kith.run(kith.store.patch_subject, found, subject, given))
+    return SubjectOut.of(await kith.change(gallery, kith.store.patch_subject, subject, given))
 
 
 @router.delete("/{subject}")
 async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> DeletedOut:
     """Delete a subject with all its templates."""
-    found = await kith.run(kith.store.gallery, gallery)
-    removed = await kith.run(kith.store.delete_subject, found, subject)
-    kith.pipeline.risks.follow(found)
+    removed = await kith.change(gallery, kith.store.delete_subject, subject)
+    kith.pipeline.risks.follow(await kith.gallery(gallery))
     return DeletedOut(subjects=1, templates=removed)
 
 
@@ -121,17 +120,15 @@ async def move_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, kith: Kith
 ) -> TemplatesOut:
     """File a template under another subject, whose templates are returned."""
-    found = await kith.run(kith.store.gallery, gallery)
-    await kith.run(kith.store.move_template, found, subject, template, body.subject)
-    kith.pipeline.risks.follow(found)
+    await kith.change(gallery, kith.store.move_template, subject, template, body.subject)
+    kith.pipeline.risks.follow(await kith.gallery(gallery))
     return await list_templates(gallery, body.subject, kith)
 
 
 @router.delete("/{subject}/templates/{template}")
 async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> DeletedOut:
-    found = await kith.run(kith.store.gallery, gallery)
-    await kith.run(kith.store.delete_template, found, subject, template)
-    kith.pipeline.risks.follow(found)
+    await kith.change(gallery, kith.store.delete_template, subject, template)
+    kith.pipeline.risks.follow(await kith.gallery(gallery))
     return DeletedOut(templates=1)
 
 
@@ -148,13 +145,25 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
     Nothing is answered before it is on disk.
     """
     body = await read_photos(request, EnrolIn, kith.settings)
-    found = await kith.run(kith.store.gallery, gallery)
-    check_recogniser(found, kith.recogniser.fingerprint)
+    found = await kith.gallery(gallery)
+    if body.embeddings and body.recogniser is None:
+        body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
+    while True:
+        try:
+            return await _enrol(kith, found, subject, body, key)
+        except GalleryMovedError:
+            found = await kith.gallery(gallery)
+
+
+async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None) -> Response:
+    by = kith.recognisers.of(found)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
+    if body.recogniser is not None:
+        check_recogniser(found, body.recogniser)
 
-    results, templates = await _examine(kith, found, subject, body)
+    results, templates = await _examine(kith, found, by, subject, body)
     answer = EnrolOut(subject=subject, enrolled=len(templates), results=results).model_dump_json(exclude_none=True)
     if templates:
         keyed = Idempotent(key, digest, answer) if key else None
@@ -165,12 +174,17 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
 
 
 async def _examine(
-    kith: Context, gallery: Gallery, subject: str, body: EnrolIn
+    kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn
 ) -> tuple[list[EnrolledOut], list[NewTemplate]]:
     """Decide on each photo and embedding; a lone refusal is raised."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
-    photos = await gather_photos(body.images, kith.pipeline.embed) if body.images else []
-    vectors = check_vectors(body.embeddings, kith.recogniser.dimension)
+    other = None if gallery.other is None else kith.recognisers.get(gallery.other.fingerprint)
+
+    async def embed(payload: bytes) -> Photo:
+        return await kith.pipeline.embed(payload, by, other, keep=gallery.settings.keep_crops)
+
+    photos = await gather_photos(body.images, embed) if body.images else []
+    vectors = check_vectors(body.embeddings, by.dimension)
     results: list[EnrolledOut] = []
     templates: list[NewTemplate] = []
     items: list[tuple[EnrolledOut, Photo | KithError | Float]] = [
@@ -185,6 +199,9 @@ async def _examine(
                 face = choose_face(item, body.face)
                 result.face = without_vector(face_out(face, gallery.settings.quality_gate))
                 template = template_from_face(face, gallery, overrides)
+                if gallery.other and other and face.other_crop is not None:
+                    (seen,) = await other.batcher.submit([face.other_crop])
+                    template = replace(template, others={gallery.other.number: seen})
             else:
                 template = new_template(item)
             await kith.run(
@@ -211,7 +228,7 @@ async def _examine(
 def _digest(subject: str, body: EnrolIn) -> str:
     """Tells whether a repeated key repeats the request."""
     digest = hashlib.sha256(subject.encode())
-    digest.update(body.model_dump_json(exclude={"images"}).encode())
+    digest.update(body.model_dump_json(exclude={"images", "recogniser"}).encode())
     for payload in body.images:
         digest.update(hashlib.sha256(payload).digest())
     return digest.hexdigest()

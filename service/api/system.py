@@ -8,9 +8,10 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from models.runtime import Network
-from service.api.context import Kith
+from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
-from service.api.schemas import HealthOut, ModelOut, NetworkOut
+from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
+from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
 router = APIRouter(tags=["system"], responses=PROBLEMS)
@@ -24,23 +25,30 @@ async def health() -> HealthOut:
 
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
-    """The networks are loaded and the database answers; 503 otherwise."""
+    """The networks are loaded, the database answers, and so does Milvus where it is used; 503 otherwise."""
     await kith.run(kith.store.check)
+    if kith.shared_engine is not None:
+        await kith.run(kith.shared_engine.check)
     return HealthOut(version=version("kith-face"))
 
 
 @router.get("/v1/models")
-async def models(kith: Kith) -> ModelOut:
-    """The pack being served, and the execution providers it runs on."""
+async def models(kith: Kith) -> ModelsOut:
+    """The packs being served, and the execution providers they run on. All use the detector of the first."""
+    served = [_model(kith, one) for one in kith.recognisers]
+    return ModelsOut(**vars(served[0]), models=served)
+
+
+def _model(kith: Context, served: Served) -> ModelOut:
     return ModelOut(
-        model=kith.pack.model_id,
-        display_name=kith.pack.display_name,
-        recogniser=kith.recogniser.fingerprint,
-        dimension=kith.recogniser.dimension,
-        calibrated=kith.pipeline.risks.calibration is not None,
+        model=served.pack.model_id,
+        display_name=served.pack.display_name,
+        recogniser=served.fingerprint,
+        dimension=served.dimension,
+        calibrated=served.calibration is not None,
         detection=_network(kith.detection_network),
-        recognition=_network(kith.recognition_network),
-        metrics=dict(kith.pack.metrics),
+        recognition=_network(served.network),
+        metrics=dict(served.pack.metrics),
     )
 
 

@@ -16,15 +16,45 @@ import alembic.config
 import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
-from service.errors import GalleryNotFoundError, KithError, RecogniserMismatchError, StorageError
+from service.errors import (
+    GalleryMovedError,
+    GalleryNotFoundError,
+    KithError,
+    StorageBusyError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
 from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries
 
 BUSY_TIMEOUT_MS: Final = 10_000
+PAGE_BYTES: Final = 16_384
+"""Of SQLite: a vector of 512 numbers fills its default of 4096 by half, and bulk writes would cost twice as much."""
 CONNECT_TIMEOUT_S: Final = 5
+# What a database says by number: SQLite's primary result codes (sqlite.org/rescode.html), one extended one for its
+# memory-mapped index, and PostgreSQL's SQLSTATEs.
+SQLITE_ERRORS: Final[dict[int, type[StorageError]]] = {
+    5: StorageBusyError,  # SQLITE_BUSY
+    6: StorageBusyError,  # SQLITE_LOCKED
+    11: StorageDamagedError,  # SQLITE_CORRUPT
+    13: StorageFullError,  # SQLITE_FULL
+    26: StorageDamagedError,  # SQLITE_NOTADB
+    4874: StorageFullError,  # SQLITE_IOERR_SHMSIZE
+}
+POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
+    "40001": StorageBusyError,  # serialization_failure
+    "40P01": StorageBusyError,  # deadlock_detected
+    "55P03": StorageBusyError,  # lock_not_available
+    "53100": StorageFullError,  # disk_full
+    "XX001": StorageDamagedError,  # data_corrupted
+    "XX002": StorageDamagedError,  # index_corrupted
+}
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
+UNUSABLE: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
+"""The database said no, broke off in the middle, or had no connection to spare."""
 MIGRATION_LOCK: Final = 0x4B697468
 """Of PostgreSQL's advisory locks, the one that a start holds while it brings the tables up to date."""
 
@@ -45,8 +75,21 @@ def open_engine(url: str) -> Engine:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
         return engine
-    except (SQLAlchemyError, CommandError, OSError) as error:
+    except ModuleNotFoundError as error:
+        raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
+    except SQLAlchemyError as error:
+        raise storage_error("the database cannot be opened", error) from error
+    except (CommandError, OSError) as error:
         raise StorageError(f"the database cannot be opened: {error}") from error
+
+
+def storage_error(what: str, error: SQLAlchemyError) -> StorageError:
+    """What the database's own words mean to whoever asked."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    code = getattr(cause, "sqlite_errorcode", 0)
+    kind = SQLITE_ERRORS.get(code) or SQLITE_ERRORS.get(code & 0xFF)
+    kind = kind or POSTGRESQL_ERRORS.get(getattr(cause, "sqlstate", None) or "") or StorageError
+    return kind(f"{what}: {cause}")
 
 
 def _engine(url: sa.URL) -> Engine:
@@ -72,6 +115,7 @@ def _engine(url: sa.URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun below, not by the driver's guess
     for pragma in (
+        f"page_size={PAGE_BYTES}",  # of a database that is yet to be made
         "journal_mode=WAL",
         "synchronous=FULL",
         "foreign_keys=ON",
@@ -109,8 +153,8 @@ class Database:
         try:
             with self._reader.begin() as connection:
                 yield connection
-        except DBAPIError as error:
-            raise StorageError(f"reading failed: {error.orig}") from error
+        except UNUSABLE as error:
+            raise storage_error("reading failed", error) from error
 
     @contextmanager
     def write(self, conflict: KithError) -> Iterator[Connection]:
@@ -125,8 +169,8 @@ class Database:
                 yield connection
         except IntegrityError as error:
             raise conflict from error
-        except DBAPIError as error:
-            raise StorageError(f"writing failed: {error.orig}") from error
+        except UNUSABLE as error:
+            raise storage_error("writing failed", error) from error
 
     @contextmanager
     def change(self, gallery: Gallery) -> Iterator[Connection]:
@@ -135,7 +179,7 @@ class Database:
 
         Raises:
             GalleryNotFoundError: it was deleted.
-            RecogniserMismatchError: it moved to another recogniser since ``gallery`` was read.
+            GalleryMovedError: it moved to another recogniser since ``gallery`` was read.
             StorageError: it cannot be written.
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
@@ -145,5 +189,5 @@ class Database:
             if generation is None:
                 raise deleted
             if generation != gallery.current_generation:
-                raise RecogniserMismatchError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recogniser meanwhile")
             yield connection

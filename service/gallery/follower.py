@@ -72,7 +72,11 @@ class Followers:
     def of(self, gallery: Gallery) -> Follower:
         """``gallery`` as read for this request: its settings may have been changed by another process."""
         key = (gallery.pk, gallery.generation)
+        wanted = {gallery.generation, gallery.current_generation, gallery.other.number if gallery.other else -1}
         with self._lock:
+            # After the last search under a recogniser that was dropped, here or by another process.
+            for gone in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
+                self._followers.pop(gone).close()
             follower = self._followers.get(key)
             if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
                 self._close(key)

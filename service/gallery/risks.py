@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Any, Final
 from models.gallery_risk import GalleryRisk
 from models.risk import Calibration
 from service.decision import KnownRisk, thresholds_for
-from service.errors import GalleryNotFoundError
+from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.gallery.evidence import impostor_evidence
 from service.gallery.fusion import Fusion
 from service.gallery.store import Store
@@ -28,27 +29,34 @@ log = logging.getLogger(__name__)
 
 
 class GalleryRisks:
-    """How strangers score in each gallery, by its own evidence and the pack's ``calibration``.
+    """How strangers score in each gallery, by its own evidence and its pack's calibration. ``calibrations``: of the
+    packs served, by their recognisers' fingerprints; None where a pack has none.
 
     Evidence is derived in one background thread, after the change that makes it stale was acknowledged: at most
     MAX_PROBES searches for STALE_SHARE of a gallery's templates. Until then the evidence before it decides; the number
     of subjects that a threshold is for is always today's.
     """
 
-    def __init__(self, store: Store, fingerprint: str, calibration: Calibration | None) -> None:
+    def __init__(self, store: Store, calibrations: Mapping[str, Calibration | None]) -> None:
         self._store = store
-        self._fingerprint = fingerprint
-        self.calibration = calibration
-        self.of_pack = None if calibration is None else KnownRisk(calibration.curve, "pack")
-        self._known: dict[int, tuple[int, Fusion, KnownRisk | None]] = {}
+        self._calibrations = dict(calibrations)
+        self._of_packs = {f: None if c is None else KnownRisk(c.curve, "pack") for f, c in calibrations.items()}
+        self._known: dict[tuple[int, int], tuple[int, Fusion, KnownRisk | None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
-        self._waiting: set[str] = set()
+        self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._deriving = threading.Lock()
 
     def close(self) -> None:
         """Finish what is being derived; what waits is derived after the next start."""
         self._thread.shutdown(cancel_futures=True)
+
+    def calibration(self, gallery: Gallery) -> Calibration | None:
+        return self._calibrations.get(gallery.fingerprint)
+
+    def of_pack(self, fingerprint: str) -> KnownRisk | None:
+        """What a served pack's calibration says by itself."""
+        return self._of_packs.get(fingerprint)
 
     def of(self, gallery: Gallery) -> KnownRisk | None:
         """What decisions rest on now; None: neither pack nor gallery know enough."""
@@ -58,7 +66,7 @@ class GalleryRisks:
             return self.known(gallery, None)
         fusion = gallery.settings.fusion
         with self._lock:
-            *derived, known = self._known.get(gallery.pk, (-1, fusion, None))
+            *derived, known = self._known.get(_key(gallery), (-1, fusion, None))
         if derived != [gallery.evidence_sequence, fusion]:
             stored = self._store.evidence(gallery)
             if stored is None:
@@ -67,50 +75,58 @@ class GalleryRisks:
             known = self.known(gallery, self.gallery_risk(gallery, stored))
             if stored.fusion == fusion:  # else it is replaced soon, at this sequence
                 with self._lock:
-                    self._known[gallery.pk] = (stored.sequence, fusion, known)
+                    self._known[_key(gallery)] = (stored.sequence, fusion, known)
         return known
 
     def known(self, gallery: Gallery, risk: GalleryRisk | None) -> KnownRisk | None:
         """What decisions rest on, given what :meth:`gallery_risk` says."""
+        of_pack = self.of_pack(gallery.fingerprint)
         if risk is not None:
-            return KnownRisk(risk.curve, "gallery" if self.calibration is None else "both")
-        if self.of_pack is None or gallery.settings.fusion != "max":
-            return self.of_pack
+            return KnownRisk(risk.curve, "gallery" if of_pack is None else "both")
+        if of_pack is None or gallery.settings.fusion != "max":
+            return of_pack
         # The pack compared photo with photo: of a subject's templates each is another chance for a stranger.
-        return replace(self.of_pack, per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
+        return replace(of_pack, per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
 
     def gallery_risk(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
         """None: the evidence is too little, or of another rule of fusion than the gallery's now."""
-        fewest = FEWEST_ALONE if self.calibration is None else FEWEST_SUBJECTS
+        calibration = self.calibration(gallery)
+        fewest = FEWEST_ALONE if calibration is None else FEWEST_SUBJECTS
         if stored is None or stored.scores.subjects < fewest or stored.fusion != gallery.settings.fusion:
             return None
-        return GalleryRisk(stored.scores, self.calibration)
+        return GalleryRisk(stored.scores, calibration)
 
     def follow(self, gallery: Gallery) -> None:
         """Derive the evidence anew in the background if the gallery has changed enough; returns at once. A gallery of
         another recogniser waits until that one is served."""
         with self._lock:
-            if gallery.name in self._waiting or gallery.fingerprint != self._fingerprint:
+            named = gallery.name, gallery.generation
+            if named in self._waiting or gallery.fingerprint not in self._calibrations:
                 return
-            self._waiting.add(gallery.name)
+            self._waiting.add(named)
         try:
-            self._thread.submit(self._follow, gallery.name)
+            self._thread.submit(self._follow, *named)
         except RuntimeError:  # closing: the next start sees to it
             log.debug("not followed: %s", gallery.name)
 
     def forget(self, gallery: Gallery) -> None:
         with self._lock:
-            self._known.pop(gallery.pk, None)
+            for key in [key for key in self._known if key[0] == gallery.pk]:
+                del self._known[key]
 
-    def refresh(self, name: str, always: bool = False) -> StoredEvidence:
-        """Derive a gallery's evidence if it is stale, or ``always``; return what is stored then.
+    def refresh(self, name: str, always: bool = False, generation: int | None = None) -> StoredEvidence:
+        """Derive a gallery's evidence if it is stale, or ``always``; return what is stored then. ``generation``: of
+        which of its vectors; default: those that answer requests.
 
         Raises:
             GalleryNotFoundError: there is no such gallery.
+            GalleryMovedError: it has no vectors of this generation, or moved to another recogniser meanwhile.
             StorageError: it cannot be read or written.
         """
         with self._deriving:
             gallery = self._store.gallery(name)
+            if generation is not None:
+                gallery = gallery.under(generation)
             stored = self._store.evidence(gallery)
             if stored is not None and not always and not self.is_stale(gallery, stored):
                 return stored
@@ -122,7 +138,9 @@ class GalleryRisks:
             before, after = self._described(gallery, stored), self._described(gallery, new)
             event = THRESHOLD_MOVED if before != after and gallery.settings.risk.kind != "threshold" else None
             target = gallery.settings.risk
-            details = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            if gallery.generation != gallery.current_generation:
+                details["recogniser"] = gallery.fingerprint  # of a generation that answers nobody yet, or no more
             self._store.put_evidence(gallery, new, event, details)
             return new
 
@@ -131,13 +149,13 @@ class GalleryRisks:
             return True
         return self._store.changes_since(gallery, stored.sequence) > STALE_SHARE * stored.templates
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, name: str, generation: int) -> None:
         with self._lock:
-            self._waiting.discard(name)
+            self._waiting.discard((name, generation))
         try:
-            self.refresh(name)
-        except GalleryNotFoundError:
-            pass  # deleted meanwhile
+            self.refresh(name, generation=generation)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # meanwhile: whoever searches it next sees to it
         except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
             log.exception("the risk of gallery %s could not be derived; the last one stays", name)
 
@@ -162,3 +180,7 @@ class GalleryRisks:
             "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
             "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
         }
+
+
+def _key(gallery: Gallery) -> tuple[int, int]:
+    return gallery.pk, gallery.generation

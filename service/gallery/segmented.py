@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from models.runtime import Float
-from service.gallery.index import Builder, IndexSetting, IndexStats, Keys, Kind, Recall, StoppedError
+from service.gallery.index import Builder, IndexStats, Keys, Kind, Recall, StoppedError
 from service.gallery.index_choice import Choice, Failure, Sizes, choose
 from service.gallery.recall import expected, probes_of, recall_of, sample_of
 from service.gallery.segments import ROWS_AT_ONCE, Found, Rows, Segment, View
+from service.gallery.subjects import IndexSetting
 
 TRAIN_ON: Final = 50_000
 DEAD_SHARE: Final = 0.2

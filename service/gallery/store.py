@@ -7,7 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -35,6 +35,7 @@ from service.gallery.subjects import (
     Change,
     Gallery,
     GallerySettings,
+    Generation,
     Idempotent,
     LogTrimmedError,
     NewTemplate,
@@ -47,6 +48,7 @@ from service.gallery.subjects import (
 from service.gallery.tables import (
     audit,
     changes,
+    crops,
     evidence,
     galleries,
     generations,
@@ -60,8 +62,11 @@ from service.gallery.tables import (
 )
 
 VECTOR_TYPE: Final = np.dtype("<f4")
+OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
+"""Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
+LATER_SETTINGS: Final = ("review_factor", "min_margin", "keep_crops", "index", "recall")
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 
@@ -126,7 +131,9 @@ class Store:
         """Replace the settings by ``change`` of what they are. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.name == name).with_for_update()).first()
+            row = connection.execute(
+                _gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+            ).first()
             if row is None:
                 raise missing
             settings = change(_gallery(row).settings)
@@ -248,10 +255,15 @@ class Store:
                         )
                     )
                 )
-                stored = template.vector.astype(VECTOR_TYPE).tobytes()
-                connection.execute(
-                    vectors.insert().values(template_pk=template_pk, generation=gallery.generation, vector=stored)
-                )
+                made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
+                for generation, vector in made.items():
+                    stored = vector.astype(VECTOR_TYPE).tobytes()
+                    connection.execute(
+                        vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored)
+                    )
+                if template.crop is not None:
+                    face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
+                    connection.execute(crops.insert().values(template_pk=template_pk, **face))
                 _log(connection, gallery, [(template_pk, subject_pk)])
             _count(connection, gallery, templates=len(new))
             if keyed:
@@ -312,7 +324,7 @@ class Store:
         SubjectNotFoundError."""
         with self._database.read() as connection:
             subject = self._subject(connection, gallery, subject_id)
-            stored = _snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
+            stored = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
         return stored.vectors, stored.qualities
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> None:
@@ -357,7 +369,7 @@ class Store:
             last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
             floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)
             sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
-            return _snapshot(connection, gallery, sequence)
+            return read_snapshot(connection, gallery, sequence)
 
     def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
         """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now.
@@ -372,7 +384,7 @@ class Store:
             last = max((line.sequence for line in lines), default=sequence)
             # By a subquery, as a list of keys may exceed what a statement can bind.
             changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
-            now = _snapshot(connection, gallery, last, changed if lines else sa.false())
+            now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
         return {line.subject_pk for line in lines}, now
 
     # Evidence and audit
@@ -587,17 +599,35 @@ def _bearing(gallery: Gallery, wanted: list[str]) -> sa.Select[int]:
     )
 
 
+def _kept(connection: Connection, gallery: Gallery, others: Mapping[int, Float]) -> dict[int, Float]:
+    """Without those of generations that were dropped meanwhile."""
+    if not others:
+        return {}
+    live = sa.select(generations.c.generation).where(
+        generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped"
+    )
+    return {generation: others[generation] for generation in connection.execute(live).scalars() if generation in others}
+
+
 def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
     return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)
 
 
 def _gallery_rows() -> sa.Select[Any]:
+    other = (generations.c.gallery_pk == galleries.c.pk) & generations.c.state.not_in(["current", "dropped"])
     return sa.select(
         galleries,
+        _evidence_sequence(galleries.c.generation).label("evidence_sequence"),
+        *(generations.c[name].label(f"other_{name}") for name in OTHER),
+        _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
+    ).outerjoin(generations, other)
+
+
+def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+    return (
         sa.select(evidence.c.sequence)
-        .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == galleries.c.generation)
+        .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == generation)
         .scalar_subquery()
-        .label("evidence_sequence"),
     )
 
 
@@ -606,7 +636,7 @@ def _subject_rows() -> sa.Select[Any]:
     return sa.select(subjects, owned.scalar_subquery().label("template_count"))
 
 
-def _snapshot(
+def read_snapshot(
     connection: Connection, gallery: Gallery, sequence: int, chosen: sa.ColumnElement[bool] | None = None
 ) -> Snapshot:
     """The gallery's templates, or the chosen of them, by subject and age; those that its recogniser has seen."""
@@ -641,7 +671,7 @@ def _snapshot(
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
     # What a gallery was created before keeps its default.
-    others = {name: stored[name] for name in ("review_factor", "min_margin", "index", "recall") if name in stored}
+    others = {name: stored[name] for name in LATER_SETTINGS if name in stored}
     settings = GallerySettings(
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
@@ -658,6 +688,9 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.generation,
         row.generation,
         row.log_floor,
+        None
+        if row.other_generation is None
+        else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
     )
 
 

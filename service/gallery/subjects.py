@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -13,11 +14,13 @@ from models.gallery_risk import ImpostorEvidence
 from models.quality import QualityGate
 from models.runtime import Float
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
+from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
-from service.gallery.index import DEFAULT_RECALL, IndexSetting
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
+IndexSetting = Literal["auto", "exact", "compact", "graph"]
+DEFAULT_RECALL: Final = 0.999
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,26 @@ class GallerySettings:
     index: IndexSetting = "auto"
     recall: float = DEFAULT_RECALL
     """How often a search that does not compare every vector must find the most similar one."""
+    keep_crops: bool = False
+    """Keep the face that each template is made from, so that another recogniser can embed it."""
+
+
+GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A gallery's vectors under one recogniser: those that answer requests (current), that another recogniser makes of
+    the same templates before it takes over (shadow), that answered before it did (previous), that it made before the
+    gallery was rolled back (set_aside), or none any more (dropped). ``number`` is never used again."""
+
+    number: int
+    fingerprint: str
+    dimension: int
+    model: str | None
+    state: GenerationState
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    evidence_sequence: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +75,27 @@ class Gallery:
     """Which answer requests; another one only while a gallery moves to another recogniser."""
     log_floor: int = 0
     """Change log lines up to this one may be gone: who followed no further starts from a snapshot."""
+    other: Generation | None = None
+    """Kept beside the current generation while the gallery moves to another recogniser, or may be rolled back."""
+
+    def under(self, generation: int) -> Gallery:
+        """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.
+
+        Raises:
+            GalleryMovedError: it has no such generation, or no longer.
+        """
+        if generation == self.generation:
+            return self
+        other = self.other
+        if other is None or other.number != generation:
+            raise GalleryMovedError(f"gallery {self.name!r} has no generation {generation}")
+        return replace(
+            self,
+            fingerprint=other.fingerprint,
+            dimension=other.dimension,
+            evidence_sequence=other.evidence_sequence,
+            generation=other.number,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +143,24 @@ class Template:
 
 
 @dataclass(frozen=True)
+class Crop:
+    """The part of a photo around a face, encoded; ``landmarks_xy``: its five points, in pixels of the crop."""
+
+    image: bytes
+    landmarks_xy: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
 class NewTemplate:
-    """A template to be enrolled: ``vector`` (d,) of unit norm."""
+    """A template to be enrolled: ``vector`` (d,) of unit norm; ``others``: by further generations' recognisers."""
 
     id: str
     vector: Float
     kind: TemplateKind
     quality: dict[str, float] | None = None
     detection_score: float | None = None
+    others: Mapping[int, Float] = field(default_factory=dict)
+    crop: Crop | None = None
 
 
 @dataclass(frozen=True)

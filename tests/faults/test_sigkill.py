@@ -1,108 +1,289 @@
-"""Killed at any instant of enrolment, the service has every acknowledged template after restart, and nothing half."""
+"""Killed at any instant: what was acknowledged is there, the rest is absent or whole, and the index agrees with SQL."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
+import shutil
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from models.recognition import unit
-from service.client import Kith, KithClientError
+from service.client import KithClientError
+from service.errors import GalleryExistsError, GalleryNotFoundError
+from service.gallery.check import Finding, open_check
+from service.gallery.database import open_engine
+from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from tests.faults import LONG
+from tests.faults.judging import halves, operations_of, without_an_order
+from tests.faults.old_databases import DIMENSION, at_revision_0002, revision_of
+from tests.faults.servers import serving
+from tests.faults.tally import Tally
+from tests.faults.test_model import after_all
+from tests.faults.workers import CONTEXT, Answered, Asked, Node, Task, Writer, template_id, vector_of
+from tests.postgres import DatabaseUrl, Postgres
+from tests.service.test_fusion import fused_similarity
 
-KILLS = 5
 WRITERS = 3
-PER_REQUEST = 3
+MOST_S = 0.25
+"""After its first word, the latest instant at which a writer is killed."""
+WORK = {
+    "enrolment": {"enrol": 1.0},
+    "deletion": {"enrol": 1.0, "delete": 1.0, "delete subject": 0.5},
+    "moving": {"enrol": 1.0, "move": 3.0},
+}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+def findings(url: str, gallery: str | None = None) -> list[Finding]:
+    with open_check(url) as check:
+        return list(check.findings(gallery, repair=False))
 
 
-def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"KITH_DATA_DIR": str(folder), "KITH_PORT": str(port), "KITH_LOG_LEVEL": "ERROR"}
-    process = subprocess.Popen([sys.executable, "-m", "service.cli", "serve"], env=environment)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the service ended by itself"
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
-                return process
-        except httpx.TransportError:
-            pass
-        threading.Event().wait(0.05)
-    raise AssertionError("the service did not become ready")
+# Stores
 
 
-@pytest.mark.parametrize("kill", range(KILLS))
-def test_every_acknowledged_template_is_there_after_sigkill(tmp_path: Path, kill: int) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    process = start(tmp_path, port)
+@pytest.mark.parametrize("kind", WORK)
+def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str, tally: Tally) -> None:
+    """All at once, as when a machine goes down, or some while the others go on."""
+    url, rng = database_url(), np.random.default_rng()
+    for i in range(14 if LONG else 2):
+        with Node(url) as node:
+            node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        counters = CONTEXT.Array("q", WRITERS, lock=False)
+        writers = [Writer(Task(url, f"g{i}", w, WRITERS, 6, 60, WORK[kind]), counters) for w in range(WRITERS)]
+        for writer in writers:
+            writer.wait_for_a_word()
+        pause(rng.uniform(0, MOST_S))
+        for writer in writers[: rng.integers(1, WRITERS + 1)]:
+            writer.kill()
+            tally.kills[kind] += 1
+        histories = [writer.finished() for writer in writers]
+        tally.interrupted.update(_unanswered(histories))
+        with tally.judging():
+            _judge(url, f"g{i}", histories)
+
+
+def _unanswered(histories: list[list[Asked | Answered]]) -> list[str]:
+    return [
+        line.kind
+        for history in histories
+        for line in history
+        if isinstance(line, Asked)
+        and line.kind != "read"
+        and line.number not in {answer.number for answer in history if isinstance(answer, Answered)}
+    ]
+
+
+def _judge(url: str, gallery: str, histories: list[list[Any]]) -> None:
+    told = after_all(url, gallery, histories)
+    assert without_an_order(operations_of(told)) == {}
+    with Node(url) as node:
+        assert halves(histories, node.templates(gallery)) == []
+    assert findings(url, gallery) == []
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tally: Tally) -> None:
+    url, rng = database_url(), np.random.default_rng()
+    templates = tuple(template_id(0, number) for number in range(400))
+    took = 0.05
+    for i in range(12 if LONG else 3):
+        with Node(url) as node:
+            gallery = node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.enrol(gallery, "a", [new_template(template) for template in templates], None)
+        process = CONTEXT.Process(target=_delete_gallery, args=(url, f"g{i}"), daemon=True)
+        started = time.monotonic()
+        process.start()
+        if i:
+            pause(rng.uniform(0, 1.2 * took))
+            process.kill()
+            tally.kills["deletion of a gallery"] += 1
+        process.join()
+        took = took if i else time.monotonic() - started
+        with tally.judging(), Node(url) as node:
+            try:
+                assert set(node.templates(f"g{i}")) == set(templates)
+            except GalleryNotFoundError:
+                node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
+                assert node.templates(f"g{i}") == {}
+            assert findings(url, f"g{i}") == []
+
+
+def new_template(template: str) -> NewTemplate:
+    return NewTemplate(template, vector_of(template, DIMENSION), "embedding")
+
+
+def _delete_gallery(url: str, name: str) -> None:
+    with Node(url) as node:
+        node.store.delete_gallery(name)
+
+
+# Upgrades of the tables
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Callable[[], str]]:
+    """A database of revision 0002: whose vectors it has, and fresh copies of it."""
+    if request.param == "sqlite":
+        made = tmp_path / "old.db"
+        kept = at_revision_0002(f"sqlite:///{made}", 120, 5)
+
+        def copy() -> str:
+            path = tmp_path / f"{uuid.uuid4().hex}.db"
+            shutil.copy(made, path)
+            return f"sqlite:///{path}"
+
+        return kept, copy
+    cluster: Postgres = request.getfixturevalue("postgres")
+    name = f"kith_{uuid.uuid4().hex}"
+    kept = at_revision_0002(cluster.create(name), 120, 5)
+    return kept, lambda: cluster.create(f"kith_{uuid.uuid4().hex}", copy_of=name)
+
+
+def test_an_upgrade_killed_midway_is_finished_by_the_next_start(
+    old: tuple[dict[str, Any], Callable[[], str]], tally: Tally
+) -> None:
+    kept, copy = old
+    rng, took, before = np.random.default_rng(), 0.0, 0
+    rounds = 14 if LONG else 3
+    for i in range(rounds):
+        url = copy()
+        process = CONTEXT.Process(target=_upgrade, args=(url,), daemon=True)
+        started = time.monotonic()
+        process.start()
+        if i:
+            pause(rng.uniform(0.1 * took, took))
+            process.kill()
+            tally.kills["upgrade of the tables"] += 1
+        process.join()
+        took = took or time.monotonic() - started
+        before += revision_of(url) == "0002"
+        with tally.judging():
+            _check_upgraded(url, kept)
+    assert not LONG or before, "every upgrade was done before it was killed"
+
+
+def _upgrade(url: str) -> None:
+    open_engine(url).dispose()
+
+
+def _check_upgraded(url: str, kept: dict[str, Any]) -> None:
+    """Every answer is what the vectors of the old database say."""
+    rng = np.random.default_rng(1)
+    probes = unit(rng.normal(size=(3, DIMENSION)))
+    with Node(url) as node:
+        for among in (None, SubjectFilter(tags=("even",)), SubjectFilter(metadata=(("floor", 2),))):
+            of = [s for s in kept if among is None or (int(s[1:]) % 2 == 0 if among.tags else int(s[1:]) % 3 == 2)]
+            found = node.search("g", probes, 5, among)
+            for probe, hits in zip(probes, found, strict=True):
+                fused = {s: fused_similarity(probe, kept[s], [np.nan] * len(kept[s]), "mean_top_k") for s in of}
+                best = sorted(fused, key=lambda subject: -fused[subject])[:5]
+                assert [subject for subject, _ in hits] == best
+                np.testing.assert_allclose([s for _, s in hits], [fused[s] for s in best], atol=1e-5)
+        counts = node.store.gallery("g")
+        assert (counts.subjects, counts.templates) == (len(kept), sum(map(len, kept.values())))
+        # A key that was given before is not given again: the last template of all was deleted.
+        highest = int(node.store.snapshot(counts).template_pks.max())
+        node.enrol("g", "new", [new_template(template_id(9, 9))])
+        assert int(node.store.snapshot(node.store.gallery("g")).template_pks.max()) > highest + 1
+    assert findings(url) == []
+
+
+# A server
+
+
+def test_a_server_killed_at_work(tmp_path: Path, database_url: DatabaseUrl, tally: Tally) -> None:
+    """Through HTTP: clients know what was acknowledged, and a server that starts again serves it."""
+    url, rng = database_url(), np.random.default_rng()
+    per_request = 3
     acknowledged: dict[str, list[str]] = {}
     sent: dict[str, NDArray[np.float32]] = {}
-    dead = threading.Event()
-    enough = threading.Event()
-
-    def write(writer: int) -> None:
-        rng = np.random.default_rng((kill, writer))
-        with Kith(url, attempts=1) as kith:
-            for i in range(1000):
-                subject = f"w{writer}-{i}"
-                vectors = unit(rng.normal(size=(PER_REQUEST, dimension)))
-                sent[subject] = vectors
-                try:
-                    answer = kith.enrol(
-                        "g", subject, embeddings=list(vectors), allow_inconsistent=True, allow_duplicate=True
-                    )
-                except KithClientError:
-                    dead.set()
-                    return
-                acknowledged[subject] = [r.template for r in answer.results if r.template]
-                if len(acknowledged) > 10 + 7 * kill:
-                    enough.set()
-
-    try:
-        with Kith(url) as kith:
+    with serving(tmp_path, url) as (server,):
+        with server.client() as kith:
             dimension = kith.model().dimension
             # By max, a subject answers for each of its templates.
             kith.create_gallery("g", fusion="max")
-        writers = [threading.Thread(target=write, args=(w,)) for w in range(WRITERS)]
-        for thread in writers:
-            thread.start()
-        assert enough.wait(60)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        for thread in writers:
-            thread.join(60)
-        assert dead.is_set(), "every request succeeded: the kill came too late to prove anything"
+        for kill in range(12 if LONG else 2):
+            alive, dead = threading.Semaphore(0), threading.Event()
 
-        process = start(tmp_path, port)
-        with Kith(url) as kith:
-            stored = {s.id: s.templates for s in kith.subjects("g")}
-            for subject, templates in acknowledged.items():
-                assert [t.id for t in kith.templates("g", subject).templates] == templates
-            # What was cut off is there whole or not at all.
-            assert set(stored) <= set(sent)
-            assert set(stored.values()) == {PER_REQUEST}
-            assert kith.gallery("g").templates == sum(stored.values())
-            # And the index agrees with the database.
-            probes = [sent[subject][0] for subject in stored]
-            for start_row in range(0, len(probes), 50):
-                batch = probes[start_row : start_row + 50]
-                results = kith.identify("g", embeddings=batch, risk={"threshold": 0.99}).results
-                assert [r.subject for r in results] == list(stored)[start_row : start_row + 50]
-    finally:
-        process.kill()
-        process.wait(30)
+            def write(writer: int, kill: int = kill, alive: Any = alive, dead: threading.Event = dead) -> None:
+                drawn = np.random.default_rng((kill, writer))
+                with server.client() as kith:
+                    for i in range(1000):
+                        subject = f"k{kill}-w{writer}-{i}"
+                        vectors = unit(drawn.normal(size=(per_request, dimension)))
+                        sent[subject] = vectors
+                        try:
+                            answer = kith.enrol(
+                                "g", subject, embeddings=list(vectors), allow_inconsistent=True, allow_duplicate=True
+                            )
+                        except KithClientError:
+                            dead.set()
+                            return
+                        acknowledged[subject] = [r.template for r in answer.results if r.template]
+                        alive.release()
+
+            writers = [threading.Thread(target=write, args=(w,)) for w in range(WRITERS)]
+            for thread in writers:
+                thread.start()
+            for _ in range(5):
+                assert alive.acquire(timeout=60)
+            pause(rng.uniform(0, MOST_S))
+            server.kill()
+            tally.kills["enrolment by a server"] += 1
+            for thread in writers:
+                thread.join(60)
+            assert dead.is_set(), "every request succeeded: the kill came too late to prove anything"
+            server.launch()
+            server.wait_until_ready()
+            with tally.judging(), server.client() as kith:
+                stored = {s.id: s.templates for s in kith.subjects("g")}
+                of_this_kill = [subject for subject in acknowledged if subject.startswith(f"k{kill}-")]
+                for subject in of_this_kill:
+                    assert [t.id for t in kith.templates("g", subject).templates] == acknowledged[subject]
+                assert set(acknowledged) <= set(stored) <= set(sent)
+                assert set(stored.values()) == {per_request}
+                assert kith.gallery("g").templates == sum(stored.values())
+                for first in range(0, len(of_this_kill), 50):
+                    batch = of_this_kill[first : first + 50]
+                    probes = [sent[subject][0] for subject in batch]
+                    results = kith.identify("g", embeddings=probes, risk={"threshold": 0.99}).results
+                    assert [r.subject for r in results] == batch
+    with tally.judging():
+        assert findings(url) == []
+
+
+def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
+    """On an empty database, each wanting the same gallery and the same subject in it."""
+    url = database_url()
+    counters = CONTEXT.Array("q", 8, lock=False)
+    processes = [CONTEXT.Process(target=_first_start, args=(url, i, counters), daemon=True) for i in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 8
+    assert sorted(counters) == [0] * 7 + [1]
+    with Node(url) as node:
+        assert len(node.templates("g")) == 8
+        assert [s.id for s in node.store.list_subjects(node.store.gallery("g"), None, 9, SubjectFilter())] == ["a"]
+    assert findings(url) == []
+
+
+def _first_start(url: str, number: int, created: Any) -> None:
+    with Node(url) as node:
+        try:
+            node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+            created[number] = 1
+        except GalleryExistsError:
+            pass
+        node.enrol("g", "a", [new_template(template_id(number, 0))])

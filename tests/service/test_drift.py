@@ -142,18 +142,18 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
-    watches = Watches(calibration)
+    watches = Watches({"f": calibration})
     telemetry = Telemetry(watches)
-    watches.of(1, "staff").add([Decided("no_face")])
-    watches.of(2, "guests").add([Decided("no_face")])
+    watches.of(1, "staff", "f").add([Decided("no_face")])
+    watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()
     watches.drop(1, "staff")
     # A search that began before the deletion ends after it.
-    watches.of(1, "staff").add([Decided("no_face")])
+    watches.of(1, "staff", "f").add([Decided("no_face")])
     assert b"staff" not in telemetry.text()
     assert b"guests" in telemetry.text()
     # Another process deleted "guests" and made it anew: one series, counted from nothing.
-    watches.of(3, "guests").add([Decided("unknown", 0.1, 0.4)])
+    watches.of(3, "guests", "f").add([Decided("unknown", 0.1, 0.4)])
     lines = telemetry.text().decode().splitlines()
     assert 'kith_identify_total{gallery="guests",outcome="no_face"} 0.0' in lines
     assert len({line.rpartition(" ")[0] for line in lines}) == len(lines)

@@ -307,3 +307,8 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
     store.delete_template(gallery, "c", store.list_templates(gallery, "c")[0].id)
     found = store.gallery("g")
     assert (found.subjects, found.templates) == (2, 2)
+
+
+def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="sqlite or postgresql"):
+        open_engine("mysql://localhost/kith")

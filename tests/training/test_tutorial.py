@@ -20,9 +20,8 @@ import pytest
 import torch
 
 from models.pack import load_pack
-from service.client import Kith
 from tests.conftest import ROOT
-from tests.faults.test_sigkill import free_port, start
+from tests.faults.servers import serving
 from training.cli import app
 from training.compare import COLUMNS
 
@@ -182,15 +181,9 @@ def _serve(workplace: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert words == ["kith", "serve"]
     name, _, value = setting.partition("=")
     monkeypatch.setenv(name, value)
-    port = free_port()
-    server = start(workplace / "served", port)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{url}/v1/models").json()["model"] == "mine"
-        with Kith(url) as kith:
+    with serving(workplace / "served", None) as (server,):
+        assert httpx.get(f"{server.url}/v1/models").json()["model"] == "mine"
+        with server.client() as kith:
             (image,) = kith.embed(next((workplace / "PHOTOS").glob("*/*.jpg"))).images
         (face,) = image.faces
         assert len(face.embedding or ()) == 256
-    finally:
-        server.terminate()
-        server.wait(20)

@@ -1,0 +1,245 @@
+"""Whole galleries in and out, as files that stream."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import StreamingResponse
+
+from service.api.context import Context, Kith
+from service.api.galleries import GalleryPath
+from service.api.openapi import PROBLEMS
+from service.api.problems import problem
+from service.api.schemas import GalleryOut, GallerySettingsIn, ImportOut, ImportRefusalOut
+from service.errors import (
+    GalleryExistsError,
+    GalleryNotFoundError,
+    ImportFileError,
+    KithError,
+    UnsupportedMediaTypeError,
+)
+from service.gallery.importing import Export, Format, Import, Report, check_header, export
+from service.gallery.ndjson import Lines
+from service.gallery.parquet import Reader
+from service.gallery.subjects import Gallery, GallerySettings
+from service.gallery.transfer import Header, Items
+
+router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
+MEDIA_TYPES: Final[dict[str, Format]] = {
+    "application/x-ndjson": "ndjson",
+    "application/vnd.apache.parquet": "parquet",
+}
+PIECE_BYTES: Final = 8_000_000
+"""Of a body, what is read before it is worked on."""
+SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin"})
+BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+FILE: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
+FORMATS: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
+
+
+@router.post("/import", openapi_extra=FILE)
+async def import_gallery(
+    gallery: GalleryPath,
+    request: Request,
+    kith: Kith,
+    create: Annotated[bool, Query(description="Make the gallery if there is none, with the file's settings.")] = False,
+    recogniser: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{1,64}$", description="Whose vectors a file without a header holds.")
+    ] = None,
+    skip: Annotated[int, Query(ge=0, description="Pass over lines (Parquet: rows) up to this number.")] = 0,
+) -> ImportOut:
+    """Take a file's subjects and templates: NDJSON, `Content-Encoding: gzip` or none, or Parquet.
+
+    Blocks of thousands are on disk as they are read; a file sent again is passed over as far as it is there. An item
+    that cannot be taken is refused alone. Faces are not examined: duplicates and odd ones are what GET hygiene finds.
+    """
+    kind = _kind(request)
+    intake = _Intake(kith, gallery, create, recogniser, skip)
+    try:
+        if kind == "ndjson":
+            await _take_lines(kith, request, intake)
+        else:
+            await _take_parquet(kith, request, intake)
+    except KithError as error:
+        if intake.taking is not None:
+            error.extra["report"] = _out(gallery, intake.taking.report).model_dump(mode="json")
+        raise
+    finally:
+        if intake.gallery is not None:
+            kith.pipeline.risks.follow(intake.gallery)
+    assert intake.taking is not None  # noqa: S101 - every file has a header or is refused
+    return _out(gallery, intake.taking.report)
+
+
+class _Intake:
+    """Opens the gallery as soon as the file has said what it holds."""
+
+    def __init__(self, kith: Context, name: str, create: bool, recogniser: str | None, skip: int) -> None:
+        self._kith = kith
+        self._name = name
+        self._create = create
+        self._recogniser = recogniser
+        self._skip = skip
+        self.gallery: Gallery | None = None
+        self.taking: Import | None = None
+
+    def default_header(self) -> Header | None:
+        """Of a file without one. Raises GalleryNotFoundError."""
+        if self._recogniser is None:
+            return None
+        try:
+            dimension = self._kith.store.gallery(self._name).dimension
+        except GalleryNotFoundError:
+            if not self._create:
+                raise
+            served = self._kith.recognisers.get(self._recogniser) or self._kith.recognisers.default
+            dimension = served.dimension
+        return Header(self._recogniser, dimension)
+
+    def open(self, header: Header) -> Import:
+        if self.taking is None:
+            self.gallery = self._gallery(header)
+            opened = Import(self._kith.bulk, self.gallery, self._skip)
+            opened.accept(header)
+            self.taking = opened
+        return self.taking
+
+    def _gallery(self, header: Header) -> Gallery:
+        try:
+            return self._kith.store.gallery(self._name)
+        except GalleryNotFoundError:
+            if not self._create:
+                raise
+        try:
+            given = {key: value for key, value in header.settings.items() if key in SETTINGS}
+            settings = GallerySettingsIn.model_validate(given).over(GallerySettings())
+        except ValueError as error:
+            raise ImportFileError("the settings in the file's header are none of a gallery") from error
+        recogniser = self._kith.recognisers.get(header.recogniser) or self._kith.recognisers.default
+        try:
+            # Of a served recogniser: a file of another one is refused, and must not leave a gallery behind.
+            check_header(header, self._name, recogniser.fingerprint, recogniser.dimension)
+            return self._kith.store.create_gallery(self._name, recogniser.fingerprint, recogniser.dimension, settings)
+        except GalleryExistsError:  # since a moment ago
+            return self._kith.store.gallery(self._name)
+
+    def take(self, lines: Lines, blocks: Iterator[Items]) -> None:
+        for items in blocks:
+            assert lines.header is not None  # noqa: S101 - it comes before the first block
+            self.open(lines.header).take(items)
+        if lines.header is not None:
+            self.open(lines.header)
+
+
+async def _take_lines(kith: Context, request: Request, intake: _Intake) -> None:
+    lines = Lines(await kith.run(intake.default_header))
+    async for piece in _pieces(request):
+        await kith.run(intake.take, lines, lines.feed(piece))
+    await kith.run(intake.take, lines, lines.end())
+
+
+async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> None:
+    """Its table of contents stands at its end: it is kept in a file until it is complete."""
+
+    def take() -> None:
+        reader = Reader(spool, intake.default_header())
+        intake.open(reader.header).take_all(reader)
+
+    with tempfile.TemporaryFile() as spool:
+        async for piece in _pieces(request):
+            await kith.run(spool.write, piece)
+        await kith.run(take)
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """The body, unpacked, in pieces of about PIECE_BYTES. Raises ImportFileError."""
+    unpack = _unpacker(request)
+    waiting: list[bytes] = []
+    size = 0
+    async for packed in request.stream():
+        for piece in unpack(packed):
+            waiting.append(piece)
+            size += len(piece)
+            if size >= PIECE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+    yield b"".join(waiting)
+
+
+def _unpacker(request: Request) -> Callable[[bytes], Iterator[bytes]]:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return lambda piece: iter((piece,))
+    if coding != "gzip":
+        raise UnsupportedMediaTypeError(f"content encoding {coding!r}")
+    gzip = zlib.decompressobj(wbits=31)
+
+    def unpack(packed: bytes) -> Iterator[bytes]:
+        try:
+            while packed:
+                yield gzip.decompress(packed, PIECE_BYTES)
+                packed = gzip.unconsumed_tail
+        except zlib.error as error:
+            raise ImportFileError(f"the body is no gzip: {error}") from error
+
+    return unpack
+
+
+def _kind(request: Request) -> Format:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in MEDIA_TYPES:
+        raise UnsupportedMediaTypeError(
+            f"content type {given or 'none'!r}; an import is one of {', '.join(MEDIA_TYPES)}"
+        )
+    return MEDIA_TYPES[given]
+
+
+@router.get("/export", response_class=StreamingResponse, responses=FORMATS)
+async def export_gallery(
+    gallery: GalleryPath,
+    kith: Kith,
+    format: Format = "ndjson",  # noqa: A002 - the name that callers see
+    embeddings: Annotated[bool, Query(description="False: subjects and metadata alone, not to be imported.")] = True,
+    crops: Annotated[bool, Query(description="With the faces that the gallery keeps.")] = False,
+) -> StreamingResponse:
+    """The gallery at one moment, whatever is written meanwhile: subjects, metadata, templates, embeddings."""
+    pieces = Export(export(kith.bulk, gallery, format, settings_of, embeddings, crops))
+    first = await kith.run(pieces.next)  # what is wrong shows before anything is answered
+    media_type = next(name for name, kind in MEDIA_TYPES.items() if kind == format)
+    return StreamingResponse(
+        _streamed(kith, first, pieces),
+        media_type=media_type,
+        headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
+    )
+
+
+async def _streamed(kith: Context, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:
+    try:
+        piece = first
+        while piece is not None:
+            yield piece
+            piece = await kith.run(pieces.next)
+    finally:
+        # Not awaited: if the caller went away, whatever is awaited here is cancelled, and the moment must end.
+        asyncio.get_running_loop().run_in_executor(None, pieces.close)
+
+
+def settings_of(gallery: Gallery) -> dict[str, Any]:
+    return GalleryOut.of(gallery).model_dump(mode="json", include=set(SETTINGS), exclude_none=True)
+
+
+def _out(gallery: str, report: Report) -> ImportOut:
+    return ImportOut(
+        gallery=gallery,
+        items=report.items,
+        subjects=report.subjects,
+        templates=report.templates,
+        present=report.present,
+        refused=report.refused,
+        refusals=[ImportRefusalOut(item=r.number, error=problem(r.error)) for r in report.refusals],
+    )

@@ -1,0 +1,56 @@
+"""Kept faces: cut so large that any recogniser's alignment finds what it needs in it, and read again."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from models.runtime import Float
+from service.gallery.subjects import Crop
+
+GROWTH: Final = 0.5
+"""Of the face box's size, added on each side."""
+MAX_SIDE_PX: Final = 320
+QUALITY: Final = 95
+"""Of WebP."""
+
+
+def cut(
+    image: NDArray[np.uint8],
+    box_xyxy: Float,
+    landmarks_xy: Float,
+    max_side_px: int = MAX_SIDE_PX,
+    quality: int = QUALITY,
+) -> Crop:
+    """Cut a face out of its (H, W, 3) RGB photo, shrunk where it is larger than ``max_side_px``; nothing is made up
+    beyond the photo's border."""
+    x0, y0, x1, y1 = box_xyxy.tolist()
+    grown_x, grown_y = GROWTH * (x1 - x0), GROWTH * (y1 - y0)
+    left, top = (max(0, int(edge)) for edge in (x0 - grown_x, y0 - grown_y))
+    part = image[top : int(np.ceil(y1 + grown_y)), left : int(np.ceil(x1 + grown_x))]
+    height, width = part.shape[:2]
+    scale = min(1.0, max_side_px / max(height, width))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    if scale < 1:
+        part = np.asarray(cv2.resize(part, size, interpolation=cv2.INTER_AREA), np.uint8)
+    # Centres of pixels lie at whole numbers, their edges between them.
+    factors = np.array([size[0] / width, size[1] / height])
+    points = (landmarks_xy.astype(np.float64) - (left, top) + 0.5) * factors - 0.5
+    buffer = io.BytesIO()
+    Image.fromarray(part).save(buffer, "WEBP", quality=quality)
+    return Crop(buffer.getvalue(), tuple((round(x, 3), round(y, 3)) for x, y in points.tolist()))
+
+
+def read(crop: Crop) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """The (h, w, 3) RGB image and its (5, 2) landmarks.
+
+    Raises:
+        OSError, ValueError: the crop is damaged.
+    """
+    with Image.open(io.BytesIO(crop.image), formats=["WEBP"]) as image:
+        return np.asarray(image.convert("RGB")), np.array(crop.landmarks_xy)

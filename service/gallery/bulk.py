@@ -1,0 +1,270 @@
+"""Galleries by thousands of templates: blocks of items into SQL, each in one transaction, and all of one moment out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from models.runtime import Float
+from service.errors import GalleryNotFoundError, TemplateConflictError
+from service.gallery import rows
+from service.gallery.database import Database
+from service.gallery.labels import labels_of
+from service.gallery.store import VECTOR_TYPE, _gallery, _gallery_rows
+from service.gallery.subjects import Gallery
+from service.gallery.tables import changes, crops, galleries, labels, subjects, templates, vectors
+from service.gallery.transfer import Items, Refusal, microseconds, moment, rows_in_block
+
+SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "id", "name", "metadata", "tags", "created_at", "updated_at")
+TEMPLATE_COLUMNS: Final = (
+    "pk",
+    "id",
+    "gallery_pk",
+    "subject_pk",
+    "kind",
+    "quality",
+    "detection_score",
+    "created_at",
+)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of a block of items. ``present`` templates were there already."""
+
+    subjects: int
+    templates: int
+    present: int
+    refused: list[Refusal]
+
+
+class BulkStore:
+    """Many templates at once. All methods block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, gallery: Gallery, items: Items) -> Added:
+        """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
+        already is passed over. A subject that exists keeps its name, metadata and tags.
+
+        Raises:
+            GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
+                meanwhile.
+            StorageError: it cannot be written.
+        """
+        with self._database.change(gallery) as connection:
+            restore = rows.widen_cache(connection)
+            known = _subjects_of(connection, gallery, list(set(items.subjects)))
+            new, refused = _new_templates(connection, gallery, items)
+            refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
+            first = _first_rows(items, refused)
+            unknown = [row for subject, row in first.items() if subject not in known]
+            known |= _add_subjects(connection, gallery, items, unknown)
+            _add_templates(connection, gallery, items.chosen(new), known)
+            count = galleries.update().where(galleries.c.pk == gallery.pk)
+            connection.execute(
+                count.values(
+                    subject_count=galleries.c.subject_count + len(unknown),
+                    template_count=galleries.c.template_count + len(new),
+                )
+            )
+            restore()
+        present = int(items.given.sum()) - len(new) - len(refused)
+        return Added(len(unknown), len(new), present, refusals)
+
+    @contextmanager
+    def reading(self, name: str, embeddings: bool = True, with_crops: bool = False) -> Iterator[Reading]:
+        """A gallery at one moment, which lasts as long as the block. Raises GalleryNotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
+            if row is None:
+                raise GalleryNotFoundError(f"there is no gallery {name!r}")
+            yield Reading(connection, _gallery(row), embeddings, with_crops)
+
+
+def _subjects_of(connection: Connection, gallery: Gallery, ids: list[str]) -> dict[str, int]:
+    query = sa.select(subjects.c.id, subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+    return {row.id: row.pk for row in connection.execute(query.where(rows.among(connection, subjects.c.id, ids)))}
+
+
+def _new_templates(
+    connection: Connection, gallery: Gallery, items: Items
+) -> tuple[list[int], dict[int, TemplateConflictError]]:
+    """Rows of templates that are not there yet, and those whose id another one has, there or earlier in the block."""
+    named = [row for row, given in enumerate(items.given.tolist()) if given]
+    raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
+    seen = _stored(connection, gallery, [items.templates[row] for row in named])
+    if not seen and len({items.templates[row] for row in named}) == len(named):
+        return named, {}
+    new, refused = [], {}
+    for row in named:
+        template, subject = items.templates[row], items.subjects[row]
+        earlier = seen.get(template)
+        if earlier is None:
+            seen[template] = subject, row
+            new.append(row)
+            continue
+        owner, vector = earlier
+        known = raw[vector].tobytes() if isinstance(vector, int) else vector
+        if owner != subject:
+            refused[row] = TemplateConflictError(f"template {template} is one of subject {owner!r}")
+        elif known is not None and known != raw[row].tobytes():
+            refused[row] = TemplateConflictError(f"template {template} has another embedding")
+    return new, refused
+
+
+def _stored(connection: Connection, gallery: Gallery, ids: Sequence[str]) -> dict[str, tuple[str, bytes | int | None]]:
+    """Subject and vector of the templates that exist, by id."""
+    query = (
+        sa.select(templates.c.id, subjects.c.id.label("subject"), vectors.c.vector)
+        .join(subjects, subjects.c.pk == templates.c.subject_pk)
+        .outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == gallery.generation))
+        .where(templates.c.gallery_pk == gallery.pk, rows.among(connection, templates.c.id, ids))
+    )
+    return {row.id: (row.subject, row.vector) for row in connection.execute(query)}
+
+
+def _first_rows(items: Items, refused: dict[int, TemplateConflictError]) -> dict[str, int]:
+    """For each subject the first row that is taken: what it says of the subject is believed."""
+    first: dict[str, int] = {}
+    for row, subject in enumerate(items.subjects):
+        if row not in refused:
+            first.setdefault(subject, row)
+    return first
+
+
+def _add_subjects(connection: Connection, gallery: Gallery, items: Items, chosen: list[int]) -> dict[str, int]:
+    new = items.chosen(chosen)
+    keys = rows.reserve(connection, subjects, len(chosen))
+    columns = (
+        keys,
+        [gallery.pk] * len(keys),
+        new.subjects,
+        new.names,
+        [rows.as_json(said or {}) for said in new.metadata],
+        [rows.as_json(said or []) for said in new.tags],
+        _times(connection, new.subject_created_us),
+        _times(connection, new.subject_updated_us),
+    )
+    rows.insert(connection, subjects, SUBJECT_COLUMNS, zip(*columns, strict=True))
+    borne = [
+        (gallery.pk, label, key)
+        for key, tags, metadata in zip(keys, new.tags, new.metadata, strict=True)
+        if tags or metadata
+        for label in sorted(labels_of(tags or [], metadata or {}))
+    ]
+    rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), borne)
+    return dict(zip(new.subjects, keys, strict=True))
+
+
+def _add_templates(connection: Connection, gallery: Gallery, items: Items, subject_pks: dict[str, int]) -> None:
+    if not len(items):
+        return
+    keys = rows.reserve(connection, templates, len(items))
+    columns = (
+        keys,
+        items.templates,
+        [gallery.pk] * len(items),
+        [subject_pks[subject] for subject in items.subjects],
+        items.kinds,
+        _each(items.qualities, rows.as_json),
+        _each(items.detection_scores, float),
+        _times(connection, items.created_us),
+    )
+    rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
+    raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
+    rows.insert_vectors(connection, keys, gallery.generation, raw.tobytes(), raw.itemsize * raw.shape[1])
+    kept = [
+        (key, crop[0], rows.as_json(crop[1])) for key, crop in zip(keys, items.crops, strict=True) if crop is not None
+    ]
+    if kept:
+        rows.insert(connection, crops, ("template_pk", "image", "landmarks"), kept)
+    lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
+        templates.c.pk.between(keys[0], keys[-1]), templates.c.gallery_pk == gallery.pk
+    )
+    columns_of_log = ["gallery_pk", "template_pk", "subject_pk"]
+    connection.execute(changes.insert().from_select(columns_of_log, lines.order_by(templates.c.pk)))
+
+
+def _each(column: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    """What is not None, converted."""
+    return column if column.count(None) == len(column) else [None if v is None else convert(v) for v in column]
+
+
+def _times(connection: Connection, column: list[int | None]) -> list[datetime | str]:
+    """Now, where an item says nothing."""
+    now = rows.as_time(connection, datetime.now(UTC))
+    said = {us: rows.as_time(connection, moment(us)) for us in set(column) if us is not None}
+    return [now if us is None else said[us] for us in column] if said else [now] * len(column)
+
+
+class Reading:
+    """A gallery as it was when reading began."""
+
+    def __init__(self, connection: Connection, gallery: Gallery, embeddings: bool, with_crops: bool) -> None:
+        self.gallery = gallery
+        self.embeddings = embeddings
+        self._connection = connection
+        self._with_crops = with_crops
+
+    def blocks(self) -> Iterator[Items]:
+        """Everybody by age, each with their templates by age; one without templates is an item all the same. What is
+        known of a subject stands on its first item."""
+        of_template = [templates.c.id, templates.c.kind, templates.c.quality, templates.c.detection_score]
+        vector = vectors.c.vector if self.embeddings else sa.null().label("vector")
+        image, landmarks = (crops.c.image, crops.c.landmarks) if self._with_crops else (sa.null(), sa.null())
+        joined = subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk)
+        if self.embeddings:
+            of_generation = vectors.c.generation == self.gallery.generation
+            joined = joined.outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & of_generation)
+        if self._with_crops:
+            joined = joined.outerjoin(crops, crops.c.template_pk == templates.c.pk)
+        about = [subjects.c[c] for c in ("pk", "id", "name", "metadata", "tags", "created_at", "updated_at")]
+        query = (
+            sa.select(*about, *of_template, templates.c.created_at, vector, image, landmarks)
+            .select_from(joined)
+            .where(subjects.c.gallery_pk == self.gallery.pk)
+            .order_by(subjects.c.pk, templates.c.pk)
+            .execution_options(yield_per=rows_in_block(self.gallery.dimension))
+        )
+        number, last = 1, -1
+        for part in self._connection.execute(query).partitions():
+            yield _block(part, number, last, self.gallery.dimension)
+            number, last = number + len(part), part[-1][0]
+
+
+def _block(part: Sequence[Any], number: int, last: int, dimension: int) -> Items:
+    (pks, ids, names, metadata, tags, born, changed, template_ids, *rest) = (list(c) for c in zip(*part, strict=True))
+    kinds, qualities, scores, created, stored, images, landmarks = rest
+    first = [pk != before for pk, before in zip(pks, [last, *pks], strict=False)]
+
+    def once(column: list[Any]) -> list[Any]:
+        return [value if is_first else None for value, is_first in zip(column, first, strict=True)]
+
+    nothing = bytes(VECTOR_TYPE.itemsize * dimension)
+    block: Float = np.frombuffer(b"".join(vector or nothing for vector in stored), VECTOR_TYPE)
+    return Items(
+        range(number, number + len(part)),
+        ids,
+        once(names),
+        once(metadata),
+        once(tags),
+        [None if at is None else microseconds(at) for at in once(born)],
+        [None if at is None else microseconds(at) for at in once(changed)],
+        template_ids,
+        kinds,
+        qualities,
+        scores,
+        [None if at is None else microseconds(at) for at in created],
+        [None if image is None else (image, marks) for image, marks in zip(images, landmarks, strict=True)],
+        block.reshape(len(part), dimension),
+        np.array([vector is not None for vector in stored], np.bool_),
+    )

@@ -1,0 +1,132 @@
+"""A file into a gallery, block by block; a gallery out, piece by piece."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from service.errors import ImportFileError, RecogniserMismatchError
+from service.gallery import ndjson, parquet
+from service.gallery.bulk import BulkStore
+from service.gallery.subjects import Gallery
+from service.gallery.transfer import Header, Items, Refusal, beyond, check
+
+MOST_REFUSALS: Final = 1000
+Format = Literal["ndjson", "parquet"]
+
+
+@dataclass
+class Report:
+    """What an import did so far. ``items``: read; ``present``: templates that were there already; ``refusals``: the
+    first of the ``refused``."""
+
+    items: int = 0
+    subjects: int = 0
+    templates: int = 0
+    present: int = 0
+    refused: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def refuse(self, refusals: list[Refusal]) -> None:
+        self.refused += len(refusals)
+        self.refusals += refusals[: MOST_REFUSALS - len(self.refusals)]
+
+
+def check_header(header: Header, gallery: str, fingerprint: str, dimension: int) -> None:
+    """Raises RecogniserMismatchError, ImportFileError: nothing of such a file can be taken into this gallery."""
+    if header.recogniser != fingerprint:
+        raise RecogniserMismatchError(
+            f"the file holds vectors of recogniser {header.recogniser[:12]}, "
+            f"gallery {gallery!r} those of {fingerprint[:12]}"
+        )
+    if header.dimension != dimension:
+        raise ImportFileError(f"embeddings have {header.dimension} numbers, this gallery's have {dimension}")
+    if not header.embeddings:
+        raise ImportFileError("the file was exported without embeddings: there is nothing to search by")
+
+
+class Import:
+    """Takes blocks of items into a gallery, each in a transaction of its own: an import that ends early is resumed by
+    giving it the same items again."""
+
+    def __init__(self, store: BulkStore, gallery: Gallery, skip: int = 0) -> None:
+        """``skip``: items with a number up to this one are passed over unread."""
+        self.report = Report()
+        self._store = store
+        self._gallery = gallery
+        self._skip = skip
+
+    def accept(self, header: Header) -> None:
+        """Raises RecogniserMismatchError, ImportFileError."""
+        check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
+
+    def take_all(self, blocks: Iterable[Items]) -> None:
+        """As :meth:`take` each; a block is read while the one before is stored."""
+        waiting = iter(blocks)
+        with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
+            following = reader.submit(next, waiting, None)
+            while (items := following.result()) is not None:
+                following = reader.submit(next, waiting, None)
+                self.take(items)
+
+    def take(self, items: Items) -> None:
+        """Raises GalleryNotFoundError, RecogniserMismatchError, StorageError."""
+        items = beyond(items, self._skip)
+        self.report.items += len(items)
+        sound, refusals = check(items, self._gallery.dimension)
+        if len(sound):
+            added = self._store.add(self._gallery, sound)
+            self.report.subjects += added.subjects
+            self.report.templates += added.templates
+            self.report.present += added.present
+            refusals = sorted(refusals + added.refused, key=lambda refusal: refusal.number)
+        self.report.refuse(refusals)
+
+
+class Export:
+    """Pieces of a file, taken by one thread and closed by another: closing waits for the piece being made."""
+
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+
+    def next(self) -> bytes | None:
+        """None: that was all."""
+        with self._lock:
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._pieces.close()
+
+
+def export(
+    store: BulkStore,
+    name: str,
+    kind: Format,
+    settings: Callable[[Gallery], dict[str, Any]],
+    embeddings: bool = True,
+    crops: bool = False,
+) -> Generator[bytes, None, None]:
+    """The gallery at one moment, which lasts until the last piece is taken or the iterator closed. ``settings``: what
+    the header says of the gallery's.
+
+    Raises:
+        GalleryNotFoundError, StorageError.
+    """
+    with store.reading(name, embeddings, crops) as reading:
+        gallery = reading.gallery
+        counts = {"subjects": gallery.subjects, "templates": gallery.templates}
+        header = Header(gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts)
+        if kind == "parquet":
+            writer = parquet.Writer(header)
+            for block in reading.blocks():
+                yield writer.write(block)
+            yield writer.end()
+            return
+        yield ndjson.header_line(header)
+        for block in reading.blocks():
+            yield ndjson.lines_of(block)

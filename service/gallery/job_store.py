@@ -1,0 +1,333 @@
+"""Long work, in SQL: who runs a job, how far it is, and what became of each of its items.
+
+A job belongs to the process whose lease it bears. A lease that ran out may be taken by any process; whoever lost it so
+can record nothing more, as every record is conditional on still being the owner. Written together with an item's effect
+in one transaction, a record makes the effect happen exactly once, however often the job changes hands.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.errors import GalleryNotFoundError, JobNotFoundError, StorageError
+from service.gallery.database import Database
+from service.gallery.subjects import Gallery
+from service.gallery.tables import galleries, job_items, jobs
+
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
+ITEM_LENGTH: Final = 512
+CLAIMED_AT_ONCE: Final = 16
+"""Jobs that are looked at to find one that this process can run."""
+
+
+class LeaseLostError(Exception):
+    """The job is another process's now, or is gone with its gallery: whoever meets this stops, and records nothing."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``total`` items (None: not counted yet), ``failed`` of them with a problem; ``counts`` by outcome;
+    ``seconds`` of work; ``takeovers`` from processes that died since the last item; ``details``: the kind's own."""
+
+    total: int | None = None
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    takeovers: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """``gallery``: its name. ``parameters``: what was asked, as JSON. ``problem``: why it failed."""
+
+    pk: int
+    id: str
+    kind: str
+    gallery: str
+    state: JobState
+    parameters: dict[str, Any]
+    progress: Progress
+    problem: dict[str, Any] | None
+    cancel: bool
+    owner: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """What became of an item (at most ITEM_LENGTH characters): a word to count it by, and why it failed."""
+
+    item: str
+    outcome: str
+    problem: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class JobItem:
+    item: str
+    problem: dict[str, Any] | None
+    at: datetime
+
+
+class JobStore:
+    """Every method is one transaction; all block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
+        """Queue a job. Raises GalleryNotFoundError."""
+        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        with self._database.write(deleted) as connection:
+            created = create_in(connection, gallery, kind, parameters, job_id)
+        return self.job(created)
+
+    def job(self, job_id: str) -> Job:
+        """Raises JobNotFoundError."""
+        with self._database.read() as connection:
+            return _found(connection, job_id)
+
+    def list_jobs(
+        self, gallery: Gallery | None, states: Collection[JobState], before: int | None, limit: int
+    ) -> list[Job]:
+        """The latest first; ``before``: only those of a smaller key."""
+        query = _rows().order_by(jobs.c.pk.desc()).limit(limit)
+        if gallery is not None:
+            query = query.where(jobs.c.gallery_pk == gallery.pk)
+        if states:
+            query = query.where(jobs.c.state.in_(list(states)))
+        if before is not None:
+            query = query.where(jobs.c.pk < before)
+        with self._database.read() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def items(self, job: Job, after: str | None, limit: int, failed_only: bool = False) -> list[JobItem]:
+        """What was done already, by item."""
+        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.item).limit(limit)
+        if after is not None:
+            query = query.where(job_items.c.item > after)
+        if failed_only:
+            query = query.where(sa.cast(job_items.c.problem, sa.Text) != "null")
+        with self._database.read() as connection:
+            return [JobItem(row.item, row.problem, row.at) for row in connection.execute(query)]
+
+    def done(self, job: Job) -> set[str]:
+        """The items that need not be looked at again."""
+        with self._database.read() as connection:
+            return set(connection.execute(sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk)).scalars())
+
+    def unfinished(self, job_ids: Collection[str]) -> set[str]:
+        """Those of the given jobs that may still be run."""
+        query = sa.select(jobs.c.id).where(jobs.c.id.in_(list(job_ids)), jobs.c.state.not_in(FINISHED))
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+    # For those who run jobs
+
+    def claim(self, process: str, lease_s: float, ready: Callable[[Job], bool]) -> Job | None:
+        """Take the oldest job that nobody runs and that is ``ready`` here; None: there is none. ``process``: a name of
+        at most 48 characters; each claim of it is an owner of its own."""
+        now = _now()
+        expired = (jobs.c.state == "running") & (jobs.c.lease_until < now)
+        free = (jobs.c.state == "queued") | expired
+        query = _rows().where(free).order_by(jobs.c.pk)
+        # A look first: asking takes no lock from those who write.
+        with self._database.read() as connection:
+            waiting = [job for job in map(_job, connection.execute(query)) if ready(job)][:CLAIMED_AT_ONCE]
+        if not waiting:
+            return None
+        with self._database.write(_UNFORESEEN) as connection:
+            chosen = query.where(jobs.c.pk.in_([job.pk for job in waiting])).limit(1)
+            row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
+            if row is None:
+                return None
+            died = row.state == "running" and not row.owner.startswith(process)
+            progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
+            owner = f"{process}-{uuid.uuid4().hex[:8]}"
+            connection.execute(
+                jobs.update()
+                .where(jobs.c.pk == row.pk)
+                .values(state="running", owner=owner, lease_until=_in(lease_s), progress=progress, updated_at=now)
+            )
+            return _found(connection, row.id)
+
+    def renew(self, job: Job, lease_s: float) -> bool:
+        """Keep the lease; tells whether somebody asked to cancel. Raises LeaseLostError."""
+        with self._database.write(_UNFORESEEN) as connection:
+            row = _own(connection, job)
+            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(lease_until=_in(lease_s)))
+            return bool(row.cancel)
+
+    def record(
+        self, job: Job, outcomes: Sequence[ItemOutcome], seconds: float, total: int | None = None, **details: Any
+    ) -> bool:
+        """As :func:`record_in`, in a transaction of its own."""
+        with self._database.write(_UNFORESEEN) as connection:
+            return record_in(connection, job, outcomes, seconds, total, **details)
+
+    def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
+        """Raises LeaseLostError."""
+        with self._database.write(_UNFORESEEN) as connection:
+            _own(connection, job)
+            _end(connection, job.pk, state, problem)
+
+    def release(self, job: Job) -> None:
+        """Give the job back, for any process to take at once. Raises LeaseLostError."""
+        with self._database.write(_UNFORESEEN) as connection:
+            _own(connection, job)
+            _end(connection, job.pk, "queued", None)
+
+    # For everybody
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job that waits; ask the one who runs it to end it between two items. One that is finished stays as it
+        is. Raises JobNotFoundError."""
+        with self._database.write(_UNFORESEEN) as connection:
+            row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
+            if row is None:
+                raise _missing(job_id)
+            if row.state == "queued":
+                _end(connection, row.pk, "cancelled", None)
+            elif row.state == "running":
+                connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
+            return _found(connection, job_id)
+
+    def forget(self, days: float) -> int:
+        """Delete the jobs that were finished so long ago; tells how many."""
+        old = jobs.c.state.in_(FINISHED) & (jobs.c.updated_at < _in(-days * 86400))
+        with self._database.read() as connection:
+            if connection.execute(sa.select(jobs.c.pk).where(old).limit(1)).first() is None:
+                return 0
+        with self._database.write(_UNFORESEEN) as connection:
+            return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+
+def create_in(
+    connection: Connection, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None
+) -> str:
+    """Queue a job within a transaction that makes it necessary; returns its id."""
+    now, job_id = _now(), job_id or uuid.uuid4().hex
+    connection.execute(
+        jobs.insert().values(
+            id=job_id,
+            kind=kind,
+            gallery_pk=gallery.pk,
+            state="queued",
+            parameters=parameters,
+            progress=vars(Progress()),
+            cancel=False,
+            created_at=now,
+            updated_at=now,
+        )
+    )
+    return job_id
+
+
+def record_in(
+    connection: Connection,
+    job: Job,
+    outcomes: Sequence[ItemOutcome],
+    seconds: float,
+    total: int | None = None,
+    **details: Any,
+) -> bool:
+    """Write what became of items, within the transaction that brought their effect about; an item recorded before keeps
+    its first outcome. ``seconds`` of work so far; ``total`` and ``details`` replace what the progress says, if given.
+
+    Returns:
+        Whether somebody asked to cancel.
+
+    Raises:
+        LeaseLostError: the job is another process's; the transaction must not be committed.
+    """
+    row = _own(connection, job)
+    now = _now()
+    keys = [outcome.item for outcome in outcomes]
+    known = sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk, job_items.c.item.in_(keys))
+    before = set(connection.execute(known).scalars()) if keys else set()
+    new = list({o.item: o for o in outcomes if o.item not in before}.values())
+    if new:
+        connection.execute(
+            job_items.insert(), [{"job_pk": job.pk, "item": o.item, "problem": o.problem, "at": now} for o in new]
+        )
+    progress = Progress(**row.progress)
+    document = vars(progress) | {
+        "total": progress.total if total is None else total,
+        "done": progress.done + len(new),
+        "failed": progress.failed + sum(o.problem is not None for o in new),
+        "seconds": round(seconds, 3),
+        "takeovers": 0 if new else progress.takeovers,
+        "counts": dict(Counter(progress.counts) + Counter(o.outcome for o in new)),
+        "details": progress.details | details,
+    }
+    connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=document, updated_at=now))
+    return bool(row.cancel)
+
+
+_UNFORESEEN: Final = StorageError("a constraint of the jobs was refused")
+
+
+def _own(connection: Connection, job: Job) -> sa.Row[Any]:
+    mine = (jobs.c.pk == job.pk) & (jobs.c.owner == job.owner) & (jobs.c.state == "running")
+    row = connection.execute(sa.select(jobs).where(mine).with_for_update()).first()
+    if row is None:
+        raise LeaseLostError(f"job {job.id} is no longer {job.owner}'s")
+    return row
+
+
+def _end(connection: Connection, pk: int, state: JobState, problem: dict[str, Any] | None) -> None:
+    ended = {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": _now()}
+    connection.execute(jobs.update().where(jobs.c.pk == pk).values(**ended))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _in(seconds: float) -> datetime:
+    return _now() + timedelta(seconds=seconds)
+
+
+def _rows() -> sa.Select[Any]:
+    return sa.select(jobs, galleries.c.name.label("gallery")).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
+
+
+def _missing(job_id: str) -> JobNotFoundError:
+    return JobNotFoundError(f"there is no job {job_id!r}")
+
+
+def _found(connection: Connection, job_id: str) -> Job:
+    row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
+    if row is None:
+        raise _missing(job_id)
+    return _job(row)
+
+
+def _job(row: sa.Row[Any]) -> Job:
+    return Job(
+        row.pk,
+        row.id,
+        row.kind,
+        row.gallery,
+        row.state,
+        row.parameters,
+        Progress(**row.progress),
+        row.problem,
+        row.cancel,
+        row.owner,
+        row.created_at,
+        row.updated_at,
+    )

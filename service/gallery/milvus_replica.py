@@ -1,0 +1,282 @@
+"""Galleries in Milvus: replicas that all nodes share, followed in turns, and searched by every rule of fusion."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from models.runtime import Float
+from service.errors import IndexUnavailableError, KithError
+from service.gallery.follower import Replica
+from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
+from service.gallery.index import IndexStats
+from service.gallery.milvus_index import (
+    MOST_RESULTS,
+    NOT_FOUND,
+    Collection,
+    Found,
+    Milvus,
+    MilvusOptions,
+    Place,
+    RowKind,
+    parts,
+)
+from service.gallery.shared_indexes import SharedIndexes, Turn
+from service.gallery.subjects import Gallery, Hit, Snapshot
+
+SETTLED_S: Final = 15.0
+"""After which what was applied is seen without waiting for it: three times the staleness that Milvus allows itself with
+bounded consistency (``common.gracefulTime``)."""
+PROBES_AT_ONCE: Final = 64
+VECTORS_AT_ONCE: Final = 500
+"""Subjects whose vectors one answer holds."""
+SWEEP_S: Final = 600.0
+"""Between two searches for rows of galleries that are gone."""
+log = logging.getLogger(__name__)
+
+
+class MilvusReplica:
+    """One gallery in Milvus."""
+
+    def __init__(self, milvus: Milvus, shared: SharedIndexes, gallery: Gallery) -> None:
+        self._milvus = milvus
+        self._shared = shared
+        self._gallery = gallery
+        self._fusion: Fusion = gallery.settings.fusion
+        self._rows: RowKind = "templates" if self._fusion in ("max", "mean_top_k") else self._fusion  # type: ignore[assignment]
+        self._best = TOP_K if self._fusion == "mean_top_k" else 1
+        self._collection: Collection | None = None
+        self._lock = threading.Lock()
+        self._seen = (-1, time.monotonic())
+        self._count = (-1, 0)
+
+    def catch_up(self) -> None:
+        collection = self._opened()
+        position = self._shared.position(self._gallery, collection.engine)
+        if position.behind:
+            # One thread of this process waits for the turn, not all that its database connections suffice for.
+            with self._lock, self._forgetting_what_is_gone():
+                self._follow(collection, position.last)
+            position = self._shared.position(self._gallery, collection.engine)
+        if position.applied is not None and position.applied != self._seen[0]:
+            self._seen = (position.applied, time.monotonic())
+
+    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+        with self._forgetting_what_is_gone():
+            compared = self._compared(among)
+            if not compared or not len(probes):
+                return [[] for _ in probes], compared
+            hits: list[list[Hit]] = []
+            for start in range(0, len(probes), PROBES_AT_ONCE):
+                hits += self._search(probes[start : start + PROBES_AT_ONCE], min(k, compared), among)
+            return hits, compared
+
+    def stats(self) -> IndexStats:
+        with self._forgetting_what_is_gone():
+            collection = self._opened()
+            kind = self._milvus.options.index
+            return IndexStats(
+                "milvus", kind.lower(), "KITH_MILVUS_INDEX says so", collection.count(self._own), self._seen[0]
+            )
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def _own(self) -> str:
+        return f"gallery == {self._gallery.pk}"
+
+    def _opened(self) -> Collection:
+        if self._collection is None:
+            gallery = self._gallery
+            self._collection = self._milvus.collection(
+                Place(self._rows, gallery.fingerprint, gallery.dimension, gallery.generation)
+            )
+        return self._collection
+
+    @contextmanager
+    def _forgetting_what_is_gone(self) -> Iterator[None]:
+        """A collection that was dropped is made anew next time."""
+        try:
+            yield
+        except IndexUnavailableError as error:
+            if getattr(error.__cause__, "code", None) == NOT_FOUND:
+                self._collection = None
+            raise
+
+    # Following
+
+    def _follow(self, collection: Collection, last: int) -> None:
+        while True:
+            position = self._shared.position(self._gallery, collection.engine)
+            if position.applied is not None and position.applied >= last:
+                return
+            with self._shared.turn(self._gallery, collection.engine) as turn:
+                if turn.position.applied is None:
+                    self._pass(collection, turn)
+                elif turn.position.behind:
+                    concerned, now = turn.next_changes()
+                    self._make_equal(collection, sorted(concerned), now)
+                    turn.advance(now.sequence)
+
+    def _pass(self, collection: Collection, turn: Turn) -> None:
+        after = turn.passed()
+        until, now = turn.next_subjects(after)
+        keys = self._put(collection, now)
+        within = f"{self._own} and subject > {after}" + ("" if until is None else f" and subject <= {until}")
+        collection.remove(collection.keys(within) - keys)
+        turn.pass_to(until)
+
+    def _make_equal(self, collection: Collection, concerned: list[int], now: Snapshot) -> None:
+        keys = self._put(collection, now)
+        # Removed afterwards, so that nobody is missing at any moment.
+        for some in parts(concerned):
+            collection.remove(collection.keys(f"{self._own} and subject in {some}") - keys)
+
+    def _put(self, collection: Collection, now: Snapshot) -> set[int]:
+        if self._rows == "templates":
+            keys, subjects, vectors = now.template_pks, now.subject_pks, now.vectors
+        else:
+            keys = subjects = np.unique(now.subject_pks)
+            vectors = subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rows)
+        collection.put(self._gallery.pk, keys, subjects, vectors)
+        return set(keys.tolist())
+
+    # Searching
+
+    def _compared(self, among: set[int] | None) -> int:
+        collection = self._opened()
+        if among is not None:
+            return sum(collection.count(f"{where} and first == true") for where in self._within(among))
+        sequence, count = self._count
+        if sequence != (now := self._seen[0]):
+            count = collection.count(f"{self._own} and first == true")
+            self._count = (now, count)
+        return count
+
+    def _within(self, among: set[int] | None) -> list[str]:
+        """Expressions that no two rows pass together."""
+        if among is None:
+            return [self._own]
+        return [f"{self._own} and subject in {some}" for some in parts(sorted(among))]
+
+    def _search(self, probes: Float, k: int, among: set[int] | None) -> list[list[Hit]]:
+        best: list[list[Hit]] = [[] for _ in probes]
+        for where in self._within(among):
+            best = [_best(have + new, k) for have, new in zip(best, self._distinct(probes, k, where), strict=True)]
+        return best
+
+    def _distinct(self, probes: Float, k: int, where: str) -> list[list[Hit]]:
+        """The ``k`` best subjects of each probe among the rows that pass."""
+        depth = min(MOST_RESULTS, k if self._rows != "templates" else 4 * k * self._best)
+        answers = self._opened().search(probes, depth, where, self._settled)
+        fused = self._fused(probes, answers, where)
+        return [
+            self._widened(probe, k, where, depth, answer, hits)
+            for probe, answer, hits in zip(probes, answers, fused, strict=True)
+        ]
+
+    def _widened(self, probe: Float, k: int, where: str, depth: int, answer: Found, hits: list[Hit]) -> list[Hit]:
+        """Ask on for other subjects until there are ``k`` that none unseen can surpass."""
+        best = hits
+        # A subject not seen yet has no row above the last one seen, and no fused similarity either.
+        while not answer.all and (len(best) < k or _best(best, k)[-1].similarity < answer.similarities[-1]):
+            depth = min(MOST_RESULTS, depth * 4)
+            others = f"{where} and subject not in {[hit.subject_pk for hit in best]}"
+            (answer,) = self._opened().search(probe[None], depth, others, self._settled)
+            best = best + self._fused(probe[None], [answer], others)[0]
+        return _best(best, k)
+
+    def _fused(self, probes: Float, answers: list[Found], where: str) -> list[list[Hit]]:
+        """The subjects of each answer with their similarity by the gallery's rule."""
+        if self._best == 1:
+            return [_best_of_each(answer) for answer in answers]
+        subjects = sorted({subject for answer in answers for subject in answer.subjects})
+        similarity: list[dict[int, float]] = [{} for _ in probes]
+        # Templates too far down to have been seen count as well.
+        for some in parts(subjects, VECTORS_AT_ONCE):
+            owners, vectors = self._opened().vectors(f"{self._own} and subject in {some}")
+            fused = scores(probes, vectors, owners, np.full(len(owners), np.nan, np.float32), self._fusion)
+            for known, row in zip(similarity, fused.tolist(), strict=True):
+                known.update(zip(np.unique(owners).tolist(), row, strict=True))
+        return [
+            [Hit(subject, known[subject]) for subject in dict.fromkeys(answer.subjects) if subject in known]
+            for known, answer in zip(similarity, answers, strict=True)
+        ]
+
+    @property
+    def _settled(self) -> bool:
+        return time.monotonic() - self._seen[1] > SETTLED_S
+
+
+def _best(hits: list[Hit], k: int) -> list[Hit]:
+    return sorted(hits, key=lambda hit: -hit.similarity)[:k]
+
+
+def _best_of_each(answer: Found) -> list[Hit]:
+    best: dict[int, float] = {}
+    for subject, similarity in zip(answer.subjects, answer.similarities, strict=True):
+        best.setdefault(subject, similarity)
+    return [Hit(subject, similarity) for subject, similarity in best.items()]
+
+
+class MilvusEngine:
+    """Milvus for the wiring: what makes replicas, whether it answers, and the removal of rows whose gallery is gone: at
+    once where one is deleted, and now and then in the background, for a node may die, or Milvus be away, in between."""
+
+    def __init__(self, options: MilvusOptions, shared: SharedIndexes) -> None:
+        self._milvus = Milvus(options)
+        self._shared = shared
+        self._stop = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_at_times, name="milvus-sweeper", daemon=True)
+
+    def start(self) -> None:
+        self._sweeper.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._sweeper.ident is not None:
+            self._sweeper.join()
+        self._milvus.close()
+
+    def replica(self, gallery: Gallery) -> Replica:
+        return MilvusReplica(self._milvus, self._shared, gallery)
+
+    def check(self) -> None:
+        """Prove that Milvus answers. Raises IndexUnavailableError."""
+        self._milvus.check()
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove the rows of a deleted gallery. If Milvus is away, they go with a later sweep."""
+        try:
+            for _, collection in self._milvus.collections():
+                collection.remove_where(f"gallery == {gallery.pk}")
+        except IndexUnavailableError as error:
+            log.warning("rows of gallery %d stay in the index for now: %s", gallery.pk, error.detail)
+
+    def sweep(self) -> None:
+        """Remove the rows of galleries, and of their generations, that are gone. Raises IndexUnavailableError."""
+        for place, collection in self._milvus.collections():
+            while not self._stop.is_set():
+                living = self._shared.living(place.generation, place.fingerprint)
+                strangers = collection.galleries(f"gallery not in {sorted(living)}")
+                # A gallery may be younger than the list; a key is never used twice.
+                gone = strangers - self._shared.living(place.generation, place.fingerprint)
+                if not gone:
+                    break
+                collection.remove_where(f"gallery in {sorted(gone)}")
+
+    def _sweep_at_times(self) -> None:
+        while True:
+            try:
+                self.sweep()
+            except KithError as error:
+                log.warning("galleries that are gone may have rows left in the index: %s", error.detail)
+            if self._stop.wait(SWEEP_S):
+                return

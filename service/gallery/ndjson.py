@@ -1,0 +1,236 @@
+"""A gallery as lines of JSON: a header, then an item a line. Embeddings in base64 of little-endian float32, or as lists
+of numbers."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from models.runtime import Float
+from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
+from service.gallery.transfer import VECTOR_TYPE, Header, Items, microseconds, moment, rows_in_block
+
+LONGEST_LINE: Final = 10_000_000
+FIELDS: Final = (
+    "subject",
+    "name",
+    "metadata",
+    "tags",
+    "subject_created_at",
+    "subject_updated_at",
+    "template",
+    "kind",
+    "quality",
+    "detection_score",
+    "created_at",
+    "embedding",
+    "crop",
+    "landmarks",
+)
+KNOWN: Final = frozenset(FIELDS)
+
+
+class Lines:
+    """Reads a file as it comes, piece by piece. Not safe to share between threads."""
+
+    def __init__(self, default: Header | None = None) -> None:
+        """``default``: what to believe of a file without a header; without either a file is refused."""
+        self.header: Header | None = None
+        self._default = default
+        self._rest = b""
+        self._waiting: list[bytes] = []
+        self._lines = 0
+
+    def feed(self, piece: bytes) -> Iterator[Items]:
+        """Blocks that are complete now. Raises ImportFileError."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {LONGEST_LINE} bytes")
+        yield from self._take(lines)
+
+    def end(self) -> Iterator[Items]:
+        """The last block. Raises ImportFileError."""
+        yield from self._take([self._rest])
+        self._rest = b""
+        if self.header is None:
+            raise ImportFileError("the file is empty")
+        if self._waiting:
+            yield self._block(self.header, self._waiting)
+            self._waiting = []
+
+    def _take(self, lines: list[bytes]) -> Iterator[Items]:
+        if self.header is None:
+            lines = self._take_header(lines)
+        if self.header is None:
+            return
+        self._waiting += lines
+        size = rows_in_block(self.header.dimension)
+        while len(self._waiting) >= size:
+            yield self._block(self.header, self._waiting[:size])
+            self._waiting = self._waiting[size:]
+
+    def _take_header(self, lines: list[bytes]) -> list[bytes]:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                self._lines += 1
+                continue
+            try:
+                document = orjson.loads(line)
+            except ValueError as error:
+                raise ImportFileError(f"line {self._lines + 1} is not JSON") from error
+            if isinstance(document, dict) and "kith" in document:
+                self.header = Header.of(document)
+                self._lines += 1
+                return lines[number + 1 :]
+            if self._default is None:
+                raise ImportFileError("the file has no header line; name its recogniser with ?recogniser=")
+            self.header = self._default
+            return lines[number:]
+        return []
+
+    def _block(self, header: Header, lines: list[bytes]) -> Items:
+        """Lines without text are passed over; they have a number all the same."""
+        numbers: list[int] = []
+        documents: list[dict[str, Any]] = []
+        malformed: dict[int, KithError] = {}
+        for number, line in enumerate(lines, start=self._lines + 1):
+            if not line or line.isspace():
+                continue
+            try:
+                document = orjson.loads(line)
+                if not isinstance(document, dict):
+                    raise ItemError("is not a JSON object")
+                if unknown := document.keys() - KNOWN:
+                    raise ItemError(f"unknown field {min(unknown)[:64]!r}")
+            except ValueError:
+                document, malformed[len(numbers)] = {}, ItemError("is not JSON")
+            except ItemError as error:
+                document, malformed[len(numbers)] = {}, error
+            numbers.append(number)
+            documents.append(document)
+        self._lines += len(lines)
+        return _items(numbers, documents, header.dimension, malformed)
+
+
+def _items(numbers: list[int], documents: list[dict[str, Any]], d: int, malformed: dict[int, KithError]) -> Items:
+    def column(name: str) -> list[Any]:
+        return [document.get(name) for document in documents]
+
+    def moments(name: str) -> list[int | None]:
+        return [_attempt(row, _microseconds, document.get(name)) for row, document in enumerate(documents)]
+
+    def _attempt(row: int, convert: Any, *given: Any) -> Any:
+        try:
+            return convert(*given)
+        except KithError as error:
+            malformed.setdefault(row, error)
+            return None
+
+    vectors: list[bytes | None] = [_attempt(row, _vector, e, d) for row, e in enumerate(column("embedding"))]
+    nothing = bytes(4 * d)
+    stacked = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
+    return Items(
+        numbers,
+        column("subject"),
+        column("name"),
+        column("metadata"),
+        column("tags"),
+        moments("subject_created_at"),
+        moments("subject_updated_at"),
+        column("template"),
+        column("kind"),
+        column("quality"),
+        column("detection_score"),
+        moments("created_at"),
+        [_attempt(row, _crop, document) for row, document in enumerate(documents)],
+        stacked,
+        np.array([v is not None for v in vectors], np.bool_),
+        malformed,
+    )
+
+
+def _vector(given: Any, dimension: int) -> bytes | None:
+    if given is None:
+        return None
+    try:
+        if isinstance(given, str):
+            raw = binascii.a2b_base64(given, strict_mode=True)
+        elif isinstance(given, list):
+            raw = np.array(given, VECTOR_TYPE).tobytes()
+        else:
+            raise EmbeddingError("embedding: must be base64 or a list of numbers")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise EmbeddingError(f"embedding: {error}") from error
+    if len(raw) != 4 * dimension:
+        raise EmbeddingError(f"embedding has {len(raw) / 4:g} numbers, this recogniser's have {dimension}")
+    return raw
+
+
+def _microseconds(text: Any) -> int | None:
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+        return microseconds(given if given.tzinfo else given.replace(tzinfo=UTC))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ItemError(f"{str(text)[:64]!r} is no time: write like 2026-01-31T12:00:00Z") from error
+
+
+def _crop(document: dict[str, Any]) -> tuple[bytes, Any] | None:
+    image = document.get("crop")
+    if image is None:
+        return None
+    try:
+        return binascii.a2b_base64(image, strict_mode=True), document.get("landmarks")
+    except (ValueError, TypeError) as error:
+        raise ItemError(f"crop: must be base64 ({error})") from error
+
+
+def header_line(header: Header) -> bytes:
+    return orjson.dumps(header.document(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def lines_of(items: Items, as_lists: bool = False) -> bytes:
+    """One line an item, without the fields that it says nothing in; ``as_lists``: embeddings as lists of numbers."""
+    lines = []
+    texts = _embeddings(items.vectors, items.given.tolist(), as_lists)
+    for row, (subject, text) in enumerate(zip(items.subjects, texts, strict=True)):
+        crop = items.crops[row]
+        document = {
+            "subject": subject,
+            "name": items.names[row],
+            "metadata": items.metadata[row],
+            "tags": items.tags[row],
+            "subject_created_at": _iso(items.subject_created_us[row]),
+            "subject_updated_at": _iso(items.subject_updated_us[row]),
+            "template": items.templates[row],
+            "kind": items.kinds[row],
+            "quality": items.qualities[row],
+            "detection_score": items.detection_scores[row],
+            "created_at": _iso(items.created_us[row]),
+            "embedding": text,
+            "crop": None if crop is None else binascii.b2a_base64(crop[0], newline=False).decode(),
+            "landmarks": None if crop is None else crop[1],
+        }
+        said = {name: value for name, value in document.items() if value is not None}
+        lines.append(orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+    return b"".join(lines)
+
+
+def _embeddings(vectors: Float, given: list[bool], as_lists: bool) -> list[Any]:
+    if as_lists:
+        return [vector if has else None for vector, has in zip(vectors, given, strict=True)]
+    raw = np.ascontiguousarray(vectors, VECTOR_TYPE)
+    return [
+        binascii.b2a_base64(vector, newline=False).decode() if has else None
+        for vector, has in zip(raw, given, strict=True)
+    ]
+
+
+def _iso(us: int | None) -> str | None:
+    return None if us is None else moment(us).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,209 @@
+"""How far an index outside this process, which all nodes share, has followed a gallery's log, and whose turn it is to
+take it further.
+
+One row says how far (``index_states``), and its lock is the turn: of all nodes, one changes the shared index of a
+gallery at a time, and reads what to write only once it has the turn, so that nobody writes what is no longer true. A
+node that dies gives its turn up with its connection; the next repeats what it had begun, which does no harm, as a step
+makes the index equal to the database whatever the index held before.
+
+An index that is begun, or that fell behind the log's floor, goes through all subjects first. Until it has been through,
+a second row of the same gallery says how far it came, so that another node goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from service.errors import GalleryNotFoundError
+from service.gallery.database import Database
+from service.gallery.store import read_snapshot
+from service.gallery.subjects import Gallery, Snapshot
+from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
+
+LINES_AT_ONCE: Final = 1000
+"""Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
+SUBJECTS_AT_ONCE: Final = 1000
+BEGUN: Final = "/begun"
+"""After an engine's name: the row that says which subject a passage through all of them has come to."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far an index has ``applied`` the log, None while it lacks what came before; and the log's ``last`` number."""
+
+    applied: int | None
+    last: int
+
+    @property
+    def behind(self) -> bool:
+        return self.applied is None or self.applied < self.last
+
+
+class SharedIndexes:
+    """Positions and turns by gallery and engine: a name of at most 26 characters that says where the index is."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def position(self, gallery: Gallery, engine: str) -> Position:
+        """Raises GalleryNotFoundError."""
+        with self._database.read() as connection:
+            return _position(connection, gallery, engine)
+
+    @contextmanager
+    def turn(self, gallery: Gallery, engine: str) -> Iterator[Turn]:
+        """Wait for the turn to change the index, and hold it for the block; what the turn recorded is kept if the block
+        ends without an error.
+
+        Raises:
+            GalleryNotFoundError: the gallery was deleted.
+            StorageError: the database does not answer.
+        """
+        with self._database.write(_deleted(gallery)) as connection:
+            start = _position(connection, gallery, engine).last
+            key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
+            now = datetime.now(UTC)
+            first = {"engine": engine, "sequence": start, "updated_at": now}
+            if self._insert(connection, key | first):
+                self._insert(connection, key | first | {"engine": engine + BEGUN, "sequence": 0})
+            # A turn that another had when this one's insertion found its row has ended here.
+            row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
+            if connection.execute(row).first() is None:
+                raise _deleted(gallery)
+            yield Turn(connection, gallery, engine)
+
+    def _insert(self, connection: Connection, row: dict[str, object]) -> bool:
+        insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
+        added = insert.values(**row).on_conflict_do_nothing().returning(index_states.c.engine)
+        return connection.execute(added).first() is not None
+
+    def living(self, generation: int, fingerprint: str) -> set[int]:
+        """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""
+        query = sa.select(generations.c.gallery_pk).where(
+            generations.c.generation == generation,
+            generations.c.fingerprint.startswith(fingerprint, autoescape=True),
+            generations.c.state != "dropped",
+        )
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+
+class Turn:
+    """One node's turn at one index. Everything is read as it stands now."""
+
+    def __init__(self, connection: Connection, gallery: Gallery, engine: str) -> None:
+        self._connection = connection
+        self._gallery = gallery
+        self._engine = engine
+        self.position = _position(connection, gallery, engine)
+
+    def passed(self) -> int:
+        """The subject up to which the passage through all subjects has come. If the log no longer reaches back to
+        where the index is, it is begun here."""
+        begun = _is(self._gallery, self._engine + BEGUN)
+        applied = sa.select(index_states.c.sequence).where(_is(self._gallery, self._engine))
+        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
+        come = self._connection.execute(sa.select(index_states.c.sequence).where(begun)).scalar()
+        if self._connection.execute(applied).scalar_one() >= self._connection.execute(floor).scalar_one():
+            return int(come or 0)
+        self._set(self._engine, self.position.last)
+        if come is None:
+            self._connection.execute(
+                index_states.insert().values(
+                    gallery_pk=self._gallery.pk,
+                    generation=self._gallery.generation,
+                    engine=self._engine + BEGUN,
+                    sequence=0,
+                    updated_at=datetime.now(UTC),
+                )
+            )
+        else:
+            self._set(self._engine + BEGUN, 0)
+        return 0
+
+    def next_subjects(self, after: int) -> tuple[int | None, Snapshot]:
+        """The templates of the next subjects by key, and the key of the last of these; None: there are none beyond."""
+        query = (
+            sa.select(subjects.c.pk)
+            .where(subjects.c.gallery_pk == self._gallery.pk, subjects.c.pk > after)
+            .order_by(subjects.c.pk)
+            .limit(SUBJECTS_AT_ONCE)
+        )
+        pks = self._connection.execute(query).scalars().all()
+        chosen = templates.c.subject_pk.in_(pks)
+        last = pks[-1] if len(pks) == SUBJECTS_AT_ONCE else None
+        return last, read_snapshot(self._connection, self._gallery, self.position.last, chosen)
+
+    def pass_to(self, subject_pk: int | None) -> None:
+        """Record that the passage has come to a subject, or with None, to its end: the index is as of its beginning,
+        or later, and follows the log from there."""
+        if subject_pk is not None:
+            self._set(self._engine + BEGUN, subject_pk)
+        else:
+            self._connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
+            self._connection.execute(_touch(_is(self._gallery, self._engine)))
+
+    def next_changes(self) -> tuple[set[int], Snapshot]:
+        """Keys of the subjects that the next lines of the log concern, and the templates that these have now, as of the
+        last of those lines or later. A template filed elsewhere concerns both of its subjects at once."""
+        assert self.position.applied is not None  # noqa: S101 - callers look first
+        query = (
+            sa.select(changes.c.sequence, changes.c.subject_pk, templates.c.subject_pk.label("owner"))
+            .outerjoin(templates, templates.c.pk == changes.c.template_pk)
+            .where(changes.c.gallery_pk == self._gallery.pk, changes.c.sequence > self.position.applied)
+            .order_by(changes.c.sequence)
+            .limit(LINES_AT_ONCE)
+        )
+        lines = self._connection.execute(query).all()
+        last = lines[-1].sequence if lines else self.position.last
+        concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
+        chosen = templates.c.subject_pk.in_(sorted(concerned))
+        return concerned, read_snapshot(self._connection, self._gallery, last, chosen)
+
+    def advance(self, sequence: int) -> None:
+        """Record that the log was applied up to here."""
+        self._set(self._engine, sequence)
+
+    def _set(self, engine: str, sequence: int) -> None:
+        self._connection.execute(_touch(_is(self._gallery, engine)).values(sequence=sequence))
+
+
+def _position(connection: Connection, gallery: Gallery, engine: str) -> Position:
+    state = sa.select(index_states.c.sequence).where
+    last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
+    row = connection.execute(
+        sa.select(
+            galleries.c.log_floor,
+            last.scalar_subquery().label("last"),
+            state(_is(gallery, engine)).scalar_subquery().label("applied"),
+            state(_is(gallery, engine + BEGUN)).scalar_subquery().label("begun"),
+        ).where(galleries.c.pk == gallery.pk)
+    ).first()
+    if row is None:
+        raise _deleted(gallery)
+    followed = row.applied is not None and row.begun is None and row.applied >= row.log_floor
+    return Position(row.applied if followed else None, max(row.last or 0, row.log_floor))
+
+
+def _is(gallery: Gallery, engine: str) -> sa.ColumnElement[bool]:
+    return (
+        (index_states.c.gallery_pk == gallery.pk)
+        & (index_states.c.generation == gallery.generation)
+        & (index_states.c.engine == engine)
+    )
+
+
+def _touch(chosen: sa.ColumnElement[bool]) -> sa.Update:
+    return index_states.update().where(chosen).values(updated_at=datetime.now(UTC))
+
+
+def _deleted(gallery: Gallery) -> GalleryNotFoundError:
+    return GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")

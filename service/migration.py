@@ -1,0 +1,113 @@
+"""Jobs of a gallery that moves to another recogniser: kept crops are embedded anew, and what is no longer needed goes.
+
+What is done is what has a vector: a job that was killed goes on with the templates that have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.runtime import Float
+from service import crops
+from service.errors import GalleryMovedError, ImageDamagedError
+from service.gallery.generations import DROP, FILL, Generations, Waiting
+from service.gallery.job_store import ItemOutcome, Job
+from service.gallery.risks import GalleryRisks
+from service.gallery.store import Store
+from service.gallery.subjects import Crop, Gallery
+from service.jobs import JobContext, JobKind
+from service.recognisers import Recognisers, Served
+
+EMBEDDED_AT_ONCE: Final = 32
+"""Templates of one transaction."""
+DROPPED_AT_ONCE: Final = 5000
+
+
+@dataclass(frozen=True)
+class Migrations:
+    """What the jobs need."""
+
+    store: Store
+    generations: Generations
+    recognisers: Recognisers
+    risks: GalleryRisks
+
+    def kinds(self) -> dict[str, JobKind]:
+        return {FILL: JobKind(self.fill, self.is_served), DROP: JobKind(self.drop)}
+
+    def is_served(self, job: Job) -> bool:
+        return self.recognisers.get(job.parameters["fingerprint"]) is not None
+
+    def fill(self, context: JobContext) -> None:
+        """Give every template with a crop a vector of the job's generation; what is enrolled meanwhile too."""
+        generation: int = context.job.parameters["generation"]
+        view = self._view(context)
+        if view is None:
+            return
+        progress, covered = context.job.progress, self.generations.coverage(view, generation)
+        context.record([], total=progress.done - progress.failed + covered.with_crop)
+        found = True
+        while found:
+            after, found = 0, False
+            while (view := self._view(context)) is not None:
+                context.check()
+                waiting = self.generations.waiting(view, generation, after, EMBEDDED_AT_ONCE)
+                if not waiting:
+                    break
+                after = waiting[-1].pk
+                found |= self._embed(context, view, generation, waiting)
+        if view is not None:
+            self.risks.follow(view)
+
+    def _view(self, context: JobContext) -> Gallery | None:
+        """The gallery as the job's generation sees it; None: it is of no use any more."""
+        gallery = self.store.gallery(context.job.gallery)
+        generation = context.job.parameters["generation"]
+        other = gallery.other
+        if generation != gallery.generation and (
+            other is None or other.number != generation or other.state == "set_aside"
+        ):
+            return None
+        return gallery.under(generation)
+
+    def _embed(self, context: JobContext, view: Gallery, generation: int, waiting: list[Waiting]) -> bool:
+        """Tells whether any of them could be embedded."""
+        served = self.recognisers.of(view)
+        cut, outcomes = {}, []
+        for one in waiting:
+            try:
+                cut[one.pk] = aligned(one.crop, served)
+                outcomes.append(ItemOutcome(one.id, "embedded"))
+            except (OSError, ValueError) as error:
+                problem = ImageDamagedError(f"the kept crop cannot be read: {error}").document()
+                outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
+        made = served.recogniser.embed(np.stack(list(cut.values()))) if cut else np.empty((0, served.dimension))
+        vectors: dict[int, Float] = dict(zip(cut, made, strict=True))
+        try:
+            context.asked(self.generations.add(view, generation, vectors, context.job, outcomes, context.seconds))
+        except GalleryMovedError:
+            return True  # cut over or rolled back meanwhile: read again, it may still be wanted
+        return bool(vectors)
+
+    def drop(self, context: JobContext) -> None:
+        """Delete the vectors of the job's generation."""
+        while True:
+            context.check()
+            gallery = self.store.gallery(context.job.gallery)
+            try:
+                if not self.generations.drop_some(gallery, context.job.parameters["generation"], DROPPED_AT_ONCE):
+                    return
+            except GalleryMovedError:
+                continue
+
+
+def aligned(crop: Crop, served: Served) -> NDArray[np.uint8]:
+    """The (size_px, size_px, 3) face as this recogniser wants it. Raises OSError, ValueError where it is damaged."""
+    image, landmarks_xy = crops.read(crop)
+    (face,) = align(image, landmarks_xy[None], served.recogniser.alignment)
+    return np.asarray(face, np.uint8)

@@ -1,0 +1,85 @@
+"""Real servers in processes of their own, ended one by one, by what started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+
+from service.client import Kith
+
+START_TIMEOUT_S = 60
+
+
+class Server:
+    """``kith serve`` on a free port."""
+
+    def __init__(self, folder: Path, database_url: str | None = None, **settings: str) -> None:
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._environment = (
+            os.environ
+            | settings
+            | {
+                "KITH_DATA_DIR": str(folder),
+                "KITH_PORT": str(self._port),
+                "KITH_LOG_LEVEL": "ERROR",
+            }
+        )
+        if database_url is not None:
+            self._environment["KITH_DATABASE_URL"] = database_url
+        self.launch()
+
+    def launch(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", "service.cli", "serve"], env=self._environment)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, "the service ended by itself"
+            if self.readiness() == 200:
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError("the service did not become ready")
+
+    def readiness(self) -> int | None:
+        """The status of /readyz; None: no answer."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=30).status_code
+        except httpx.TransportError:
+            return None
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(30)
+
+    def client(self, attempts: int = 1) -> Kith:
+        return Kith(self.url, attempts=attempts)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def serving(folder: Path, *database_urls: str | None) -> Iterator[list[Server]]:
+    """A ready server for each URL, None: SQLite in the folder."""
+    servers = [Server(folder, url) for url in database_urls]
+    try:
+        for server in servers:
+            server.wait_until_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

@@ -1,0 +1,60 @@
+"""Writers in each other's way are told to try again, and nothing of theirs is stored."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from service.errors import StorageBusyError, StorageError
+from service.gallery.database import Database, open_engine
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings
+from service.gallery.tables import galleries
+from tests.postgres import Postgres
+
+
+def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    engine, other = open_engine(url), open_engine(url)
+    store = Store(Database(engine))
+    # The patience of the service's connections is ten seconds; here, a hundredth of one.
+    sa.event.listen(
+        engine, "engine_connect", lambda connection: connection.connection.execute("PRAGMA busy_timeout=10")
+    )
+    with other.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
+        store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    store.close()
+    other.dispose()
+
+
+def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -> None:
+    database = Database(open_engine(postgres.create(f"kith_{uuid.uuid4().hex}")))
+    store = Store(database)
+    one, two = (store.create_gallery(name, "f" * 32, 8, GallerySettings()) for name in ("one", "two"))
+    both_hold = threading.Barrier(2)
+    told: list[StorageError] = []
+
+    def write(mine: int, theirs: int) -> None:
+        try:
+            with database.write(StorageError("a constraint")) as connection:
+                for pk in (mine, theirs):
+                    count = galleries.c.template_count + 1
+                    connection.execute(galleries.update().where(galleries.c.pk == pk).values(template_count=count))
+                    if pk == mine:
+                        both_hold.wait(10)
+        except StorageError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=write, args=keys) for keys in ((one.pk, two.pk), (two.pk, one.pk))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [type(error) for error in told] == [StorageBusyError]
+    assert [store.gallery(name).templates for name in ("one", "two")] == [1, 1]
+    store.close()

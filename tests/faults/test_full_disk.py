@@ -1,0 +1,110 @@
+"""No room left: a write says so and leaves nothing behind, searches go on, and with room all is as before."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.recognition import unit
+from service.client import Kith, KithClientError
+from service.errors import StorageFullError
+from service.gallery.check import open_check
+from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.faults.servers import serving
+from tests.faults.workers import Node
+
+SIZE_MB = 4
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of SIZE_MB; skips where none may be mounted."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system may be mounted here: run as root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take the last byte."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+    return filler
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    rng = np.random.default_rng(0)
+    with serving(small_disk, None) as (server,), server.client() as kith:
+        dimension = kith.model().dimension
+        kith.create_gallery("g", fusion="max")
+        enrolled = {f"s{i}": unit(rng.normal(size=(1, dimension))) for i in range(20)}
+        for subject, vectors in enrolled.items():
+            _enrol(kith, subject, vectors)
+        filler = fill(small_disk)
+        refused: list[str] = []
+        for i in range(200):  # the last pages that the database has already may still take some
+            vectors = unit(rng.normal(size=(20, dimension)))
+            try:
+                _enrol(kith, f"t{i}", vectors)
+                enrolled[f"t{i}"] = vectors
+            except KithClientError as error:
+                assert (error.status, error.code) == (507, "storage_full"), str(error)
+                refused.append(f"t{i}")
+            if len(refused) >= 5:
+                break
+        assert len(refused) >= 5
+        _look(kith, enrolled)
+        assert server.readiness() == 200  # it can be searched
+        filler.unlink()
+        _enrol(kith, refused[0], enrolled["s0"] * -1)
+        enrolled[refused[0]] = enrolled["s0"] * -1
+        _look(kith, enrolled)
+    with open_check(f"sqlite:///{small_disk / 'kith.db'}") as check:
+        assert list(check.findings(None, False)) == []
+
+
+def _enrol(kith: Kith, subject: str, vectors: np.ndarray) -> None:
+    answer = kith.enrol("g", subject, embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
+    assert answer.enrolled == len(vectors)
+
+
+def _look(kith: Kith, enrolled: dict[str, np.ndarray]) -> None:
+    """Exactly these are there, by listing and by searching."""
+    assert {s.id: s.templates for s in kith.subjects("g")} == {s: len(v) for s, v in enrolled.items()}
+    for subject, vectors in enrolled.items():
+        (result,) = kith.identify("g", embeddings=[vectors[0]], risk={"threshold": 0.99}).results
+        assert result.subject == subject
+
+
+def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
+    """As a full disk, where none can be mounted."""
+    with Node(f"sqlite:///{tmp_path / 'kith.db'}") as node:
+        gallery = node.store.create_gallery("g", "f" * 32, 32, GallerySettings())
+
+        def limit(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("PRAGMA max_page_count = 60")
+
+        sa.event.listen(node.engine, "begin", limit)
+        vectors = unit(np.random.default_rng(0).normal(size=(5000, 32)))
+        with pytest.raises(StorageFullError):
+            node.store.enrol(gallery, "a", [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
+        assert node.templates("g") == {}
+        node.store.enrol(gallery, "b", [NewTemplate(uuid.uuid4().hex, vectors[0], "embedding")], None)
+        (((found, _),),) = node.search("g", vectors[:1], 3)
+        assert found == "b"

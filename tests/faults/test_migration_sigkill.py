@@ -1,0 +1,185 @@
+"""Killed at random instants while a gallery moves to another recogniser, a service is before or after each step, and
+has lost nothing: every template, with a vector of each recogniser that its crop or its enrolment gave it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.detection import Detector
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from models.runtime import Float, Network
+from service import crops
+from service.api.migration_schemas import MigrationOut
+from service.client import Kith, KithClientError
+from service.gallery.database import Database, open_engine
+from service.gallery.generations import Generations
+from service.gallery.store import Store
+from service.gallery.subjects import Crop, GallerySettings, NewTemplate
+from tests.faults import LONG
+from tests.faults.servers import Server
+from tests.packs import projected_pack
+from tests.postgres import DatabaseUrl
+
+TEMPLATES = 600 if LONG else 300
+KILLS = 20 if LONG else 2
+WAIT_S = 120
+Step = Callable[[Kith], MigrationOut]
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> ModelPack:
+    return projected_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture
+def url(database_url: DatabaseUrl) -> str:
+    return database_url()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(Database(open_engine(url)))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def people(
+    store: Store, detector: Detector, recogniser: Recogniser, astronaut: NDArray[np.uint8]
+) -> dict[str, tuple[Float, Crop]]:
+    """A gallery ``g`` of one photo in many lights, each with its crop; by subject."""
+    (faces,) = detector.detect([astronaut])
+    gallery = store.create_gallery(
+        "g", recogniser.fingerprint, recogniser.dimension, GallerySettings(fusion="max", keep_crops=True)
+    )
+    rng = np.random.default_rng(1)
+    made: dict[str, tuple[Float, Crop]] = {}
+    photos = [(astronaut * rng.uniform(0.4, 1, 3)).astype(np.uint8) for _ in range(TEMPLATES)]
+    for start in range(0, TEMPLATES, 50):
+        some = photos[start : start + 50]
+        vectors = recogniser.embed(np.concatenate([align(photo, faces.landmarks_xy[:1]) for photo in some]))
+        for i, (photo, vector) in enumerate(zip(some, vectors, strict=True), start):
+            crop = crops.cut(photo, faces.boxes_xyxy[0], faces.landmarks_xy[0])
+            store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "photo", crop=crop)], None)
+            made[f"s{i}"] = vector, crop
+    return made
+
+
+def killed(server: Server, step: Step, delay_s: float) -> bool:
+    """Kill the server so long after a step was asked for; tells whether it was acknowledged before."""
+    told: list[MigrationOut] = []
+
+    def ask() -> None:
+        with server.client() as kith, suppress(KithClientError):
+            told.append(step(kith))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(delay_s)
+    server.kill()
+    asking.join(WAIT_S)
+    acknowledged = bool(told)
+    server.launch()
+    server.wait_until_ready()
+    return acknowledged
+
+
+def settled(server: Server) -> MigrationOut:
+    deadline = time.monotonic() + WAIT_S
+    with server.client() as kith:
+        while (told := kith.migration("g")).jobs:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+    return told
+
+
+def check_sound(store: Store, people: dict[str, tuple[Float, Crop]], second: ModelPack) -> None:
+    """The gallery's row, its generations and their vectors say the same."""
+    gallery = store.gallery("g")
+    kept = Generations(store._database).kept(gallery)
+    assert [one.state == "current" for one in kept] == [True] + [False] * (len(kept) - 1)
+    current = kept[0]
+    assert (gallery.generation, gallery.fingerprint) == (current.number, current.fingerprint)
+    assert gallery.dimension == current.dimension
+    assert gallery.templates == len(people)
+    theirs = Recogniser(Network(second.recognition.path), second.recognition)
+    for one in kept:
+        view = gallery.under(one.number)
+        stored = store.snapshot(view)
+        names = {pk: subject.id for pk, subject in store.subjects_by_pk(stored.subject_pks.tolist()).items()}
+        chosen = np.random.default_rng(2).permutation(len(stored.subject_pks))[:20]
+        for row in chosen.tolist():
+            vector, crop = people[names[int(stored.subject_pks[row])]]
+            if one.fingerprint == theirs.fingerprint:
+                image, points = crops.read(crop)
+                (vector,) = theirs.embed(align(image, points[None]))
+            assert float(stored.vectors[row] @ vector) > 0.9999
+
+
+def test_killed_at_every_step_nothing_is_lost(
+    url: str,
+    store: Store,
+    people: dict[str, tuple[Float, Crop]],
+    second: ModelPack,
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(4)
+    first, theirs = store.gallery("g").fingerprint, second.recognition.fingerprint()
+    server = Server(tmp_path, url, KITH_ALSO=str(second.directory))
+    try:
+        server.wait_until_ready()
+        # In the middle of re-embedding: the next server goes on.
+        for _ in range(KILLS):
+            killed(server, lambda kith: kith.migrate("g", "projected"), float(rng.uniform(0.05, 0.6)))
+            check_sound(store, people, second)
+        with server.client() as kith:
+            kith.migrate("g", "projected")
+        told = settled(server)
+        assert told.other is not None and told.other.embedded == told.other.templates == len(people)
+        check_sound(store, people, second)
+
+        # At each transition, of which there is a before and an after, and no between.
+        steps: tuple[tuple[Step, tuple[str, str], tuple[str, str]], ...] = (
+            (lambda kith: kith.cut_over("g"), ("shadow", first), ("cut_over", theirs)),
+            (lambda kith: kith.roll_back("g"), ("cut_over", theirs), ("set_aside", first)),
+            (lambda kith: kith.finish_migration("g"), ("set_aside", first), ("none", first)),
+        )
+        for _ in range(max(1, KILLS // 4)):
+            for step, before, after in steps:
+                acknowledged = killed(server, step, float(rng.uniform(0, 0.05)))
+                with server.client() as kith:
+                    told = kith.migration("g")
+                    state = told.state, told.current.recogniser
+                    assert state == after if acknowledged else state in (before, after)
+                    assert told.current.embedded == len(people)
+                    check_sound(store, people, second)
+                    told = step(kith)  # whoever was cut off asks again
+                    assert (told.state, told.current.recogniser) == after
+                    (found,) = kith.identify("g", embeddings=[_probe(store)], risk={"threshold": 0.9}).results
+                    assert found.similarity is not None and found.similarity > 0.999
+            check_sound(store, people, second)
+            settled(server)
+            assert store.gallery("g").other is None
+            with server.client() as kith:
+                assert kith.migrate("g", "projected").other is not None
+            told = settled(server)
+            assert told.other is not None and told.other.embedded == len(people)
+    finally:
+        server.kill()
+
+
+def _probe(store: Store) -> Float:
+    """A vector that the gallery has now."""
+    gallery = store.gallery("g")
+    return np.asarray(store.snapshot(gallery).vectors[0], np.float32)

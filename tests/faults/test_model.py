@@ -1,0 +1,330 @@
+"""Several processes on one database: every acknowledged write is seen by every process's next search."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.recognition import unit
+from models.runtime import Float
+from service.client import Kith
+from service.gallery.fusion import Fusion
+from service.gallery.labels import labels_of
+from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from tests.faults import LONG
+from tests.faults.history import NEVER, Kind, Operation, has_an_order
+from tests.faults.judging import operations_of, without_an_order
+from tests.faults.servers import serving
+from tests.faults.workers import CONTEXT, Answered, Asked, Found, Node, Task, Worker, Writer, seen
+from tests.postgres import DatabaseUrl
+from tests.service.test_fusion import RULES, fused_similarity
+
+SUBJECTS = 8
+DIMENSION = 32
+WRITERS = 4
+
+
+# One after the other, against a model
+
+
+class Model:
+    """What the gallery holds, as a person would keep it; searched by brute force in float64."""
+
+    def __init__(self, fusion: Fusion) -> None:
+        self.fusion = fusion
+        self.enrolled: dict[str, list[NewTemplate]] = {}
+        self.said: dict[str, tuple[dict[str, Any], list[str]]] = {}
+
+    def search(self, probes: Float, k: int, chosen: SubjectFilter | None) -> Found:
+        return [self._nearest(probe, k, chosen) for probe in probes]
+
+    def _nearest(self, probe: Float, k: int, chosen: SubjectFilter | None) -> list[tuple[str, float]]:
+        fused = [
+            (subject, fused_similarity(probe, [t.vector for t in owned], [_quality(t) for t in owned], self.fusion))
+            for subject, owned in self.enrolled.items()
+            if owned and (chosen is None or self._passes(subject, chosen))
+        ]
+        return sorted(fused, key=lambda found: -found[1])[:k]
+
+    def _passes(self, subject: str, chosen: SubjectFilter) -> bool:
+        metadata, tags = self.said.get(subject, ({}, []))
+        return labels_of(chosen.tags, dict(chosen.metadata)) <= labels_of(tags, metadata)
+
+
+def _quality(template: NewTemplate) -> float:
+    return template.quality["score"] if template.quality else math.nan
+
+
+class Actor(Protocol):
+    """A process with a gallery open."""
+
+    def call(self, method: str, *arguments: Any) -> Any: ...
+
+
+class HttpActor:
+    """A server, by what :class:`Node` calls things."""
+
+    def __init__(self, kith: Kith) -> None:
+        self._kith = kith
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, f"_{method}")(*arguments)
+
+    def _put_subject(self, gallery: str, subject: str, metadata: dict[str, Any], tags: list[str]) -> None:
+        self._kith.put_subject(gallery, subject, None, metadata, tags)
+
+    def _delete_subject(self, gallery: str, subject: str) -> None:
+        self._kith.delete_subject(gallery, subject)
+
+    def _delete_template(self, gallery: str, subject: str, template: str) -> None:
+        self._kith.delete_template(gallery, subject, template)
+
+    def _move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
+        self._kith.move_template(gallery, subject, template, to)
+
+    def _change_fusion(self, gallery: str, fusion: Fusion) -> None:
+        self._kith.update_gallery(gallery, fusion=fusion)
+
+    def _enrol(self, gallery: str, subject: str, new: list[NewTemplate]) -> list[str | None]:
+        given = [template.vector for template in new]
+        answer = self._kith.enrol(gallery, subject, embeddings=given, allow_duplicate=True, allow_inconsistent=True)
+        return [result.template for result in answer.results]
+
+    def _search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None) -> Found:
+        options = {} if chosen is None else {"filter": {"tags": chosen.tags, "metadata": dict(chosen.metadata)}}
+        risk = {"threshold": 0.5}
+        answer = self._kith.identify(gallery, embeddings=list(probes), risk=risk, top_k=k, **options)
+        return [[(c.subject, c.similarity) for c in result.candidates] for result in answer.results]
+
+
+def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps: int, seed: int) -> Counter[str]:
+    """Random steps by random processes; after each, the next search of every process is the model's."""
+    rng = np.random.default_rng(seed)
+    done: Counter[str] = Counter()
+    for _ in range(steps):
+        actor = actors[rng.integers(len(actors))]
+        subject, other = (f"s{i}" for i in rng.choice(SUBJECTS, 2, replace=False))
+        owned = model.enrolled.get(subject, [])
+        step = str(
+            rng.choice(
+                ["enrol", "put subject", "delete subject", "delete template", "move", "change the fusion"],
+                p=[0.4, 0.14, 0.06, 0.15, 0.17, 0.08],
+            )
+        )
+        if step == "enrol":
+            vectors = unit(rng.normal(size=(int(rng.integers(1, 5)), dimension)))
+            new = [_of_some_quality(vector, rng, actor) for vector in vectors]
+            given = actor.call("enrol", gallery, subject, new)
+            if isinstance(actor, HttpActor):
+                new = [replace(template, id=name) for template, name in zip(new, given, strict=True)]
+            model.enrolled.setdefault(subject, []).extend(new)
+        elif step == "put subject":
+            metadata, tags = {"floor": int(rng.integers(3))}, [str(rng.choice(["night", "day"]))]
+            actor.call("put_subject", gallery, subject, metadata, tags)
+            model.said[subject] = (metadata, tags)
+            model.enrolled.setdefault(subject, [])
+        elif step == "delete subject" and subject in model.enrolled:
+            actor.call("delete_subject", gallery, subject)
+            del model.enrolled[subject]
+            model.said.pop(subject, None)
+        elif step == "delete template" and owned:
+            actor.call("delete_template", gallery, subject, owned.pop(int(rng.integers(len(owned)))).id)
+        elif step == "move" and owned and other in model.enrolled:
+            moved = owned.pop(int(rng.integers(len(owned))))
+            actor.call("move_template", gallery, subject, moved.id, other)
+            model.enrolled[other].append(moved)
+        elif step == "change the fusion":
+            model.fusion = RULES[rng.integers(len(RULES))]
+            actor.call("change_fusion", gallery, model.fusion)
+        else:
+            continue
+        done[step] += 1
+        probes = unit(rng.normal(size=(2, dimension)))
+        k = int(rng.integers(2, SUBJECTS + 1))
+        for chosen in (None, _some_filter(rng)):
+            expected = model.search(probes, k, chosen)
+            for each in actors:
+                _compare(each.call("search", gallery, probes, k, chosen), expected, 1e-5 + 5e-5 * _rounds(each))
+    return done
+
+
+def _of_some_quality(vector: Float, rng: np.random.Generator, actor: Actor) -> NewTemplate:
+    if rng.random() < 0.3 or isinstance(actor, HttpActor):
+        return NewTemplate(uuid.uuid4().hex, vector, "embedding")
+    return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
+
+
+def _some_filter(rng: np.random.Generator) -> SubjectFilter:
+    metadata = (("floor", int(rng.integers(3))),) if rng.random() < 0.5 else ()
+    return SubjectFilter((str(rng.choice(["night", "day"])),) if not metadata or rng.random() < 0.3 else (), metadata)
+
+
+def _rounds(actor: Actor) -> bool:
+    return isinstance(actor, HttpActor)
+
+
+def _compare(found: Found, expected: Found, tolerance: float) -> None:
+    for hits, wanted in zip(found, expected, strict=True):
+        assert [subject for subject, _ in hits] == [subject for subject, _ in wanted]
+        np.testing.assert_allclose([s for _, s in hits], [s for _, s in wanted], rtol=0, atol=tolerance)
+
+
+def test_four_processes_answer_as_the_model_after_every_write(database_url: DatabaseUrl) -> None:
+    url = fresh(database_url(), "max")
+    workers = [Worker(url) for _ in range(4)]
+    try:
+        done = play(list(workers), "g", Model("max"), DIMENSION, 400 if LONG else 60, seed=3)
+    finally:
+        for worker in workers:
+            worker.close()
+    assert min(done.values()) >= 2 and len(done) == 6
+
+
+def test_servers_and_stores_answer_alike(tmp_path: Path, database_url: DatabaseUrl) -> None:
+    url = database_url()
+    with serving(tmp_path, url, url) as (one, two), one.client() as first, two.client() as second:
+        first.create_gallery("g", fusion="mean_top_k")
+        workers = [Worker(url)]
+        actors: list[Actor] = [HttpActor(first), HttpActor(second), *workers]
+        try:
+            done = play(actors, "g", Model("mean_top_k"), first.model().dimension, 150 if LONG else 25, seed=4)
+        finally:
+            for worker in workers:
+                worker.close()
+    assert done.total() > 12
+
+
+def fresh(url: str, fusion: Fusion, *galleries: str) -> str:
+    """The database at ``url``, with empty galleries (default: one, "g")."""
+    with Node(url) as node:
+        for name in galleries or ("g",):
+            node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    return url
+
+
+# At once, against every order that explains it
+
+
+def at_once(url: str, gallery: str, shared_subjects: int, steps: int, unlocked: bool = False) -> list[list[Any]]:
+    """Writers at work on a gallery; what each asked and was answered."""
+    weights = {"enrol": 3.0, "delete": 1.0, "delete subject": 0.5, "read": 5.0}
+    if shared_subjects:
+        weights["move"] = 3.0
+    counters = CONTEXT.Array("q", WRITERS, lock=False)
+    writers = [
+        Writer(Task(url, gallery, i, WRITERS, shared_subjects, steps, weights, unlocked), counters)
+        for i in range(WRITERS)
+    ]
+    return [writer.finished() for writer in writers]
+
+
+def after_all(url: str, gallery: str, histories: list[list[Any]]) -> list[list[Any]]:
+    """The histories, and one of a process that looked when all had ended, in SQL and by its index."""
+    templates = tuple({t for h in histories for line in h if isinstance(line, Asked) for t in line.templates})
+    with Node(url) as node:
+        found = node.store.gallery(gallery)
+        stored = node.templates(gallery)
+        by_search = seen(node, found, templates)
+    assert found.templates == len(stored)
+    assert by_search == {template: stored.get(template) for template in templates}
+    return [*histories, [Asked(1, "read", 1e15, templates, None), Answered(1, 1e15, dict(by_search))]]
+
+
+@pytest.mark.parametrize(("fusion", "shared_subjects"), [("max", 6), ("quality_weighted", 0)])
+def test_what_processes_do_at_once_has_an_order(
+    database_url: DatabaseUrl, fusion: Fusion, shared_subjects: int
+) -> None:
+    url = fresh(database_url(), fusion)
+    if not url.startswith("sqlite"):
+        commit_late(url)
+    histories = at_once(url, "g", shared_subjects, 1500 if LONG else 100)
+    answered = Counter(line.kind for history in histories for line in history if isinstance(line, Asked))
+    assert min(answered[kind] for kind in ("enrol", "delete", "delete subject", "read")) > 5
+    by_template = operations_of(after_all(url, "g", histories))
+    assert without_an_order(by_template) == {}
+
+
+def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
+    """Writers of one gallery take turns; those of another neither wait for them nor come between their numbers."""
+    names = ["a", "b", "c"]
+    url = fresh(database_url(), "max", *names)
+    if not url.startswith("sqlite"):
+        commit_late(url)
+    weights = {"enrol": 3.0, "move": 2.0, "read": 4.0}
+    counters = CONTEXT.Array("q", 2, lock=False)
+    running = {
+        name: [Writer(Task(url, name, i, 2, 4, 400 if LONG else 40, weights), counters) for i in range(2)]
+        for name in names
+    }
+    for name, writers in running.items():
+        histories = after_all(url, name, [writer.finished() for writer in writers])
+        assert without_an_order(operations_of(histories)) == {}
+
+
+def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any) -> None:
+    """A test of the tests: where numbers are not in the order of commits, they notice."""
+    url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"), "max")
+    commit_late(url)
+    histories = at_once(url, "g", 6, 80, unlocked=True)
+    assert without_an_order(operations_of(histories)) != {}
+
+
+def commit_late(url: str) -> None:
+    """From now on each transaction that wrote to the change log waits, as it commits, for up to 10 ms a line."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(random() * 0.01); RETURN NULL; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON changes DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION dawdle()"
+        )
+    engine.dispose()
+
+
+# The judge itself
+
+
+def operation(kind: Kind, began: float, ended: float, subject: str | None, to: str | None = None) -> Operation:
+    return Operation(kind, began, ended, subject, to)
+
+
+@pytest.mark.parametrize(
+    ("operations", "explained"),
+    [
+        ([operation("enrol", 0, 1, "a"), operation("read", 2, 3, "a")], True),
+        ([operation("enrol", 0, 1, "a"), operation("read", 2, 3, None)], False),  # an acknowledged write unseen
+        ([operation("enrol", 0, 4, "a"), operation("read", 1, 2, "a"), operation("read", 3, 5, None)], False),
+        ([operation("enrol", 0, NEVER, "a"), operation("read", 2, 3, None)], True),
+        ([operation("enrol", 0, NEVER, "a"), operation("read", 2, 3, "a")], True),
+        ([operation("enrol", 5, 6, "a"), operation("read", 2, 3, "a")], False),  # seen before it was asked
+        (
+            [operation("enrol", 0, 1, "a"), operation("move", 2, 6, "a", "b"), operation("read", 3, 4, "a")],
+            True,
+        ),
+        (
+            [operation("enrol", 0, 1, "a"), operation("move", 2, 3, "a", "b"), operation("read", 4, 5, "a")],
+            False,
+        ),
+        (
+            [operation("enrol", 0, 1, "a"), operation("delete", 2, 3, "a"), operation("delete", 4, 5, "a")],
+            False,
+        ),
+        (
+            [operation("enrol", 0, 1, "a"), operation("delete subject", 0, 2, "a"), operation("read", 3, 4, "a")],
+            True,
+        ),
+    ],
+)
+def test_an_order_is_found_where_there_is_one(operations: list[Operation], explained: bool) -> None:
+    assert has_an_order(operations) == explained

@@ -1,0 +1,121 @@
+"""The database goes away under load and comes back: clear errors, no restart, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.recognition import unit
+from models.runtime import Float
+from service.client import KithClientError
+from service.gallery.check import open_check
+from tests.faults import LONG
+from tests.faults.servers import serving
+from tests.postgres import Postgres
+
+CLIENTS = 3
+DOWN_S = 0.5
+
+
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode: str) -> None:
+    """``immediate`` is a crash: it recovers from its log; ``fast`` breaks every connection."""
+    url = postgres.create(f"kith_{uuid.uuid4().hex}")
+    acknowledged: dict[str, str] = {}
+    vectors: dict[str, Float] = {}
+    repeated: list[str] = []
+    unforeseen: list[str] = []
+    stopping = threading.Event()
+    searched = threading.Semaphore(0)
+    with serving(tmp_path, url) as (server,):
+        with server.client() as kith:
+            dimension = kith.model().dimension
+            kith.create_gallery("g", fusion="max")
+
+        def enrol(client: int) -> None:
+            """Each request until it is answered, under one key."""
+            rng = np.random.default_rng(client)
+            with server.client() as kith:
+                for i in range(100_000):
+                    if stopping.is_set():
+                        return
+                    subject = f"c{client}-{i}"
+                    (vectors[subject],) = unit(rng.normal(size=(1, dimension)))
+                    key = uuid.uuid4().hex
+                    while True:
+                        try:
+                            answer = kith.enrol(
+                                "g",
+                                subject,
+                                embeddings=[vectors[subject]],
+                                idempotency_key=key,
+                                allow_duplicate=True,
+                                allow_inconsistent=True,
+                            )
+                        except KithClientError as error:
+                            note(error)
+                            repeated.append(subject)
+                            threading.Event().wait(0.05)
+                            continue
+                        acknowledged[subject] = answer.results[0].template or ""
+                        break
+
+        def identify() -> None:
+            rng = np.random.default_rng(99)
+            with server.client() as kith:
+                while not stopping.is_set():
+                    known = list(acknowledged)
+                    if not known:
+                        continue
+                    subject = known[rng.integers(len(known))]
+                    try:
+                        (result,) = kith.identify("g", embeddings=[vectors[subject]], risk={"threshold": 0.99}).results
+                    except KithClientError as error:
+                        note(error)
+                        continue
+                    if result.subject != subject:
+                        unforeseen.append(f"{subject} is acknowledged and not found")
+                    searched.release()
+
+        def note(error: KithClientError) -> None:
+            if (error.status, error.code) not in ((503, "storage_unavailable"), (503, "storage_busy")):
+                unforeseen.append(str(error))
+
+        clients = [threading.Thread(target=enrol, args=(c,)) for c in range(CLIENTS)]
+        clients.append(threading.Thread(target=identify))
+        for thread in clients:
+            thread.start()
+        try:
+            for _ in range(6 if LONG else 2):
+                for _ in range(10):
+                    assert searched.acquire(timeout=60), unforeseen
+                postgres.stop(mode)
+                try:
+                    assert server.readiness() == 503
+                    threading.Event().wait(DOWN_S)
+                finally:
+                    postgres.start()
+                deadline = time.monotonic() + 30
+                while server.readiness() != 200:
+                    assert time.monotonic() < deadline, "not ready again"
+                while searched.acquire(blocking=False):
+                    pass
+        finally:
+            stopping.set()
+            for thread in clients:
+                thread.join(60)
+        assert unforeseen == []
+        assert repeated, "nothing was interrupted: the restarts prove nothing"
+        with server.client() as kith:
+            stored = {s.id: s.templates for s in kith.subjects("g")}
+            # Whether its first commit was lost or only the answer to it, a repeated request is stored once.
+            assert stored == dict.fromkeys(acknowledged, 1)
+            for subject, template in acknowledged.items():
+                assert [t.id for t in kith.templates("g", subject).templates] == [template]
+    with open_check(url) as check:
+        assert list(check.findings(None, False)) == []

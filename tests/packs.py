@@ -1,0 +1,44 @@
+"""Packs that are made on the fly, so that two recognisers can be told apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from models.pack import BUNDLED, MANIFEST, ModelPack, load_pack, replace_calibration, sha256_of
+
+PROJECTED = 96
+
+
+def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJECTED, seed: int = 7) -> ModelPack:
+    """The bundled pack with its embeddings turned and cut to ``dimension``: it knows people nearly as well, and its
+    vectors compare with nobody else's. It claims the bundled pack's calibration."""
+    source = load_pack(BUNDLED)
+    directory = Path(shutil.copytree(BUNDLED, folder / name))
+    path = directory / source.recognition.path.name
+    model = onnx.load(path)
+    (output,) = model.graph.output
+    turned, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(source.recognition.dimension,) * 2))
+    matrix = np.ascontiguousarray(turned[:, :dimension], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(matrix, "projection"))
+    model.graph.node.append(helper.make_node("MatMul", [output.name, "projection"], ["projected"]))
+    batch = output.type.tensor_type.shape.dim[0].dim_param or "batch"
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("projected", onnx.TensorProto.FLOAT, [batch, dimension]))
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest |= {"model_id": name, "display_name": name}
+    manifest["tasks"]["recognition"] |= {"sha256": sha256_of(path), "embedding_dimension": dimension}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    pack = load_pack(directory)
+    assert source.calibration is not None
+    replace_calibration(pack, {**source.calibration, "recogniser": pack.recognition.fingerprint()})
+    pack = load_pack(directory)
+    pack.verify()
+    return pack

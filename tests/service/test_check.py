@@ -1,0 +1,198 @@
+# ruff: noqa: S608 - statements of the tests' own
+"""Each way in which a database can be wrong is found, and mended where it can be; a sound one has no findings."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from models.recognition import unit
+from service.cli import app
+from service.errors import StorageDamagedError
+from service.gallery.check import open_check
+from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, DatabaseCheck
+from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.faults.workers import Node
+from tests.postgres import DatabaseUrl
+
+DIMENSION = 16
+Damage = Callable[[sa.Connection], Any]
+G = "(SELECT pk FROM galleries WHERE name = 'g')"
+
+
+@pytest.fixture
+def url(database_url: DatabaseUrl) -> str:
+    """A database with two galleries in use."""
+    rng = np.random.default_rng(0)
+    made = database_url()
+    with Node(made) as node:
+        for name in ("g", "other"):
+            gallery = node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
+            for i in range(12):
+                node.put_subject(name, f"s{i}", {"floor": i % 3}, ["night"])
+                new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in unit(rng.normal(size=(2, DIMENSION)))]
+                node.store.enrol(gallery, f"s{i}", new, None)
+            node.delete_subject(name, "s3")
+            node.move_template(name, "s0", node.store.list_templates(gallery, "s0")[0].id, "s1")
+    return made
+
+
+def damage(url: str, *how: str | Damage) -> None:
+    """By another hand: without the service, and without its constraints."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET session_replication_role = replica")
+        for step in how:
+            if callable(step):
+                step(connection)
+            else:
+                connection.exec_driver_sql(step)
+    engine.dispose()
+
+
+def found(url: str, repair: bool = False, name: str | None = None) -> dict[str, bool]:
+    """Kinds of the findings, and whether they were mended."""
+    with open_check(url) as check:
+        return {finding.kind: finding.repaired for finding in check.findings(name, repair)}
+
+
+def a_vector(value: bytes) -> Damage:
+    def change(connection: sa.Connection) -> None:
+        pk = connection.exec_driver_sql(f"SELECT max(pk) FROM templates WHERE gallery_pk = {G}").scalar_one()
+        statement = sa.text("UPDATE vectors SET vector = :value WHERE template_pk = :pk")
+        connection.execute(statement, {"value": value, "pk": pk})
+
+    return change
+
+
+def uncounted(connection: sa.Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("DELETE FROM templates WHERE pk = (SELECT max(pk) FROM templates)")
+        connection.exec_driver_sql("UPDATE sqlite_sequence SET seq = 5 WHERE name = 'templates'")
+    else:
+        connection.exec_driver_sql("SELECT setval(pg_get_serial_sequence('templates', 'pk'), 5)")
+
+
+LONG = np.full(DIMENSION, 3, "<f4").tobytes()
+NUMBERLESS = np.full(DIMENSION, np.nan, "<f4").tobytes()
+MENDED: Final[dict[str, list[str | Damage]]] = {
+    "orphans": [f"DELETE FROM subjects WHERE gallery_pk = {G} AND id = 's5'"],
+    "counters": [uncounted],
+    "generation": [f"DELETE FROM generations WHERE gallery_pk = {G}"],
+    "counts": ["UPDATE galleries SET subject_count = 3, template_count = template_count + 1 WHERE name = 'g'"],
+    "labels": [f"DELETE FROM labels WHERE gallery_pk = {G}"],
+    "vectors_unowned": [
+        f"INSERT INTO vectors SELECT pk, 7, vector FROM templates JOIN vectors ON template_pk = pk "
+        f"WHERE gallery_pk = {G}"
+    ],
+    "vectors_length": [a_vector(LONG)],
+    "log": [f"DELETE FROM changes WHERE template_pk = (SELECT max(pk) FROM templates WHERE gallery_pk = {G})"],
+    "evidence": [
+        "INSERT INTO evidence SELECT pk, 0, 1000, 'max', 24, '{}', created_at FROM galleries WHERE name = 'g'"
+    ],
+    "index_states": [
+        "INSERT INTO index_states SELECT pk, 0, 'milvus', 1000, created_at FROM galleries WHERE name = 'g'"
+    ],
+}
+
+
+def test_what_is_wrong_is_found_told_and_mended(url: str) -> None:
+    assert found(url) == {}
+    for kind, how in MENDED.items():
+        damage(url, *how)
+        wrong = set(found(url))
+        # Rows that went are not counted, and a key that goes beyond the log is one to count on from.
+        assert kind in wrong and wrong <= {kind, "counts", "counters", "orphans"}, kind
+        mended = found(url, repair=True)
+        assert mended[kind] and all(mended.values()), kind
+        assert found(url) == {}, kind
+        assert kind in [line["kind"] for line in repairs(url)]
+
+
+def repairs(url: str) -> list[dict[str, Any]]:
+    """What the audit says of repairs."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as connection:
+        lines = connection.exec_driver_sql("SELECT details FROM audit WHERE event = 'repaired'").scalars().all()
+    engine.dispose()
+    return [json.loads(line) if isinstance(line, str) else line for line in lines]
+
+
+@pytest.mark.parametrize("vector", [b"short", NUMBERLESS, bytes(4 * DIMENSION)])
+def test_a_vector_that_is_none_is_set_aside_so_that_the_gallery_can_be_searched(url: str, vector: bytes) -> None:
+    damage(url, a_vector(vector))
+    probe = np.eye(DIMENSION, dtype=np.float32)[:1]
+    assert found(url) == {"vectors_damaged": False}
+    # What cannot be made whole again is left to be told.
+    assert found(url, repair=True) == {"vectors_damaged": True, "vectors_missing": False}
+    assert found(url) == {"vectors_missing": False}
+    with Node(url) as node:
+        ((*hits,),) = node.search("g", probe, 20)
+        assert len(hits) == 11
+        taken = node.store.snapshot(node.store.gallery("g"))
+        assert len(taken.vectors) == node.store.gallery("g").templates - 1
+
+
+def test_the_index_is_checked_against_the_database(url: str) -> None:
+    """A row changed behind the log's back is what an index cannot know."""
+    with open_check(url) as check:
+        assert list(check.findings("g", False)) == []
+        vector = unit(np.random.default_rng(9).normal(size=(1, DIMENSION))).astype("<f4").tobytes()
+        damage(url, a_vector(vector))
+        assert [finding.kind for finding in check.findings("g", False)] == ["index"]
+    assert found(url) == {}
+
+
+def test_every_check_says_what_to_do() -> None:
+    checks: list[Check | DatabaseCheck] = [*DATABASE_CHECKS, *GALLERY_CHECKS]
+    assert len({check.kind for check in checks}) == len(checks)
+    assert all(check.action and check.what for check in checks)
+    assert {check.kind for check in checks if check.mend} == {*MENDED, "vectors_damaged"}
+
+
+@pytest.fixture
+def command(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str]]]:
+    monkeypatch.setenv("KITH_DATABASE_URL", url)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["gallery", "check", *arguments])
+        return result.exit_code, " ".join(result.output.split())
+
+    yield run
+
+
+def test_the_command(url: str, command: Callable[..., tuple[int, str]]) -> None:
+    assert command() == (0, "all is well")
+    damage(url, *MENDED["counts"])
+    status, said = command("g")
+    assert status == 1 and said.startswith("gallery g: counts (2): ") and said.endswith("[--repair mends it]")
+    assert command("other") == (0, "all is well")
+    status, said = command("--json")
+    assert (status, [finding["kind"] for finding in json.loads(said)]) == (1, ["counts"])
+    assert command("g", "--repair")[0] == 0
+    assert command("g") == (0, "all is well")
+
+
+def test_a_damaged_page_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "kith.db"
+    with Node(f"sqlite:///{path}") as node:
+        node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+        vectors = unit(np.random.default_rng(0).normal(size=(600, DIMENSION)))
+        new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in vectors]
+        node.enrol("g", "a", new)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
+    path.write_bytes(content)
+    with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
+        node.store.snapshot(node.store.gallery("g"))
+    assert found(f"sqlite:///{path}") == {"pages": False}
+    assert found(f"sqlite:///{path}", repair=True) == {"pages": False}

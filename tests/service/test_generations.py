@@ -1,0 +1,254 @@
+"""Two generations of vectors in SQL: each transition whole, repeatable, and overtaken by nobody."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from models.recognition import unit
+from models.runtime import Float
+from service.decision import RiskTarget
+from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
+from service.gallery.database import Database, open_engine
+from service.gallery.follower import Followers
+from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Generations
+from service.gallery.job_store import ItemOutcome, Job, JobStore
+from service.gallery.replicas import in_process
+from service.gallery.store import Store
+from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate
+from tests.postgres import DatabaseUrl
+
+OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
+OLD_D, NEW_D = 16, 12
+CROP = Crop(b"a picture", ((1.0, 2.0),) * 5)
+
+
+@pytest.fixture
+def database(database_url: DatabaseUrl) -> Iterator[Database]:
+    opened = Database(open_engine(database_url()))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database)
+
+
+@pytest.fixture
+def generations(database: Database) -> Generations:
+    return Generations(database)
+
+
+@pytest.fixture
+def gallery(store: Store) -> Gallery:
+    return store.create_gallery("g", OLD, OLD_D, GallerySettings(fusion="max"))
+
+
+def vector(rng: np.random.Generator, dimension: int) -> Float:
+    (made,) = unit(rng.normal(size=(1, dimension)))
+    return np.asarray(made, np.float32)
+
+
+def template(rng: np.random.Generator, crop: Crop | None = CROP) -> NewTemplate:
+    return NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", crop=crop)
+
+
+def now(store: Store) -> Gallery:
+    return store.gallery("g")
+
+
+def started(store: Store, generations: Generations) -> int:
+    generations.start(now(store), NEW, NEW_D, "new", on_sight=True)
+    other = now(store).other
+    assert other is not None
+    return other.number
+
+
+def job(database: Database, kind: str = FILL) -> Job:
+    taken = JobStore(database).claim("p", 60, lambda job: job.kind == kind)
+    assert taken is not None
+    return taken
+
+
+def fill(database: Database, generations: Generations, gallery: Gallery, generation: int, seed: int = 3) -> None:
+    """As the job does it."""
+    rng = np.random.default_rng(seed)
+    owned = job(database)
+    waiting = generations.waiting(gallery, generation, 0, 1000)
+    made = {one.pk: vector(rng, NEW_D) for one in waiting}
+    generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
+
+
+def test_the_shadow_is_searched_like_any_gallery(
+    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    followers = Followers(in_process(store))
+    for i in range(6):
+        store.enrol(gallery, f"s{i}", [template(rng)], None)
+    n = started(store, generations)
+    view = now(store).under(n)
+    assert (view.fingerprint, view.dimension, view.current_generation) == (NEW, NEW_D, 0)
+    probe = vector(rng, NEW_D)[None]
+    assert followers.of(view).search(probe, 3) == ([[]], 0)
+    fill(database, generations, view, n)
+    assert generations.coverage(view, n) == Coverage(6, 6, 0)
+    seen = store.snapshot(view)
+    (hits,), compared = followers.of(view).search(probe, 6)
+    assert compared == 6
+    assert [h.similarity for h in hits] == pytest.approx(
+        sorted((seen.vectors @ probe[0]).tolist(), reverse=True), abs=1e-5
+    )
+    # The present index is none the wiser.
+    (hits,), compared = followers.of(now(store)).search(store.snapshot(gallery).vectors[:1], 1)
+    assert compared == 6 and hits[0].similarity == pytest.approx(1, abs=1e-5)
+    # A deletion and a move are of both.
+    store.delete_subject(now(store), "s5")
+    assert [
+        followers.of(now(store).under(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
+        for k, d in ((0, OLD_D), (n, NEW_D))
+    ] == [5, 5]
+    followers.close()
+
+
+def test_transitions_and_their_repetitions(
+    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    store.enrol(gallery, "s", [template(rng)], None)
+    for call in (
+        lambda g: generations.cut_over(g, 0, None),
+        generations.roll_back,
+        lambda g: generations.finish(g, force=True),
+    ):
+        with pytest.raises(MigrationStateError):
+            call(now(store))
+    with pytest.raises(MigrationStateError):
+        generations.start(now(store), OLD, OLD_D, "old", on_sight=False)
+    n = started(store, generations)
+    assert started(store, generations) == n
+    with pytest.raises(MigrationStateError):
+        generations.start(now(store), THIRD, 4, "third", on_sight=False)
+    with pytest.raises(MigrationIncompleteError):
+        generations.cut_over(now(store), 0.5, None)
+    fill(database, generations, now(store), n)
+    for _ in range(2):
+        generations.cut_over(now(store), 1, RiskTarget("fpir", 0.2))
+    assert (now(store).generation, now(store).fingerprint, now(store).settings.risk.value) == (n, NEW, 0.2)
+    with pytest.raises(MigrationStateError):  # rolling back is another thing
+        generations.start(now(store), OLD, OLD_D, "old", on_sight=False)
+    for _ in range(2):
+        generations.roll_back(now(store))
+    assert (now(store).generation, now(store).settings.risk.value) == (0, gallery.settings.risk.value)
+    other = now(store).other
+    assert other is not None and (other.number, other.state) == (n, "set_aside")
+    for _ in range(2):
+        generations.finish(now(store), force=False)
+    assert now(store).other is None
+    assert generations.drop_some(now(store), n, 100) == 1
+    assert generations.drop_some(now(store), n, 100) == 0
+    assert generations.drop_some(now(store), 0, 100) == 0  # it is not dropped
+    events = [line.event for line in store.audit_lines(gallery, None, 100)][::-1]
+    assert events == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
+    kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
+    assert kinds.count(DROP) == 1
+    # A number that was used stays used.
+    assert started(store, generations) == n + 1
+
+
+def test_what_was_read_before_a_cut_over_is_not_written_after_it(
+    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    n = started(store, generations)
+    before = now(store)
+    generations.cut_over(before, 0, None)
+    owned = job(database)
+    for late in (
+        lambda: store.enrol(before, "s", [template(rng)], None),
+        lambda: store.put_subject(before, "s", None, {}, []),
+        lambda: generations.add(before, n, {}, owned, [], 0),
+        lambda: generations.see(before, n, 1, vector(rng, NEW_D), {}),
+        lambda: generations.roll_back(before),
+    ):
+        with pytest.raises(GalleryMovedError):
+            late()
+    assert now(store).templates == 0
+
+
+def test_vectors_of_a_dropped_generation_do_not_come_back(
+    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    n = started(store, generations)
+    examined = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
+    during = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
+    store.enrol(now(store), "s", [during], None)
+    assert generations.coverage(gallery, n).embedded == 1
+    generations.roll_back(now(store))
+    generations.finish(now(store), force=False)
+    store.enrol(now(store), "s", [examined], None)
+    assert generations.drop_some(now(store), n, 100) == 1
+    assert generations.coverage(gallery, n) == Coverage(2, 0, 0)
+
+
+def test_nothing_is_finished_that_would_lose_somebody(
+    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    store.enrol(gallery, "s", [template(rng, crop=None)], None)
+    started(store, generations)
+    generations.cut_over(now(store), 0, None)
+    with pytest.raises(MigrationIncompleteError):
+        generations.finish(now(store), force=False)
+    generations.finish(now(store), force=True)
+
+
+def test_a_sight_stands_for_one_template_without_crop(
+    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    store.enrol(gallery, "s", [template(rng), template(rng, None), template(rng, None)], None)
+    pk = store.subject(gallery, "s").pk
+    n = started(store, generations)
+    face = vector(rng, NEW_D)
+    assert generations.unseen(gallery, n, pk)
+    assert generations.see(now(store), n, pk, face, {"similarity": 0.9})
+    assert not generations.see(now(store), n, pk, face, {})  # the next frame
+    assert generations.see(now(store), n, pk, vector(rng, NEW_D), {})
+    assert not generations.unseen(gallery, n, pk)
+    assert not generations.see(now(store), n, pk, vector(rng, NEW_D), {})
+    assert generations.coverage(gallery, n) == Coverage(3, 2, 1)
+    lines = [line for line in store.audit_lines(gallery, None, 100) if line.event == "template_on_sight"]
+    assert {line.details["template"] for line in lines} == {t.id for t in store.list_templates(gallery, "s")[1:]}
+
+
+def test_counts_of_several_servers_add_up(store: Store, generations: Generations, gallery: Gallery) -> None:
+    n = started(store, generations)
+    found = now(store)
+
+    def note() -> None:
+        for _ in range(10):
+            one = Disagreement(("identified", "unknown"), (1, None), (0.9, None))
+            generations.note(found, n, {"compared": 3, "agreed": 2}, [one])
+
+    servers = [threading.Thread(target=note) for _ in range(4)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join()
+    other = now(store).other
+    assert other is not None
+    assert other.details["counts"] == {"compared": 120, "agreed": 80}
+    assert len(other.details["disagreements"]) == 20
+
+
+def test_a_crop_goes_with_its_template(
+    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    one = template(rng)
+    store.enrol(gallery, "s", [one], None)
+    n = started(store, generations)
+    (waiting,) = generations.waiting(gallery, n, 0, 10)
+    assert (waiting.id, waiting.crop) == (one.id, CROP)
+    store.delete_template(now(store), "s", one.id)
+    assert generations.waiting(gallery, n, 0, 10) == []

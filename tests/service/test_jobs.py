@@ -1,0 +1,379 @@
+"""A job is run by one process at a time, from where the last one left off, and its end is always told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from service.client import Kith, KithClientError
+from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
+from service.gallery.database import Database, open_engine
+from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings
+from service.gallery.tables import jobs
+from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner
+from service.settings import Settings
+from tests.postgres import DatabaseUrl
+
+PROBLEM = LowQualityError("out of bounds: sharpness").document()
+WAIT_S = 30
+
+
+@pytest.fixture
+def url(database_url: DatabaseUrl) -> str:
+    return database_url()
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    opened = Database(open_engine(url))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> JobStore:
+    return JobStore(database)
+
+
+@pytest.fixture
+def gallery(database: Database) -> Gallery:
+    return Store(database).create_gallery("g", "f" * 32, 8, GallerySettings())
+
+
+def always(job: Job) -> bool:
+    return True
+
+
+def taken(store: JobStore, process: str = "p", lease_s: float = 60) -> Job:
+    job = store.claim(process, lease_s, always)
+    assert job is not None
+    return job
+
+
+def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
+    made = store.create(gallery, "work", {"from": "x"})
+    assert (made.state, made.gallery, made.parameters, made.progress.total) == ("queued", "g", {"from": "x"}, None)
+    job = taken(store)
+    assert (job.id, job.state) == (made.id, "running")
+    assert store.claim("other", 60, always) is None
+    store.record(job, [], 0.5, total=3)
+    store.record(job, [ItemOutcome("a", "done"), ItemOutcome("b", "low_quality", PROBLEM)], 1.5, where="here")
+    # What is recorded again keeps its first outcome, and counts once.
+    store.record(job, [ItemOutcome("b", "done"), ItemOutcome("c", "done")], 2)
+    progress = store.job(job.id).progress
+    assert (progress.total, progress.done, progress.failed, progress.seconds) == (3, 3, 1, 2)
+    assert (progress.counts, progress.details) == ({"done": 2, "low_quality": 1}, {"where": "here"})
+    assert store.done(job) == {"a", "b", "c"}
+    assert [item.item for item in store.items(job, "a", 1)] == ["b"]
+    assert [(item.item, item.problem) for item in store.items(job, None, 9, failed_only=True)] == [("b", PROBLEM)]
+    store.finish(job, "succeeded")
+    assert store.job(job.id).state == "succeeded"
+    assert store.unfinished([job.id]) == set()
+    with pytest.raises(LeaseLostError):
+        store.record(job, [ItemOutcome("d", "done")], 3)
+
+
+def test_whoever_lost_the_lease_records_nothing_more(store: JobStore, gallery: Gallery) -> None:
+    store.create(gallery, "work", {})
+    late = taken(store, "late", lease_s=-1)
+    heir = taken(store, "heir")
+    assert (heir.id, heir.progress.takeovers) == (late.id, 1)
+    for attempt in (
+        lambda: store.record(late, [ItemOutcome("a", "done")], 1),
+        lambda: store.renew(late, 60),
+        lambda: store.finish(late, "failed", PROBLEM),
+        lambda: store.release(late),
+    ):
+        with pytest.raises(LeaseLostError):
+            attempt()
+    assert store.done(heir) == set()
+    store.record(heir, [ItemOutcome("a", "done")], 1)
+    assert store.job(heir.id).progress.takeovers == 0
+
+
+def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
+    store.create(gallery, "work", {})
+    job = taken(store, lease_s=-1)
+    assert store.renew(job, 60) is False
+    assert store.claim("other", 60, always) is None
+    store.release(job)
+    assert taken(store, "other").progress.takeovers == 0
+
+
+def test_cancelling(store: JobStore, gallery: Gallery) -> None:
+    waiting = store.create(gallery, "work", {})
+    assert store.cancel(waiting.id).state == "cancelled"
+    assert store.claim("p", 60, always) is None
+    store.create(gallery, "work", {})
+    job = taken(store)
+    assert (store.cancel(job.id).state, store.job(job.id).cancel) == ("running", True)
+    assert store.renew(job, 60)
+    assert store.record(job, [], 1)
+    store.finish(job, "cancelled")
+    assert store.cancel(job.id).state == "cancelled"
+    with pytest.raises(JobNotFoundError):
+        store.cancel("0" * 32)
+
+
+def test_lists_and_what_is_forgotten(store: JobStore, database: Database, gallery: Gallery) -> None:
+    other = Store(database).create_gallery("other", "f" * 32, 8, GallerySettings())
+    made = [store.create(g, "work", {}) for g in (gallery, other, gallery)]
+    store.cancel(made[0].id)
+    assert [j.id for j in store.list_jobs(None, (), None, 2)] == [made[2].id, made[1].id]
+    assert [j.id for j in store.list_jobs(None, (), made[1].pk, 2)] == [made[0].id]
+    assert [j.id for j in store.list_jobs(gallery, ["queued"], None, 9)] == [made[2].id]
+    assert store.forget(1) == 0
+    with database.write(GalleryNotFoundError("")) as connection:
+        connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=2)))
+    assert store.forget(1) == 1  # the others are not finished
+    Store(database).delete_gallery("g")
+    assert [j.id for j in store.list_jobs(None, (), None, 9)] == [made[1].id]
+
+
+def test_of_many_claims_at_once_each_job_gets_one(url: str, store: JobStore, gallery: Gallery) -> None:
+    made = {store.create(gallery, "work", {}).id for _ in range(12)}
+    processes = [JobStore(Database(open_engine(url))) for _ in range(4)]
+    start = threading.Barrier(len(processes))
+
+    def claim_all(number: int) -> list[str]:
+        start.wait(WAIT_S)
+        found, misses = [], 0
+        while misses < 3:  # a row that another one is about to take is passed over
+            job = processes[number].claim(f"p{number}", 60, always)
+            misses = misses + 1 if job is None else 0
+            found += [] if job is None else [job.id]
+        return found
+
+    with ThreadPoolExecutor(len(processes)) as pool:
+        claimed = [job for jobs in pool.map(claim_all, range(len(processes))) for job in jobs]
+    assert sorted(claimed) == sorted(made)
+    for process in processes:
+        process._database.close()
+
+
+# The runner
+
+
+def run_until(
+    store: JobStore,
+    job: Job,
+    *runners: Runner,
+    during: Callable[[], Awaitable[None]] | None = None,
+    others: Sequence[Job] = (),
+) -> Job:
+    """Run until the job is finished, and the others; returns it."""
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S):
+            if len(runners) == 2:
+                async with runners[0], runners[1]:
+                    await finished()
+            else:
+                async with runners[0]:
+                    await (during() if during else finished())
+
+    async def finished() -> None:
+        while await asyncio.to_thread(store.unfinished, [job.id, *(other.id for other in others)]):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    return store.job(job.id)
+
+
+def runner(store: JobStore, run: Callable[[JobContext], Any], **options: Any) -> Runner:
+    return Runner(store, {"work": JobKind(run)}, poll_s=0.01, **options)
+
+
+def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery: Gallery) -> None:
+    runs: list[str] = []
+
+    def work(context: JobContext) -> None:
+        runs.append(context.job.id)
+        for item in "abc":
+            context.check()
+            context.record([ItemOutcome(item, "done")])
+
+    others = JobStore(Database(open_engine(url)))
+    made = [store.create(gallery, "work", {}) for _ in range(8)]
+    run_until(store, made[-1], runner(store, work), runner(others, work), others=made)
+    others._database.close()
+    ended = [store.job(job.id) for job in made]
+    assert {job.state for job in ended} == {"succeeded"}
+    assert sorted(runs) == sorted(job.id for job in made)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_what_a_job_raises_is_its_problem(store: JobStore, gallery: Gallery, blocking: bool) -> None:
+    async def refused(context: JobContext) -> None:
+        raise LowQualityError("out of bounds: sharpness")
+
+    def crashed(context: JobContext) -> None:
+        raise ZeroDivisionError("a secret")
+
+    job = run_until(store, store.create(gallery, "work", {}), runner(store, crashed if blocking else refused))
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert job.problem["code"] == ("job_crashed" if blocking else "low_quality")
+    assert "secret" not in str(job.problem)
+
+
+def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Gallery) -> None:
+    items = 0
+
+    async def endless(context: JobContext) -> None:
+        nonlocal items
+        while True:
+            context.check()
+            items += 1
+            await context.run(context.record, [ItemOutcome(str(items), "done")])
+            if items == 3:
+                await context.run(store.cancel, context.job.id)
+
+    discarded: list[str] = []
+    kinds = {"work": JobKind(endless, discard=lambda job: discarded.append(job.id))}
+    job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
+    assert (job.state, discarded) == ("cancelled", [job.id])
+    assert job.progress.done == items == 4  # the record after it tells
+
+
+def test_a_service_that_stops_gives_its_jobs_back_at_once(store: JobStore, gallery: Gallery) -> None:
+    begun = asyncio.Event()
+
+    async def work(context: JobContext) -> None:
+        done = await context.run(context.done)
+        for item in ("a", "b"):
+            if item in done:
+                continue
+            context.check()
+            await context.run(context.record, [ItemOutcome(item, "done")])
+            if not done:
+                begun.set()
+                await asyncio.sleep(WAIT_S)  # cut off when the service stops, which waits a little
+
+    job = store.create(gallery, "work", {})
+
+    async def wait() -> None:
+        await begun.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.jobs.STOP_S", 0.05)
+        stopped = run_until(store, job, runner(store, work), during=wait)
+    assert (stopped.state, stopped.owner, stopped.progress.done) == ("queued", None, 1)
+    resumed = run_until(store, job, runner(store, work))
+    assert (resumed.state, resumed.progress.counts, resumed.progress.takeovers) == ("succeeded", {"done": 2}, 0)
+
+
+def test_a_job_whose_process_died_is_taken_over_and_given_up_if_it_kills_them_all(
+    store: JobStore, gallery: Gallery
+) -> None:
+    def work(context: JobContext) -> None:
+        context.record([ItemOutcome("a", "done")])
+
+    job = store.create(gallery, "work", {})
+    taken(store, "dead", lease_s=-1)
+    assert run_until(store, job, runner(store, work)).state == "succeeded"
+    poison = store.create(gallery, "work", {})
+    for number in range(MAX_TAKEOVERS + 1):
+        taken(store, f"dead{number}", lease_s=-1)
+    ended = run_until(store, poison, runner(store, work))
+    assert ended.problem is not None
+    assert (ended.state, ended.problem["code"], ended.progress.done) == ("failed", "job_crashed", 0)
+
+
+def test_a_job_outlives_a_lease_that_could_not_be_renewed(store: JobStore, gallery: Gallery) -> None:
+    """The process' own next look for jobs does not start it a second time."""
+    runs = 0
+
+    async def work(context: JobContext) -> None:
+        nonlocal runs
+        runs += 1
+        await context.run(_expire, store)
+        await asyncio.sleep(0.1)
+        await context.run(context.record, [ItemOutcome("a", "done")])
+
+    assert run_until(store, store.create(gallery, "work", {}), runner(store, work)).state == "succeeded"
+    assert runs == 1
+
+
+def _expire(store: JobStore) -> None:
+    with store._database.write(GalleryNotFoundError("")) as connection:
+        connection.execute(jobs.update().values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+
+
+def test_a_runner_that_lost_its_job_stops(store: JobStore, gallery: Gallery) -> None:
+    ended = threading.Event()
+
+    async def work(context: JobContext) -> None:
+        await context.run(_expire, store)
+        await context.run(taken, store, "heir")
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            ended.set()
+
+    async def wait() -> None:
+        await asyncio.to_thread(ended.wait, WAIT_S)
+
+    job = run_until(store, store.create(gallery, "work", {}), runner(store, work, lease_s=0.2), during=wait)
+    assert ended.is_set()
+    assert job.state == "running"
+    assert job.owner is not None
+    assert job.owner.startswith("heir")
+
+
+def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery: Gallery) -> None:
+    def work(context: JobContext) -> None:
+        pass
+
+    store.create(gallery, "unknown", {})
+    elsewhere = store.create(gallery, "work", {"node": "other"})
+    here = store.create(gallery, "work", {"node": "here"})
+    kinds = {"work": JobKind(work, ready=lambda job: job.parameters["node"] == "here")}
+    assert run_until(store, here, Runner(store, kinds, poll_s=0.01)).state == "succeeded"
+    assert store.job(elsewhere.id).state == "queued"
+
+
+# Over HTTP
+
+
+def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
+    name = kith.create_gallery("jobs-over-http").name
+    database = Database(open_engine(settings.sql_url))
+    store, found = JobStore(database), Store(database).gallery(name)
+    made = [store.create(found, "of no process", {}) for _ in range(3)]
+    assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]
+    job = store.claim("p", 60, lambda job: job.kind == "of no process")
+    assert job is not None
+    problems = [ItemOutcome(f"i{i:04}", "low_quality", PROBLEM) for i in range(1200)]
+    store.record(job, [*problems, ItemOutcome("fine", "done")], 100, total=2402)
+    shown = kith.job(job.id)
+    assert (shown.state, shown.done, shown.failed, shown.total) == ("running", 1201, 1200, 2402)
+    assert shown.rate == pytest.approx(12.01)
+    assert shown.remaining_s == pytest.approx(100)
+    assert len(list(kith.job_items(job.id))) == 1201
+    refused = list(kith.job_items(job.id, failed=True))
+    assert len(refused) == 1200
+    assert refused[0].problem is not None
+    assert refused[0].problem.code == "low_quality"
+    assert kith.cancel_job(job.id).cancelling
+    store.finish(job, "cancelled")
+    assert kith.wait_for(job.id).state == "cancelled"
+    assert [j.id for j in kith.jobs(name, ["cancelled"])] == [job.id]
+    assert kith.cancel_job(made[2].id).state == "cancelled"
+    with pytest.raises(TimeoutError):
+        kith.wait_for(made[1].id, timeout_s=0)
+    with pytest.raises(KithClientError) as raised:
+        kith.job("0" * 32)
+    assert raised.value.code == "job_not_found"
+    kith.delete_gallery(name)
+    with pytest.raises(KithClientError):
+        kith.job(job.id)
+    database.close()

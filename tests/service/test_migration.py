@@ -1,0 +1,296 @@
+"""A gallery moves to another recogniser over a real server: in its shadow, by one step, and back."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from typer.testing import CliRunner
+
+from models.pack import ModelPack
+from service.api.migration_schemas import MigrationOut
+from service.cli import app
+from service.client import Kith, KithClientError
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.packs import PROJECTED, projected_pack
+
+Photo = NDArray[np.uint8]
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> ModelPack:
+    return projected_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, second: ModelPack) -> Iterator[str]:
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("data"), also=str(second.directory), log_level="WARNING")
+    with embedded(settings) as served:
+        yield served
+
+
+@pytest.fixture
+def both(url: str) -> Iterator[Kith]:
+    with Kith(url) as kith:
+        yield kith
+
+
+@pytest.fixture
+def people(group: Photo, astronaut: Photo, actor: Photo, both: Kith) -> dict[str, bytes]:
+    """A photo of each of six people, one face in each."""
+    cut = {"eileen": jpeg(astronaut), "tom": jpeg(actor)}
+    for i, face in enumerate(both.detect(jpeg(group, 98)).images[0].faces[:4]):
+        x0, y0, x1, y1 = (int(v) for v in face.box)
+        w, h = x1 - x0, y1 - y0
+        cut[f"friend{i}"] = jpeg(group[max(0, y0 - h // 3) : y1 + h // 3, max(0, x0 - w // 3) : x1 + w // 3], 98)
+    return cut
+
+
+def darker(photo: bytes) -> bytes:
+    """The same person in worse light."""
+    with Image.open(io.BytesIO(photo)) as image:
+        return jpeg((np.asarray(image)[:, ::-1] * 0.8).astype(np.uint8), 80)
+
+
+def enrolled(kith: Kith, name: str, people: dict[str, bytes], **settings: Any) -> str:
+    kith.create_gallery(name, risk={"fpir": 0.01}, **settings)
+    for subject, photo in people.items():
+        kith.enrol(name, subject, photo, face="largest", allow_low_quality=True, allow_duplicate=True)
+    return name
+
+
+def settled(
+    kith: Kith, gallery: str, until: Callable[[MigrationOut], bool] = lambda told: not told.jobs
+) -> MigrationOut:
+    deadline = time.monotonic() + WAIT_S
+    while not until(told := kith.migration(gallery)):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.05)
+    return told
+
+
+def code(call: Callable[..., object], *arguments: object, **options: object) -> str:
+    with pytest.raises(KithClientError) as raised:
+        call(*arguments, **options)
+    return raised.value.code
+
+
+def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], second: ModelPack) -> None:
+    g = enrolled(both, "whole", people, keep_crops=True)
+    first, theirs = both.gallery(g).recogniser, second.recognition.fingerprint()
+    assert both.migration(g).state == "none"
+    for refused in (both.cut_over, both.roll_back, both.finish_migration):
+        assert code(refused, g) == "migration_state"
+    assert code(both.migrate, g, "none-such") == "model_not_served"
+    assert code(both.migrate, g, "kith-compact") == "migration_state"
+
+    both.migrate(g, "projected")
+    told = settled(both, g)
+    assert told.other is not None
+    assert (told.state, told.other.recogniser, told.other.dimension) == ("shadow", theirs, PROJECTED)
+    assert (told.other.embedded, told.other.by_crop, told.other.waiting_with_crop) == (len(people), len(people), 0)
+    assert both.gallery(g).recogniser == first
+    # A repetition changes nothing.
+    assert both.migrate(g, theirs).other == settled(both, g).other
+
+    # The present recogniser answers, the other one is asked too.
+    for photo in people.values():
+        assert both.identify(g, darker(photo), check_quality=False).model == "kith-compact"
+    told = settled(both, g)
+    assert told.shadow is not None
+    assert told.shadow.compared == len(people)
+    assert told.shadow.agreed + len(told.shadow.disagreements) == len(people)
+    assert told.shadow.same_nearest >= len(people) - 1
+    both.identify(g, people["tom"], risk={"threshold": 0.5})
+    told = settled(both, g)
+    assert told.shadow is not None and told.shadow.skipped == {"bare_similarity": 1}
+    # Thresholds are derived from its own vectors.
+    told = settled(
+        both,
+        g,
+        lambda told: (
+            told.other is not None and told.other.threshold is not None and told.other.threshold.source == "both"
+        ),
+    )
+    assert told.other is not None and told.other.threshold is not None and told.current.threshold is not None
+    assert told.other.threshold.threshold != told.current.threshold.threshold
+
+    cut = both.cut_over(g)
+    assert (cut.state, cut.current.recogniser, cut.other and cut.other.recogniser) == ("cut_over", theirs, first)
+    assert both.cut_over(g).state == "cut_over"
+    assert (both.gallery(g).recogniser, both.gallery(g).dimension) == (theirs, PROJECTED)
+    for subject, photo in people.items():
+        answer = both.identify(g, photo, check_quality=False)
+        assert (answer.model, answer.results[0].candidates[0].subject) == ("projected", subject)
+        assert answer.results[0].similarity is not None and answer.results[0].similarity > 0.98
+
+    both.delete_subject(g, "friend0")
+    both.enrol(g, "friend0", people["friend0"], face="largest", allow_low_quality=True, allow_duplicate=True)
+    back = both.roll_back(g)
+    assert (back.state, back.current.recogniser) == ("set_aside", first)
+    assert both.roll_back(g).state == "set_aside"
+    back = settled(both, g)
+    # What was enrolled after the cut-over is found by the one before, too.
+    assert back.current.embedded == back.current.templates == len(people)
+    assert both.identify(g, people["friend0"], check_quality=False).results[0].candidates[0].subject == "friend0"
+
+    # There again, with what was made before, and for good.
+    again = both.migrate(g, "projected")
+    assert again.other is not None and again.other.embedded == len(people)
+    assert code(both.finish_migration, g) == "migration_state"
+    both.cut_over(g)
+    done = both.finish_migration(g)
+    assert (done.state, done.other) == ("none", None)
+    assert both.finish_migration(g).state == "none"
+    settled(both, g)
+    assert both.identify(g, people["tom"], check_quality=False).results[0].candidates[0].subject == "tom"
+    # Back to the first is a migration like any other.
+    both.migrate(g, "kith-compact")
+    told = settled(both, g)
+    assert told.other is not None and told.other.embedded == len(people)
+    events = [line.event for line in both.audit(g) if line.event.startswith("migration")]
+    assert events[::-1] == [
+        "migration_started",
+        "migration_cut_over",
+        "migration_rolled_back",
+        "migration_started",
+        "migration_cut_over",
+        "migration_finished",
+        "migration_started",
+    ]
+
+
+def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "sights", {"eileen": people["eileen"], "tom": people["tom"]})
+    both.migrate(g, "projected", on_sight=True)
+    told = settled(both, g)
+    assert told.other is not None
+    assert (told.other.embedded, told.other.waiting_with_crop, told.other.waiting_without_crop) == (0, 0, 2)
+    assert code(both.cut_over, g) == "migration_incomplete"
+    # A stranger, and a face that is not good enough, stand for nobody.
+    both.identify(g, people["friend1"])
+    assert settled(both, g).other == told.other
+    for _ in range(2):  # the second time there is nothing left to be seen
+        assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
+    told = settled(both, g)
+    assert told.other is not None
+    assert (told.other.embedded, told.other.by_sight, told.other.waiting_without_crop) == (1, 1, 1)
+    (line,) = (line for line in both.audit(g) if line.event == "template_on_sight")
+    assert line.details["false_alarm_probability"] <= 1e-4
+    assert line.details["template"] == both.templates(g, "eileen").templates[0].id
+    # Who is left out is said, and found by no search.
+    cut = both.cut_over(g, force=True)
+    assert (cut.current.embedded, cut.current.waiting_without_crop) == (1, 1)
+    assert both.identify(g, darker(people["eileen"])).results[0].subject == "eileen"
+    assert both.identify(g, people["tom"]).results[0].outcome == "unknown"
+    assert code(both.finish_migration, g) == "migration_incomplete"
+    both.roll_back(g)
+    assert both.identify(g, people["tom"]).results[0].subject == "tom"
+
+
+def test_new_enrolments_bring_vectors_of_both(both: Kith, people: dict[str, bytes], rng: np.random.Generator) -> None:
+    g = enrolled(both, "newcomers", {"eileen": people["eileen"]})
+    both.migrate(g, "projected")
+    both.enrol(g, "tom", people["tom"])
+    both.enrol(g, "vector", embeddings=[rng.normal(size=both.gallery(g).dimension)])
+    told = settled(both, g)
+    assert told.other is not None
+    # A photo without crop is embedded by both at once; an embedding belongs to one recogniser.
+    assert (told.other.embedded, told.other.waiting_without_crop) == (1, 2)
+    assert told.current.embedded == 3
+
+
+def test_a_bare_similarity_does_not_outlive_its_recogniser(both: Kith, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "bare", {"eileen": people["eileen"]}, keep_crops=True)
+    both.update_gallery(g, risk={"threshold": 0.7})
+    both.migrate(g, "projected")
+    settled(both, g)
+    assert code(both.cut_over, g) == "invalid_request"
+    both.cut_over(g, risk={"fpir": 0.001})
+    assert both.gallery(g).risk == {"fpir": 0.001}
+    both.roll_back(g)
+    assert both.gallery(g).risk == {"threshold": 0.7}
+
+
+def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "race", {"eileen": people["eileen"]}, keep_crops=True)
+    both.migrate(g, "projected")
+    settled(both, g)
+    stop = threading.Event()
+    acknowledged: list[str] = []
+    failures: list[Exception] = []
+    photo = people["tom"]
+
+    def enrol(writer: int) -> None:
+        with Kith(str(both._http.base_url), attempts=1) as kith:
+            i = 0
+            while not stop.is_set():
+                try:
+                    kith.enrol(g, f"w{writer}-{i}", photo, allow_duplicate=True)
+                    acknowledged.append(f"w{writer}-{i}")
+                except Exception as error:
+                    failures.append(error)
+                i += 1
+
+    writers = [threading.Thread(target=enrol, args=(w,)) for w in range(3)]
+    for thread in writers:
+        thread.start()
+    for _ in range(4):
+        time.sleep(0.2)
+        both.cut_over(g, force=True)
+        time.sleep(0.2)
+        both.roll_back(g)
+        both.migrate(g, "projected")
+    both.cut_over(g, force=True)
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not failures
+    told = settled(both, g)
+    assert {s.id for s in both.subjects(g)} == {"eileen", *acknowledged}
+    assert told.other is not None
+    for generation in (told.current, told.other):
+        assert generation.embedded == generation.templates == 1 + len(acknowledged)
+
+
+def test_an_embedding_is_not_taken_for_another_recognisers(both: Kith, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "stated", {"eileen": people["eileen"]}, keep_crops=True)
+    answer = both.embed(people["tom"])
+    vector = answer.images[0].faces[0].embedding
+    assert vector is not None
+    both.enrol(g, "tom", embeddings=[vector], recogniser=answer.recogniser)
+    both.migrate(g, "projected")
+    settled(both, g)
+    both.cut_over(g, force=True)
+    for call in (both.identify, lambda g, **o: both.enrol(g, "x", **o)):
+        assert code(call, g, embeddings=[vector], recogniser=answer.recogniser) == "recogniser_mismatch"
+        assert code(call, g, embeddings=[vector]) == "embedding_invalid"
+
+
+def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "command", {"eileen": people["eileen"]}, keep_crops=True)
+
+    def kith(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["gallery", "migrate", g, *arguments, "--url", url])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "none" in kith()
+    assert "1 of 1" in kith("--to", "projected")
+    assert "shadow" in kith("--status")
+    assert MigrationOut.model_validate_json(kith("--cut-over", "--json")).current.model == "projected"
+    assert "set aside" in kith("--roll-back")
+    assert "none" in kith("--finish")
+    assert CliRunner().invoke(app, ["gallery", "migrate", g, "--status", "--finish", "--url", url]).exit_code == 2
+    audited = CliRunner().invoke(app, ["gallery", "audit", g, "--url", url, "--json"])
+    assert audited.exit_code == 0 and "migration_finished" in audited.output
