@@ -455,9 +455,9 @@ def text(report: Row) -> str:
             f"\nFollowing SQLite with {log['templates']:,} templates: the first search takes "
             f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the "
             f"highest. A search takes {log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after "
-            f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 {log['after_others_write_p99_ms']:.2f}): a lag of "
-            f"{log['lag_ms']:.2f} ms. Enrol {log['enrol_p50_ms']:.2f} ms (p99 {log['enrol_p99_ms']:.2f}), delete "
-            f"{log['delete_p50_ms']:.2f} ms (p99 "
+            f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 "
+            f"{log['after_others_write_p99_ms']:.2f}): a lag of {log['lag_ms']:.2f} ms. Enrol "
+            f"{log['enrol_p50_ms']:.2f} ms (p99 {log['enrol_p99_ms']:.2f}), delete {log['delete_p50_ms']:.2f} ms (p99 "
             f"{log['delete_p99_ms']:.2f}), each flushed to disk.",
             f"\n{small['galleries']:,} galleries of {small['people']} people: {small['times_raw']:.2f} times the raw "
             f"vectors resident; a gallery's first search {small['first_p50_ms']:.2f} ms (p99 "
