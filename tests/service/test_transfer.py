@@ -32,6 +32,7 @@ from service.client import Kith, KithClientError
 from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
@@ -414,6 +415,8 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
+    with open_check(url) as examined:
+        assert not list(examined.findings(None, repair=False))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
