@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -64,12 +65,21 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
+    max_archive_photos: int = Field(1_000_000, ge=1, description="Most files in an archive.")
+    max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Most bytes in an archive, unpacked.")
     max_import_bytes: int = Field(
         100_000_000_000,
         ge=1_000_000,
         description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
     )
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
+    index_memory: int | None = Field(
+        None,
+        ge=1_000_000,
+        description="Bytes of vectors to hold in memory; galleries searched least lately make room. Default: all.",
+    )
+    index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property

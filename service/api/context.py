@@ -12,9 +12,8 @@ from models.runtime import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.bulk import BulkStore
-from service.gallery.follower import Followers
+from service.gallery.follower import Followers, SharedEngine
 from service.gallery.generations import Generations
-from service.gallery.index import SharedEngine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
@@ -22,6 +21,7 @@ from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
 from service.shadow import Shadow
+from service.spool import Spool
 from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -42,6 +42,7 @@ class Context:
     watches: Watches
     telemetry: Telemetry
     jobs: Runner
+    spool: Spool
     bulk: BulkStore
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

@@ -7,7 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -37,6 +37,7 @@ from service.gallery.subjects import (
     GallerySettings,
     Generation,
     Idempotent,
+    LogTrimmedError,
     NewTemplate,
     Snapshot,
     StoredEvidence,
@@ -52,6 +53,7 @@ from service.gallery.tables import (
     galleries,
     generations,
     idempotency,
+    index_states,
     jobs,
     labels,
     subjects,
@@ -64,6 +66,8 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
+KEEP_LINES: Final = 10_000
+"""Of a change log, for processes that follow it."""
 
 
 class Store:
@@ -231,36 +235,7 @@ class Store:
         with self._database.change(gallery) as connection:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
-            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
-            if subject_pk is None:
-                subject_pk = _add_subject(
-                    connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now
-                )
-            for template in new:
-                template_pk = _key(
-                    connection.execute(
-                        templates.insert().values(
-                            id=template.id,
-                            gallery_pk=gallery.pk,
-                            subject_pk=subject_pk,
-                            kind=template.kind,
-                            quality=template.quality,
-                            detection_score=template.detection_score,
-                            created_at=now,
-                        )
-                    )
-                )
-                made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
-                for generation, vector in made.items():
-                    stored = vector.astype(VECTOR_TYPE).tobytes()
-                    connection.execute(
-                        vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored)
-                    )
-                if template.crop is not None:
-                    face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
-                    connection.execute(crops.insert().values(template_pk=template_pk, **face))
-                _log(connection, gallery, [(template_pk, subject_pk)])
-            _count(connection, gallery, templates=len(new))
+            subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
                     idempotency.insert().values(
@@ -273,6 +248,11 @@ class Store:
                     )
                 )
         return None
+
+    def known_templates(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
+        """Those of the template ids that the gallery has, of whichever subject."""
+        with self._database.read() as connection:
+            return known_templates(connection, gallery, ids)
 
     def answered(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """The response given to this keyed request before, if any. Raises IdempotencyConflictError."""
@@ -367,9 +347,14 @@ class Store:
             return read_snapshot(connection, gallery, sequence)
 
     def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
-        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now."""
+        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now.
+
+        Raises:
+            LogTrimmedError: some of the lines are gone.
+        """
         later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
         with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
             lines = connection.execute(sa.select(changes.c.sequence, changes.c.subject_pk).where(later)).all()
             last = max((line.sequence for line in lines), default=sequence)
             # By a subquery, as a list of keys may exceed what a statement can bind.
@@ -431,9 +416,13 @@ class Store:
 
     # The change log
 
-    def changes_after(self, gallery: Gallery, sequence: int) -> list[Change]:
+    def changes_after(self, gallery: Gallery, sequence: int, at_most: int | None = None) -> list[Change]:
         """Log lines later than ``sequence``, in order. A line whose template still exists carries its vector: state,
-        not history, so that applying a line twice, or a line whose template went away later, does no harm."""
+        not history, so that applying a line twice, or a line whose template went away later, does no harm.
+
+        Raises:
+            LogTrimmedError: some of the lines are gone.
+        """
         query = (
             sa.select(
                 changes.c.sequence,
@@ -448,8 +437,10 @@ class Store:
             )
             .where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
             .order_by(changes.c.sequence)
+            .limit(at_most)
         )
         with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
             return [
                 Change(
                     row.sequence,
@@ -459,6 +450,88 @@ class Store:
                 )
                 for row in connection.execute(query)
             ]
+
+    def trim_log(self, gallery: Gallery, keep: int = KEEP_LINES) -> int:
+        """Delete the log's oldest lines, but for ``keep`` and for as many as there are templates, which a snapshot
+        would be read instead of; and none that the evidence or an index that nodes share has yet to follow. Returns
+        how many.
+
+        Raises:
+            GalleryNotFoundError, RecogniserMismatchError, StorageError.
+        """
+        trimmed = 0
+        while lines := self._trim_some(gallery, keep):
+            trimmed += lines
+        return trimmed
+
+    def _trim_some(self, gallery: Gallery, keep: int) -> int:
+        """In parts, because other writers wait for each."""
+        here = changes.c.gallery_pk == gallery.pk
+        followed = [
+            sa.select(sa.func.min(table.c.sequence)).where(table.c.gallery_pk == gallery.pk)
+            for table in (evidence, index_states)
+        ]
+        with self._database.read() as connection:
+            templates_now = sa.select(galleries.c.template_count).where(galleries.c.pk == gallery.pk)
+            kept = max(keep, connection.execute(templates_now).scalar() or 0)
+            last = connection.execute(
+                sa.select(changes.c.sequence).where(here).order_by(changes.c.sequence.desc()).offset(kept).limit(1)
+            ).scalar()
+            bounds = [last, *(connection.execute(query).scalar() for query in followed)]
+            end = min(bound for bound in bounds if bound is not None) if last is not None else 0
+            oldest = sa.select(changes.c.sequence).where(here, changes.c.sequence <= end)
+            doomed = connection.execute(oldest.order_by(changes.c.sequence).limit(ROWS_AT_ONCE)).scalars().all()
+        if not doomed:
+            return 0
+        with self._database.change(gallery) as connection:
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=doomed[-1]))
+            return connection.execute(changes.delete().where(here, changes.c.sequence <= doomed[-1])).rowcount
+
+
+def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> None:
+    floor = connection.execute(sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)).scalar()
+    if floor is not None and sequence < floor:
+        raise LogTrimmedError
+
+
+def add_templates(
+    connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
+) -> int:
+    """Store templates, their subject if need be, and their log lines, within a transaction of ``Database.change``.
+    Returns the subject's key."""
+    subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
+    if subject_pk is None:
+        subject_pk = _add_subject(connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now)
+    for template in new:
+        template_pk = _key(
+            connection.execute(
+                templates.insert().values(
+                    id=template.id,
+                    gallery_pk=gallery.pk,
+                    subject_pk=subject_pk,
+                    kind=template.kind,
+                    quality=template.quality,
+                    detection_score=template.detection_score,
+                    created_at=now,
+                )
+            )
+        )
+        made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
+        for generation, vector in made.items():
+            stored = vector.astype(VECTOR_TYPE).tobytes()
+            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored))
+        if template.crop is not None:
+            face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
+            connection.execute(crops.insert().values(template_pk=template_pk, **face))
+        _log(connection, gallery, [(template_pk, subject_pk)])
+    _count(connection, gallery, templates=len(new))
+    return subject_pk
+
+
+def known_templates(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
+    """Those of the template ids that the gallery has."""
+    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
+    return set(connection.execute(query).scalars())
 
 
 def _now() -> datetime:
@@ -598,19 +671,26 @@ def read_snapshot(
         blocks.append(block.reshape(-1, gallery.dimension).astype(np.float32))
     template_pks, subject_pks = np.array(pks, np.int64), np.array(owners, np.int64)
     order = np.lexsort((template_pks, subject_pks))
-    return Snapshot(
-        sequence,
-        template_pks[order],
-        subject_pks[order],
-        np.concatenate(blocks)[order],
-        np.array(qualities, np.float32)[order],
-    )
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    stored = np.empty((len(order), gallery.dimension), np.float32)
+    # From the last block on, each of which goes once it is copied: a gallery is in memory once.
+    end = len(order)
+    while blocks:
+        block = blocks.pop()
+        stored[place[end - len(block) : end]] = block
+        end -= len(block)
+    return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
 
 
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
     # What a gallery was created before keeps its default.
-    others = {name: stored[name] for name in ("review_factor", "min_margin", "keep_crops") if name in stored}
+    others = {
+        name: stored[name]
+        for name in ("review_factor", "min_margin", "keep_crops", "index", "recall")
+        if name in stored
+    }
     settings = GallerySettings(
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
