@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-hygiene bench-open-set clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-hygiene bench-open-set clean
 
 setup: $(INSTALLED)
 
@@ -42,6 +42,9 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
+
+bench-bulk: setup
+	$(BIN)/python -m bench.bulk
 
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
