@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-hygiene bench-open-set clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-hygiene bench-open-set bench-transfer \
+        clean
 
 setup: $(INSTALLED)
 
@@ -48,6 +49,9 @@ bench-bulk: setup
 
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
+
+bench-transfer: setup
+	$(BIN)/python -m bench.transfer
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -16,6 +17,8 @@ from service.api.schemas import (
     GalleryName,
     GalleryOut,
     GallerySettingsIn,
+    GalleryStatsOut,
+    IndexOut,
 )
 from service.gallery.subjects import GallerySettings
 
@@ -52,6 +55,15 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
     return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
 
 
+@router.get("/{gallery}/stats")
+async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
+    """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
+    found = await kith.run(kith.store.gallery, gallery)
+    stats = await kith.run(kith.followers.of(found).stats)
+    index = IndexOut(**asdict(stats))
+    return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
+
+
 @router.patch("/{gallery}")
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Kith) -> GalleryOut:
     """Change the gallery's default risk, fusion or quality gate; what is not given stays."""
@@ -63,7 +75,7 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Ki
 @router.delete("/{gallery}")
 async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
-    deleted = await kith.run(kith.store.delete_gallery, gallery)
+    deleted = await kith.change(gallery, lambda found: kith.store.delete_gallery(found.name))
     kith.followers.drop(deleted)
     if kith.shared_engine is not None:
         await kith.run(kith.shared_engine.forget, deleted)
