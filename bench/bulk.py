@@ -1,7 +1,7 @@
 """All photos of LFW into a gallery through a real server: how fast, what is refused, and what a kill changes.
 
 One server takes the whole folder as `kith enroll` sends it, while somebody asks who is in a photo once a second; then
-the same folder again; then the first photos one request after the other, into another gallery. A second server takes
+the first people again; then the first photos one request after the other, into another gallery. A second server takes
 the first people only and is killed halfway (SIGKILL), and must end with the same templates and the same refusals as the
 first, item by item. Prints, and writes bench/results/bulk.md and .json.
 
@@ -164,7 +164,7 @@ def uninterrupted(photos: Sequence[FolderPhoto], first: Sequence[FolderPhoto]) -
             enough.set()
             asking.join()
         say(f"{job.done / seconds:.1f} photos/s; once more, who is enrolled already")
-        again, again_s = enrol(kith, photos)
+        again, again_s = enrol(kith, first)
         gallery = kith.gallery(GALLERY)
         figures = {
             "photos": job.done,
@@ -225,7 +225,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "| --- | --- |",
         f"| Photos a second, the sending among it | {whole['photos_per_second']:.1f} |",
         f"| The same one request after the other (first {ONE_BY_ONE}) | {whole['one_by_one_photos_per_second']:.1f} |",
-        f"| Sent again: photos a second | {whole['again']['photos_per_second']:.1f} |",
+        f"| Sent again (first {resumed['photos']:,}) | {whole['again']['photos_per_second']:.1f} |",
         f"| A search by photo, nothing else running: median, 95 % | {idle['median']:.0f} ms, {idle['p95']:.0f} ms |",
         f"| A search by photo beside the job: median, 95 % | {busy['median']:.0f} ms, {busy['p95']:.0f} ms |",
         f"| Enrolled | {whole['enrolled_share']:.1%}, {whole['templates']:,} templates of {whole['people']:,} people |",
