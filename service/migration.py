@@ -5,6 +5,7 @@ What is done is what has a vector: a job that was killed goes on with the templa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,20 +50,20 @@ class Migrations:
         view = self._view(context)
         if view is None:
             return
-        progress, covered = context.job.progress, self.generations.coverage(view, generation)
-        context.record([], total=progress.done - progress.failed + covered.with_crop)
+        known = context.job.progress.done - context.job.progress.failed
         found = True
         while found:
-            after, found = 0, False
-            while (view := self._view(context)) is not None:
+            keys, found = self.generations.waiting_keys(view, generation), False
+            context.record([], total=known + len(keys))
+            for start in range(0, len(keys), EMBEDDED_AT_ONCE):
                 context.check()
-                waiting = self.generations.waiting(view, generation, after, EMBEDDED_AT_ONCE)
-                if not waiting:
-                    break
-                after = waiting[-1].pk
-                found |= self._embed(context, view, generation, waiting)
-        if view is not None:
-            self.risks.follow(view)
+                view = self._view(context)
+                if view is None:
+                    return
+                waiting = self.generations.waiting(keys[start : start + EMBEDDED_AT_ONCE])
+                embedded = self._embed(context, view, generation, waiting)
+                known, found = known + embedded, found or embedded > 0
+        self.risks.follow(view)
 
     def _view(self, context: JobContext) -> Gallery | None:
         """The gallery as the job's generation sees it; None: it is of no use any more."""
@@ -75,8 +76,8 @@ class Migrations:
             return None
         return gallery.under(generation)
 
-    def _embed(self, context: JobContext, view: Gallery, generation: int, waiting: list[Waiting]) -> bool:
-        """Tells whether any of them could be embedded."""
+    def _embed(self, context: JobContext, view: Gallery, generation: int, waiting: list[Waiting]) -> int:
+        """Tells how many could be embedded."""
         served = self.recognisers.of(view)
         cut, outcomes = {}, []
         for one in waiting:
@@ -88,22 +89,20 @@ class Migrations:
                 outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
         made = served.recogniser.embed(np.stack(list(cut.values()))) if cut else np.empty((0, served.dimension))
         vectors: dict[int, Float] = dict(zip(cut, made, strict=True))
-        try:
+        # Cut over or rolled back meanwhile, it may still be wanted.
+        with suppress(GalleryMovedError):
             context.asked(self.generations.add(view, generation, vectors, context.job, outcomes, context.seconds))
-        except GalleryMovedError:
-            return True  # cut over or rolled back meanwhile: read again, it may still be wanted
-        return bool(vectors)
+        return len(vectors)
 
     def drop(self, context: JobContext) -> None:
         """Delete the vectors of the job's generation."""
-        while True:
-            context.check()
-            gallery = self.store.gallery(context.job.gallery)
-            try:
-                if not self.generations.drop_some(gallery, context.job.parameters["generation"], DROPPED_AT_ONCE):
-                    return
-            except GalleryMovedError:
-                continue
+        generation = context.job.parameters["generation"]
+        while keys := self.generations.embedded_keys(self.store.gallery(context.job.gallery), generation):
+            for start in range(0, len(keys), DROPPED_AT_ONCE):
+                context.check()
+                with suppress(GalleryMovedError):  # these the next time round
+                    gallery = self.store.gallery(context.job.gallery)
+                    self.generations.drop(gallery, generation, keys[start : start + DROPPED_AT_ONCE])
 
 
 def aligned(crop: Crop, served: Served) -> NDArray[np.uint8]:

@@ -239,31 +239,38 @@ class Generations:
             _queue(connection, gallery, DROP, away.number, away.fingerprint)
             _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost_count})
 
-    def drop_some(self, gallery: Gallery, generation: int, limit: int) -> int:
-        """Delete vectors of a dropped generation; returns how many: 0, when all are gone."""
-        some = (
-            sa.select(templates.c.pk)
-            .join(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == generation))
-            .where(templates.c.gallery_pk == gallery.pk)
-            .limit(limit)
-        )
-        dropped = sa.exists().where(_is(gallery, generation), generations.c.state == "dropped")
+    def drop(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
+        """Delete the vectors of these templates by a dropped generation; those of another one stay."""
+        gone = vectors.c.template_pk.in_(list(keys)) & (vectors.c.generation == generation)
         with self._database.change(gallery) as connection:
-            if not connection.execute(sa.select(dropped)).scalar():
-                return 0
-            gone = vectors.c.template_pk.in_(some) & (vectors.c.generation == generation)
-            return int(connection.execute(vectors.delete().where(gone)).rowcount)
+            if _state(connection, gallery, generation) == "dropped":
+                connection.execute(vectors.delete().where(gone))
 
     # Filling a generation
 
-    def waiting(self, gallery: Gallery, generation: int, after: int, limit: int) -> list[Waiting]:
-        """Templates with a crop that a generation has not seen, by key, from after ``after`` on."""
+    def waiting_keys(self, gallery: Gallery, generation: int) -> list[int]:
+        """Of the templates with a crop that a generation has not seen. All at once: page by page, each page would look
+        at all templates again."""
+        query = (
+            sa.select(templates.c.pk)
+            .join(crops, crops.c.template_pk == templates.c.pk)
+            .where(templates.c.gallery_pk == gallery.pk, ~_has(generation))
+        )
+        with self._database.read() as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def embedded_keys(self, gallery: Gallery, generation: int) -> list[int]:
+        """Of the templates that have a generation's vector."""
+        query = sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, _has(generation))
+        with self._database.read() as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def waiting(self, keys: Sequence[int]) -> list[Waiting]:
+        """These templates with their crops; without those deleted since."""
         query = (
             sa.select(templates.c.pk, templates.c.id, crops.c.image, crops.c.landmarks)
             .join(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk > after, ~_has(generation))
-            .order_by(templates.c.pk)
-            .limit(limit)
+            .where(templates.c.pk.in_(list(keys)))
         )
         with self._database.read() as connection:
             return [
@@ -291,6 +298,12 @@ class Generations:
                 _add(connection, gallery, generation, [(row.pk, row.subject_pk, made[row.pk]) for row in rows])
                 _tally(connection, gallery, generation, by_crop=len(rows))
             return record_in(connection, job, outcomes, seconds)
+
+    def knows(self, generation: int, subject_pk: int) -> bool:
+        """Whether a subject has a template with this generation's vector."""
+        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, _has(generation)).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).first() is not None
 
     def unseen(self, gallery: Gallery, generation: int, subject_pk: int) -> bool:
         """Whether a subject has a template that only a sight of it can give this generation's vector."""

@@ -24,6 +24,7 @@ from service import crops
 from service.api.migration_schemas import MigrationOut
 from service.client import Kith, KithClientError
 from service.errors import StorageError
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.store import Store
@@ -31,6 +32,7 @@ from service.gallery.subjects import Crop, GallerySettings, NewTemplate
 from service.gallery.tables import jobs
 from tests.faults import LONG
 from tests.faults.servers import Server
+from tests.faults.tally import Tally
 from tests.packs import projected_pack
 from tests.postgres import Postgres
 
@@ -121,8 +123,10 @@ def expire_leases(store: Store) -> None:
         connection.execute(jobs.update().values(lease_until=datetime(2000, 1, 1, tzinfo=UTC)))
 
 
-def check_sound(store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recogniser) -> None:
+def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recogniser) -> None:
     """The gallery's row, its generations and their vectors say the same."""
+    with open_check(url) as check:
+        assert list(check.findings("g", False)) == []
     gallery = store.gallery("g")
     kept = Generations(store._database).kept(gallery)
     assert [one.state == "current" for one in kept] == [True] + [False] * (len(kept) - 1)
@@ -150,6 +154,7 @@ def test_killed_at_every_step_nothing_is_lost(
     second: ModelPack,
     theirs: Recogniser,
     tmp_path: Path,
+    tally: Tally,
 ) -> None:
     rng = np.random.default_rng(4)
     first, new = store.gallery("g").fingerprint, theirs.fingerprint
@@ -159,13 +164,14 @@ def test_killed_at_every_step_nothing_is_lost(
         # In the middle of re-embedding: the next server goes on.
         for _ in range(KILLS):
             killed(server, lambda kith: kith.migrate("g", "projected"), float(rng.uniform(0.05, 0.6)))
-            check_sound(store, people, theirs)
+            tally.kills["re-embedding"] += 1
+            check_sound(url, store, people, theirs)
             expire_leases(store)
         with server.client() as kith:
             kith.migrate("g", "projected")
         told = settled(server)
         assert told.other is not None and told.other.embedded == told.other.templates == len(people)
-        check_sound(store, people, theirs)
+        check_sound(url, store, people, theirs)
 
         # At each transition, of which there is a before and an after, and no between.
         steps: tuple[tuple[Step, tuple[str, str], tuple[str, str]], ...] = (
@@ -176,18 +182,19 @@ def test_killed_at_every_step_nothing_is_lost(
         for _ in range(max(1, KILLS // 4)):
             for step, before, after in steps:
                 acknowledged = killed(server, step, float(rng.uniform(0, 0.05)))
+                tally.kills["migration's transitions"] += 1
                 expire_leases(store)
                 with server.client() as kith:
                     told = kith.migration("g")
                     state = told.state, told.current.recogniser
                     assert state == after if acknowledged else state in (before, after)
                     assert told.current.embedded == len(people)
-                    check_sound(store, people, theirs)
+                    check_sound(url, store, people, theirs)
                     told = step(kith)  # whoever was cut off asks again
                     assert (told.state, told.current.recogniser) == after
                     (found,) = kith.identify("g", embeddings=[_probe(store)], risk={"threshold": 0.9}).results
                     assert found.similarity is not None and found.similarity > 0.999
-            check_sound(store, people, theirs)
+            check_sound(url, store, people, theirs)
             settled(server)
             assert store.gallery("g").other is None
             with server.client() as kith:
