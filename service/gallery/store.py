@@ -485,7 +485,9 @@ class Store:
         if not doomed:
             return 0
         with self._database.change(gallery) as connection:
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=doomed[-1]))
+            # Another process may have trimmed further meanwhile: what is gone must stay known to be gone.
+            floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
             return connection.execute(changes.delete().where(here, changes.c.sequence <= doomed[-1])).rowcount
 
 
