@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import logging
 import tempfile
@@ -16,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, track
+from rich.progress import Progress
 from rich.table import Table
 
 from models.errors import ModelError
@@ -27,16 +26,16 @@ from service.connection import AsJson, Key, Url, connect
 from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
+from service.enroll_command import enroll
 from service.errors import KithError, SettingsError
 from service.risk_plot import risk_png, risk_text
 from service.risk_report import GROWTH
 from service.settings import load_settings
 
-PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
-
 app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
 gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
+app.command()(enroll)
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(model_commands.app, name="models")
 
@@ -92,43 +91,6 @@ def doctor(as_json: AsJson = False) -> None:
         Console().print(table)
     if any(finding.verdict == "error" for finding in findings):
         raise typer.Exit(1)
-
-
-@app.command()
-def enroll(
-    folder: Annotated[Path, typer.Argument(help="A folder per person, photos inside.", exists=True, file_okay=False)],
-    gallery: Gallery,
-    url: Url = None,
-    api_key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Enrol a folder of folders; creates the gallery if need be. Run again to resume: photos are taken once."""
-    people = sorted(p for p in folder.iterdir() if p.is_dir())
-    if not people:
-        raise typer.BadParameter(f"{folder} has no folder per person; expected {folder}/PERSON/PHOTO")
-    enrolled, refused = 0, []
-    with connect(url, api_key) as kith:
-        if gallery not in {g.name for g in kith.galleries()}:
-            kith.create_gallery(gallery)
-        for person in track(people, "enrolling", console=Console(stderr=True)):
-            for photo in sorted(f for f in person.iterdir() if f.suffix.lower() in PHOTO_SUFFIXES):
-                try:
-                    # The same photo of the same person has the same key, so a second run stores nothing twice.
-                    key = hashlib.sha256(f"{person.name}/{photo.name}".encode()).hexdigest()
-                    kith.enrol(gallery, person.name, photo, idempotency_key=key)
-                    enrolled += 1
-                except KithClientError as error:
-                    refused.append({"photo": str(photo), "code": error.code, "detail": error.problem.get("detail")})
-    if as_json:
-        print(json.dumps({"enrolled": enrolled, "refused": refused}, indent=2))
-        return
-    console = Console()
-    console.print(f"{enrolled} photos enrolled, {len(refused)} refused")
-    if refused:
-        table = Table("Photo", "Code", "Detail")
-        for row in refused:
-            table.add_row(*(escape(str(row[column])) for column in ("photo", "code", "detail")))
-        console.print(table)
 
 
 @app.command()

@@ -101,7 +101,7 @@ class Shadow:
             view = gallery.under(shadow)
             served = self._recognisers.of(view)
             cut = [one.face.other_crop for one in answered if one.face.other_crop is not None]
-            vectors = np.stack(await served.batcher.submit(cut))
+            vectors = np.stack(await served.batcher.submit(cut, background=True))
             found = await self._pipeline.identify(view, vectors, target, 1, among)
             for one, vector, then in zip(answered, vectors, found, strict=True):
                 disagreement = compared(one.found.decision, then.decision)

@@ -7,7 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -231,36 +231,7 @@ class Store:
         with self._database.change(gallery) as connection:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
-            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
-            if subject_pk is None:
-                subject_pk = _add_subject(
-                    connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now
-                )
-            for template in new:
-                template_pk = _key(
-                    connection.execute(
-                        templates.insert().values(
-                            id=template.id,
-                            gallery_pk=gallery.pk,
-                            subject_pk=subject_pk,
-                            kind=template.kind,
-                            quality=template.quality,
-                            detection_score=template.detection_score,
-                            created_at=now,
-                        )
-                    )
-                )
-                made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
-                for generation, vector in made.items():
-                    stored = vector.astype(VECTOR_TYPE).tobytes()
-                    connection.execute(
-                        vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored)
-                    )
-                if template.crop is not None:
-                    face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
-                    connection.execute(crops.insert().values(template_pk=template_pk, **face))
-                _log(connection, gallery, [(template_pk, subject_pk)])
-            _count(connection, gallery, templates=len(new))
+            subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
                     idempotency.insert().values(
@@ -273,6 +244,11 @@ class Store:
                     )
                 )
         return None
+
+    def known_templates(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
+        """Those of the template ids that the gallery has, of whichever subject."""
+        with self._database.read() as connection:
+            return known_templates(connection, gallery, ids)
 
     def answered(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """The response given to this keyed request before, if any. Raises IdempotencyConflictError."""
@@ -459,6 +435,46 @@ class Store:
                 )
                 for row in connection.execute(query)
             ]
+
+
+def add_templates(
+    connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
+) -> int:
+    """Store templates, their subject if need be, and their log lines, within a transaction of ``Database.change``.
+    Returns the subject's key."""
+    subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
+    if subject_pk is None:
+        subject_pk = _add_subject(connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now)
+    for template in new:
+        template_pk = _key(
+            connection.execute(
+                templates.insert().values(
+                    id=template.id,
+                    gallery_pk=gallery.pk,
+                    subject_pk=subject_pk,
+                    kind=template.kind,
+                    quality=template.quality,
+                    detection_score=template.detection_score,
+                    created_at=now,
+                )
+            )
+        )
+        made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
+        for generation, vector in made.items():
+            stored = vector.astype(VECTOR_TYPE).tobytes()
+            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored))
+        if template.crop is not None:
+            face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
+            connection.execute(crops.insert().values(template_pk=template_pk, **face))
+        _log(connection, gallery, [(template_pk, subject_pk)])
+    _count(connection, gallery, templates=len(new))
+    return subject_pk
+
+
+def known_templates(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
+    """Those of the template ids that the gallery has."""
+    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
+    return set(connection.execute(query).scalars())
 
 
 def _now() -> datetime:

@@ -19,6 +19,14 @@ from service.gallery.fusion import DEFAULT_FUSION, Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
+SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
+
+
+def printable(text: str) -> str:
+    """What an id must be besides fitting SUBJECT_ID. Raises ValueError."""
+    if not text.isprintable() or text != text.strip() or text in (".", ".."):
+        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
+    return text
 
 
 @dataclass(frozen=True)
