@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-hygiene bench-open-set clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-hygiene bench-open-set bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -45,6 +45,9 @@ bench-open-set: setup
 
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
+
+bench-transfer: setup
+	$(BIN)/python -m bench.transfer
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion

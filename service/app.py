@@ -43,7 +43,7 @@ from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.job_store import JobStore
-from service.gallery.replicas import in_process
+from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
@@ -78,7 +78,10 @@ def create_app(settings: Settings) -> FastAPI:
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
         milvus = _milvus(settings, database)
-        followers = Followers(in_process(store) if milvus is None else milvus.replica)
+        if milvus is None:
+            followers = Followers(in_process(store, InProcess(settings.index_device)), settings.index_memory)
+        else:
+            followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (

@@ -18,7 +18,7 @@ from service.enrolment import (
     Overrides,
     check_identity,
     choose_face,
-    seen_by_other,
+    embed_for,
     template_from_face,
 )
 from service.errors import GalleryMovedError, InvalidRequestError, KithError
@@ -28,8 +28,8 @@ from service.gallery.risks import FEWEST_SUBJECTS
 from service.gallery.store import Store
 from service.gallery.subjects import SUBJECT_ID, Gallery, NewTemplate, printable
 from service.jobs import JobContext, JobKind, JobStoppedError
-from service.pipeline import Face, Photo, Pipeline
-from service.recognisers import Recognisers, Served
+from service.pipeline import Photo, Pipeline
+from service.recognisers import Recognisers
 from service.spool import Spool
 
 KIND: Final = "enrolment"
@@ -116,7 +116,7 @@ class _Run:
         self._choice = options.face
         self._overrides = Overrides(options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality)
         self.gallery = gallery
-        self._by = work.recognisers.of(gallery)
+        work.recognisers.of(gallery)  # where it is not served the job fails, not each photo
         self._flying: deque[tuple[_Item, asyncio.Task[Photo | KithError]]] = deque()
         self._subject: str | None = None
         self._admitted: list[tuple[str, NewTemplate]] = []
@@ -163,8 +163,9 @@ class _Run:
         if (unfit := _unfit(item.subject)) is not None:
             return unfit
         try:
-            keep = self.gallery.settings.keep_crops
-            return await self._work.pipeline.embed(item.payload, self._by, self._other, keep=keep, background=True)
+            return await embed_for(
+                self.gallery, item.payload, self._work.pipeline, self._work.recognisers, background=True
+            )
         except KithError as error:
             return error
         except Exception:
@@ -184,8 +185,7 @@ class _Run:
         try:
             if isinstance(seen, KithError):
                 raise seen
-            face, template = await self._context.run(self._admit, item, seen)
-            template = await seen_by_other(template, face, self.gallery, self._other, background=True)
+            template = await self._context.run(self._admit, item, seen)
         except KithError as error:
             if error.status >= 500 and not isinstance(seen, KithError):
                 raise  # the database's, not the photo's
@@ -193,12 +193,7 @@ class _Run:
         else:
             self._admitted.append((item.name, template))
 
-    @property
-    def _other(self) -> Served | None:
-        other = self.gallery.other
-        return None if other is None else self._work.recognisers.get(other.fingerprint)
-
-    def _admit(self, item: _Item, photo: Photo) -> tuple[Face, NewTemplate]:
+    def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
         face = choose_face(photo, self._choice)
         template = template_from_face(face, self.gallery, self._overrides, item.template_id)
         assert item.subject is not None  # noqa: S101 - looked at only where there is one
@@ -212,7 +207,7 @@ class _Run:
             self._work.pipeline,
             self._overrides,
         )
-        return face, template
+        return template
 
     async def _store(self) -> None:
         admitted, refused = self._admitted, self._refused

@@ -6,7 +6,7 @@ import gzip
 import json
 import logging
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -91,6 +91,44 @@ def doctor(as_json: AsJson = False) -> None:
         Console().print(table)
     if any(finding.verdict == "error" for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="Where to; replaced when the new one is complete.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write everything in the database, as it is at this moment, to one file; servers go on meanwhile."""
+    from service.gallery.backup import back_up
+    from service.gallery.database import Database, open_engine
+
+    with closing(Database(open_engine(load_settings().sql_url))) as database:
+        manifest = back_up(database, file)
+    if as_json:
+        print(json.dumps(manifest.document(), indent=2))
+        return
+    print(f"wrote {file}, {file.stat().st_size:,} bytes: {_backed_up(manifest.rows)}")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="Delete all that the database holds.")] = False,
+) -> None:
+    """Put a backup into the database, of whatever kind, that the settings name: wholly, or not at all."""
+    from service.gallery import backup as backups
+    from service.gallery.database import Database, open_engine
+
+    manifest = backups.read_manifest(file)
+    with closing(Database(open_engine(load_settings().sql_url))) as database:
+        backups.restore(database, file, replace, said=lambda line: Console(stderr=True).print(line, highlight=False))
+    print(f"restored {_backed_up(manifest.rows)}, as of {manifest.created_at}")
+    for needed in manifest.recognisers:
+        print(f"needs recogniser {needed['fingerprint'][:12]} of {needed['dimension']} dimensions")
+
+
+def _backed_up(rows: dict[str, int]) -> str:
+    return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
 
 
 @app.command()
@@ -184,9 +222,11 @@ def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key =
 
 @gallery_app.command("stats")
 def gallery_stats(name: str, url: Url = None, api_key: Key = None) -> None:
-    """One gallery's settings and counts, as JSON."""
+    """One gallery's settings and counts, and the index that serves its searches, as JSON."""
     with connect(url, api_key) as kith:
-        _print_json(kith.gallery(name))
+        answer = kith.gallery(name).model_dump(mode="json", exclude_none=True)
+        stats = kith.stats(name).index.model_dump(mode="json", exclude_none=True)
+    print(json.dumps({**answer, "index": {"setting": answer["index"], **stats}}, indent=2))
 
 
 @gallery_app.command("risk")

@@ -26,6 +26,7 @@ from service.api.schemas import (
     GalleriesOut,
     GalleryOut,
     GalleryRiskOut,
+    GalleryStatsOut,
     HealthOut,
     HygieneOut,
     IdentifyOut,
@@ -166,6 +167,9 @@ class Kith:
 
     def gallery(self, name: str) -> GalleryOut:
         return self._send(GalleryOut, "GET", _path(name))
+
+    def stats(self, name: str) -> GalleryStatsOut:
+        return self._send(GalleryStatsOut, "GET", f"{_path(name)}/stats")
 
     def galleries(self) -> Iterator[GalleryOut]:
         cursor: str | None = None

@@ -26,7 +26,7 @@ from service.gallery.fusion import scores
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, NewTemplate
 from service.pipeline import Face, Photo, Pipeline
-from service.recognisers import Served
+from service.recognisers import Recognisers
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """A newcomer is taken for an enrolled person at most this often, whatever risk the gallery answers with."""
@@ -62,6 +62,28 @@ def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
         raise EmbeddingError(str(error)) from error
 
 
+async def embed_for(
+    gallery: Gallery, payload: bytes, pipeline: Pipeline, recognisers: Recognisers, background: bool = False
+) -> Photo:
+    """Decode a photo that is to be enrolled and give its faces vectors by the gallery's recogniser; the largest one, by
+    that of its other generation too, if there is one and it is served, and the crop that the gallery keeps.
+    ``background``: behind the requests.
+
+    Raises:
+        ImageError.
+        RecogniserMismatchError: the gallery's recogniser is not served.
+    """
+    other = None if gallery.other is None else recognisers.get(gallery.other.fingerprint)
+    keep = gallery.settings.keep_crops
+    photo = await pipeline.embed(payload, recognisers.of(gallery), other, keep=keep, background=background)
+    if gallery.other is not None and other is not None and photo.faces:
+        row, largest = photo.largest_row(), photo.largest()
+        assert largest.other_crop is not None  # noqa: S101 - it was asked for
+        (seen,) = await other.batcher.submit([largest.other_crop], background)
+        photo.faces[row] = replace(largest, others={gallery.other.number: seen})
+    return photo
+
+
 def choose_face(photo: Photo, choice: FaceChoice) -> Face:
     """Raises NoFaceError, SeveralFacesError."""
     if not photo.faces:
@@ -79,18 +101,15 @@ def template_from_face(
     if reasons and not overrides.allow_low_quality:
         raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
-    template_id = template_id or uuid.uuid4().hex
-    return NewTemplate(template_id, face.vector, "photo", face.quality.as_dict(), face.score, crop=face.kept)
-
-
-async def seen_by_other(
-    template: NewTemplate, face: Face, gallery: Gallery, other: Served | None, background: bool = False
-) -> NewTemplate:
-    """With the vector of the recogniser that the gallery is moving to, where that one is served."""
-    if gallery.other is None or other is None or face.other_crop is None:
-        return template
-    (vector,) = await other.batcher.submit([face.other_crop], background)
-    return replace(template, others={gallery.other.number: vector})
+    return NewTemplate(
+        template_id or uuid.uuid4().hex,
+        face.vector,
+        "photo",
+        face.quality.as_dict(),
+        face.score,
+        face.others,
+        face.kept,
+    )
 
 
 def new_template(vector: Float) -> NewTemplate:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -41,8 +41,8 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """One face of a photo; where they were asked for, ``vector`` (d,), ``other_crop`` cut for a second recogniser, and
-    ``kept``, to be kept with a template."""
+    """One face of a photo; where they were asked for, ``vector`` (d,), ``other_crop`` cut for a second recogniser,
+    ``others`` by further generations' recognisers, and ``kept``, to be kept with a template."""
 
     box_xyxy: Float
     landmarks_xy: Float
@@ -50,6 +50,7 @@ class Face:
     quality: Quality
     vector: Float | None = None
     other_crop: Image | None = None
+    others: Mapping[int, Float] = field(default_factory=dict)
     kept: Crop | None = None
 
 

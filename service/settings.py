@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -73,6 +74,12 @@ class Settings(BaseSettings):
         description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
     )
     queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
+    index_memory: int | None = Field(
+        None,
+        ge=1_000_000,
+        description="Bytes of vectors to hold in memory; galleries searched least lately make room. Default: all.",
+    )
+    index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property

@@ -71,15 +71,18 @@ class Spool:
         finally:
             os.close(folder)
 
-    def tidy(self, store: JobStore) -> None:
-        """Remove what is left of jobs that are over, and of uploads that broke off with their process."""
+    def abandoned(self, store: JobStore) -> list[Path]:
+        """What is left of jobs that are over, and of uploads that broke off with their process."""
         if not self._folder.is_dir():
-            return
+            return []
         files = [path for path in self._folder.iterdir() if time.time() - path.stat().st_mtime > ABANDONED_S]
         kept = store.unfinished([path.name for path in files])
-        for path in files:
-            if path.name not in kept:
-                path.unlink(missing_ok=True)
+        return [path for path in files if path.name not in kept]
+
+    def tidy(self, store: JobStore) -> None:
+        """Remove what is abandoned."""
+        for path in self.abandoned(store):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

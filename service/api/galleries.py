@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -16,6 +17,8 @@ from service.api.schemas import (
     GalleryName,
     GalleryOut,
     GallerySettingsIn,
+    GalleryStatsOut,
+    IndexOut,
 )
 from service.gallery.subjects import GallerySettings
 
@@ -50,6 +53,15 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
     found = await kith.run(kith.store.gallery, gallery)
     drift = await kith.run(kith.watches.of(found.pk, found.name, found.fingerprint).drift)
     return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
+
+
+@router.get("/{gallery}/stats")
+async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
+    """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
+    found = await kith.run(kith.store.gallery, gallery)
+    stats = await kith.run(kith.followers.of(found).stats)
+    index = IndexOut(**asdict(stats))
+    return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 
 
 @router.patch("/{gallery}")

@@ -25,6 +25,7 @@ from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
+from service.gallery.index import IndexSetting
 from service.gallery.job_store import Job, JobItem, JobState
 from service.gallery.subjects import (
     SUBJECT_ID,
@@ -187,6 +188,12 @@ class GallerySettingsIn(Request):
     keep_crops: bool | None = Field(
         None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
+    index: IndexSetting | None = Field(
+        None, description="How vectors are searched: exact compares every one; auto picks by the gallery's size."
+    )
+    recall: FiniteFloat | None = Field(
+        None, ge=0.5, le=1, description="How often an index that is not exact must find the most similar vector."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -200,6 +207,8 @@ class GallerySettingsIn(Request):
             review_factor=current.review_factor if self.review_factor is None else self.review_factor,
             min_margin=current.min_margin if self.min_margin is None else self.min_margin,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
+            index=self.index or current.index,
+            recall=current.recall if self.recall is None else self.recall,
         )
 
 
@@ -388,6 +397,8 @@ class GalleryOut(BaseModel):
     review_factor: float
     min_margin: float
     keep_crops: bool
+    index: IndexSetting
+    recall: float
     subjects: int
     templates: int
     created_at: datetime
@@ -406,10 +417,47 @@ class GalleryOut(BaseModel):
             review_factor=settings.review_factor,
             min_margin=settings.min_margin,
             keep_crops=settings.keep_crops,
+            index=settings.index,
+            recall=settings.recall,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
         )
+
+
+class RecallOut(BaseModel):
+    """Of probes made from the gallery's own vectors, each of the given similarity to one of them."""
+
+    at_1: float = Field(description="How often the most similar vector was found.")
+    at_10: float = Field(description="Which share of the ten most similar was found.")
+    sample: int
+    similarity: float
+    promise: float = Field(description="The gallery's setting: if at_1 is less, every vector is compared.")
+
+
+class IndexOut(BaseModel):
+    """The index of the process that answers, after it caught up with the change log."""
+
+    engine: str
+    kind: str
+    reason: str = Field(description="Why this kind.")
+    vectors: int = Field(description="Templates, or subjects where the fusion makes one vector of each.")
+    sequence: int = Field(description="Line of the change log up to which it has followed.")
+    segments: int
+    tail: int = Field(description="Vectors in no segment yet.")
+    tombstones: int = Field(description="Vectors removed and not cleared away yet; no search finds them.")
+    memory_bytes: int
+    depth: int | None = Field(description="Candidates that are compared exactly; null where every vector is.")
+    recall: RecallOut | None
+    compacted_at: datetime | None
+    problem: str | None = Field(description="What was wrong with a file of the index, which was made anew.")
+
+
+class GalleryStatsOut(BaseModel):
+    gallery: str
+    subjects: int
+    templates: int
+    index: IndexOut
 
 
 class GalleriesOut(BaseModel):

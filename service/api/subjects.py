@@ -34,8 +34,8 @@ from service.enrolment import (
     check_recogniser,
     check_vectors,
     choose_face,
+    embed_for,
     new_template,
-    seen_by_other,
     template_from_face,
 )
 from service.errors import GalleryMovedError, KithError, TemplateNotFoundError
@@ -178,10 +178,9 @@ async def _examine(
 ) -> tuple[list[EnrolledOut], list[NewTemplate]]:
     """Decide on each photo and embedding; a lone refusal is raised."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
-    other = None if gallery.other is None else kith.recognisers.get(gallery.other.fingerprint)
 
     async def embed(payload: bytes) -> Photo:
-        return await kith.pipeline.embed(payload, by, other, keep=gallery.settings.keep_crops)
+        return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
 
     photos = await gather_photos(body.images, embed) if body.images else []
     vectors = check_vectors(body.embeddings, by.dimension)
@@ -198,7 +197,7 @@ async def _examine(
             if isinstance(item, Photo):
                 face = choose_face(item, body.face)
                 result.face = without_vector(face_out(face, gallery.settings.quality_gate))
-                template = await seen_by_other(template_from_face(face, gallery, overrides), face, gallery, other)
+                template = template_from_face(face, gallery, overrides)
             else:
                 template = new_template(item)
             await kith.run(

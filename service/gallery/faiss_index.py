@@ -1,43 +1,275 @@
-"""The default index: exact inner products by FAISS, in process. The only faiss import."""
+"""FAISS: exact search of vectors that lie elsewhere, and the structures that make it faster. The only faiss import."""
 
 from __future__ import annotations
 
+import ctypes
+import io
 import logging
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.runtime import Float
+from service.errors import SettingsError
+from service.gallery.index import Builder, Keys, Kind, StoppedError
 
 # It reports each faster build that its wheel does not have as if that were a fault.
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)
 
+# Its threads else wait for each other by spinning, which takes the processor from those that have something to do: on
+# busy cores a search of a few probes takes a hundred times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import faiss  # noqa: E402
 
+api: Any = faiss  # its stubs know half of it
+# Above so many vectors faiss leaves a batch to BLAS; its own default only from 128,000 queries on.
+api.cvar.distance_compute_blas_threshold = 20
+THREADS: Final[int] = api.omp_get_max_threads()
+FEWEST_FOR_THREADS: Final = 8
+"""Probes. For fewer, waking a team of threads and waiting for its last costs more than it gains."""
+TRAIN_ON: Final = 50_000
+"""Vectors: 16 centroids of four dimensions need no more."""
+CODE_SLICE: Final = 16_384
+GRAPH_SLICE: Final = 1024
+GRAPH_LINKS: Final = 32
+IVF_ROWS_A_LIST: Final = 1000
+GPU_MOST: Final = 2048
+"""Candidates that a GPU's search can return."""
+COMPACT_DEPTHS: Final = (128, 256, 512, 1024, 2048)
+GRAPH_DEPTHS: Final = (64, 128, 256, 512, 1024)
 
-class FaissIndex:
-    """Exact cosine search over unit vectors of length ``dimension``."""
+
+def exact(probes: Float, vectors: Float, k: int) -> tuple[Float, Keys]:
+    """The ``k`` most similar of (n, d) vectors for each of many (q, d) probes, best first; -1 where fewer exist."""
+    _use_threads(len(probes))
+    similarities, rows = api.knn(_plain(probes), vectors, k, metric=api.METRIC_INNER_PRODUCT)
+    return similarities, rows
+
+
+def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
+    """(q, m) similarities of each of (q, d) probes to its own (q, m) rows of (n, d) vectors; -inf where a row is -1."""
+    _use_threads(len(probes))
+    found = np.full(rows.shape, -np.inf, np.float32)
+    probes, rows = _plain(probes), np.ascontiguousarray(rows, np.int64)
+    api.fvec_inner_products_by_idx(
+        api.swig_ptr(found),
+        api.swig_ptr(probes),
+        api.swig_ptr(vectors),
+        api.swig_ptr(rows),
+        vectors.shape[1],
+        *rows.shape,
+    )
+    return found
+
+
+def builders(device: str) -> Callable[[Kind, Float], Builder]:
+    """What makes a kind's builder of a sample of a gallery's vectors, on ``device``, ``cpu`` or ``gpu``.
+
+    Raises:
+        SettingsError: there is no such device, or the faiss that is installed knows of none.
+    """
+    if device == "gpu":
+        check_gpu()
+        return _gpu_builder
+    return _cpu_builder
+
+
+def check_gpu() -> None:
+    """Raises SettingsError where FAISS finds no GPU."""
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: install kith-face[gpu]")
+    if api.get_num_gpus() < 1:
+        raise SettingsError("KITH_INDEX_DEVICE is gpu, but FAISS finds no GPU: see `kith doctor`")
+
+
+def _cpu_builder(kind: Kind, sample: Float) -> Builder:
+    return Graphs(sample.shape[1]) if kind == "graph" else Codes(sample)
+
+
+def _gpu_builder(kind: Kind, sample: Float) -> Builder:
+    match kind:
+        case "graph":
+            return Graphs(sample.shape[1])
+        case "compact":
+            return GpuLists(sample)
+        case "exact":
+            return GpuFlats(sample.shape[1])
+
+
+class Codes:
+    """Product quantisation, four bits for four dimensions, scanned in a processor's registers: 1/32 of the vectors'
+    bytes are read (André, Kermarrec and Le Scouarnec, arXiv:1704.07355 and 1812.09162)."""
+
+    kind: Kind = "compact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, sample: Float) -> None:
+        """Train on at most TRAIN_ON of (n, d) vectors, at least 16; ``d`` a multiple of 4."""
+        _use_all_threads()
+        self._empty = api.index_factory(sample.shape[1], f"PQ{sample.shape[1] // 4}x4fs", api.METRIC_INNER_PRODUCT)
+        self._empty.pq.cp.min_points_per_centroid = 1
+        self._empty.train(_plain(sample[:TRAIN_ON]))
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> CodesOf:
+        _use_all_threads()
+        index = api.clone_index(self._empty)
+        for start in range(0, len(vectors), CODE_SLICE):
+            _check(stopped)
+            index.add(vectors[start : start + CODE_SLICE])
+        return CodesOf(index, vectors)
+
+
+class CodesOf:
+    """Safe to search from several threads."""
+
+    def __init__(self, index: Any, vectors: Float) -> None:
+        # Of faiss's kernels the one that keeps a block of codes in registers for all probes of a batch, and collects
+        # candidates in reservoirs. What faiss picks by itself takes a batch half as long again.
+        index.implem = 15
+        self._index = index
+        self.vectors = vectors
+        self.memory_bytes = len(vectors) * vectors.shape[1] // 8
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        _use_threads(len(probes))
+        scores, rows = self._index.search(_plain(probes), depth)
+        return scores, rows
+
+
+class Graphs:
+    """Hierarchical navigable small worlds (Malkov and Yashunin, arXiv:1603.09320): a search visits a few hundred
+    vectors, whatever the size."""
+
+    kind: Kind = "graph"
+    depths: tuple[int, ...] = GRAPH_DEPTHS
 
     def __init__(self, dimension: int) -> None:
-        self._index = faiss.IndexIDMap2(faiss.IndexFlatIP(dimension))
-        self._keys: set[int] = set()
+        self._dimension = dimension
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> Graph:
+        _use_all_threads()
+        index = api.IndexHNSWFlat(self._dimension, GRAPH_LINKS, api.METRIC_INNER_PRODUCT)
+        for start in range(0, len(vectors), GRAPH_SLICE):
+            _check(stopped)
+            index.add(vectors[start : start + GRAPH_SLICE])
+        return Graph(index)
 
-    def add(self, keys: Sequence[int], vectors: Float) -> None:
-        self.remove(keys)
-        self._index.add_with_ids(np.ascontiguousarray(vectors, np.float32), np.asarray(keys, np.int64))
-        self._keys.update(keys)
 
-    def remove(self, keys: Sequence[int]) -> None:
-        known = [key for key in keys if key in self._keys]
-        if known:
-            self._index.remove_ids(faiss.IDSelectorBatch(np.asarray(known, np.int64)))
-            self._keys.difference_update(known)
+class Graph:
+    """Safe to search from several threads."""
 
-    def search(self, probes: Float, k: int, among: NDArray[np.int64] | None = None) -> tuple[Float, NDArray[np.int64]]:
-        options = None if among is None else faiss.SearchParameters(sel=faiss.IDSelectorBatch(among))  # type: ignore[call-arg]
-        similarities, keys = self._index.search(np.ascontiguousarray(probes, np.float32), k, params=options)
-        return np.asarray(similarities, np.float32), np.asarray(keys, np.int64)
+    def __init__(self, index: Any, storage: Any = None) -> None:
+        """``storage``: a flat index that holds the vectors, where ``index`` does not own one itself."""
+        self._index = index
+        self.vectors = _lent(storage or api.downcast_index(index.storage), (index, storage))
+        self.memory_bytes = index.hnsw.neighbors.size() * 4 + index.hnsw.offsets.size() * 8
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        _use_threads(len(probes))
+        scores, rows = self._index.search(_plain(probes), depth, params=api.SearchParametersHNSW(efSearch=depth))
+        return scores, rows
+
+    def links(self) -> bytes:
+        """The graph without its vectors."""
+        written = io.BytesIO()
+        writer = api.PyCallbackIOWriter(written.write)
+        api.write_index(self._index, writer, api.IO_FLAG_SKIP_STORAGE)
+        return written.getvalue()
+
+    @classmethod
+    def of_links(cls, links: bytes, vectors: Float) -> Graph:
+        """What :meth:`links` gave, with the vectors that it is of."""
+        index = api.deserialize_index(np.frombuffer(links, np.uint8))
+        storage = api.IndexFlatIP(vectors.shape[1])
+        for start in range(0, len(vectors), CODE_SLICE):
+            storage.add(vectors[start : start + CODE_SLICE])
+        index.storage, index.own_fields = storage, False
+        return cls(index, storage)
+
+
+class GpuFlats:
+    """Every vector is compared, by the GPU: 16 bits a number, so that the best are compared once more in full."""
+
+    kind: Kind = "exact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, dimension: int) -> None:
+        self._dimension = dimension
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
+        resources, config = api.StandardGpuResources(), api.GpuIndexFlatConfig()
+        config.useFloat16 = True
+        index = api.GpuIndexFlatIP(resources, self._dimension, config)
+        for start in range(0, len(vectors), CODE_SLICE):
+            _check(stopped)
+            index.add(vectors[start : start + CODE_SLICE])
+        return OnGpu(index, resources, vectors, None)
+
+
+class GpuLists:
+    """Inverted lists on the GPU: only the lists nearest to a probe are compared."""
+
+    kind: Kind = "compact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, sample: Float) -> None:
+        self._sample = _plain(sample[:TRAIN_ON])
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
+        lists = max(1, min(len(vectors), 39 * len(self._sample)) // IVF_ROWS_A_LIST)
+        resources = api.StandardGpuResources()
+        dimension = vectors.shape[1]
+        index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
+        index.train(self._sample)
+        for start in range(0, len(vectors), CODE_SLICE):
+            _check(stopped)
+            index.add(vectors[start : start + CODE_SLICE])
+        return OnGpu(index, resources, vectors, lists)
+
+
+class OnGpu:
+    """A GPU's index; its searches wait for each other there."""
+
+    def __init__(self, index: Any, resources: Any, vectors: Float, lists: int | None) -> None:
+        self._index, self._resources, self._lists = index, resources, lists
+        self._lock = threading.Lock()
+        self.vectors = vectors
+        self.memory_bytes = 0  # of this machine's
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        # More candidates are of use only with more lists to find them in.
+        options = None
+        if self._lists is not None:
+            options = api.SearchParametersIVF(nprobe=min(self._lists, max(8, depth // 8)))
+        with self._lock:
+            scores, rows = self._index.search(_plain(probes), min(depth, GPU_MOST), params=options)
+        return scores, rows
+
+
+def _lent(storage: Any, owners: object) -> Float:
+    """(n, d) vectors of a flat index; its ``owners`` live as long as anyone looks at them."""
+    size = storage.ntotal * storage.d
+    memory = (ctypes.c_float * size).from_address(int(storage.get_xb()))
+    memory.owners = owners
+    return np.frombuffer(memory, np.float32).reshape(-1, storage.d)
+
+
+def _plain(vectors: Float) -> Float:
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+def _use_threads(probes: int) -> None:
+    api.omp_set_num_threads(THREADS if probes >= FEWEST_FOR_THREADS else 1)
+
+
+def _use_all_threads() -> None:
+    api.omp_set_num_threads(THREADS)
+
+
+def _check(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise StoppedError

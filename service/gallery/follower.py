@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from models.runtime import Float
 from service.gallery.index import IndexStats
 from service.gallery.subjects import Gallery, GallerySettings, Hit
+
+BYTES_PER_GALLERY: Final = 10_000
+BYTES_PER_NUMBER: Final = 5
+"""Of a vector: four, and what lies beside them."""
 
 
 class Replica(Protocol):
@@ -26,6 +31,16 @@ class Replica(Protocol):
 
     def close(self) -> None:
         """Give back what it holds. Nothing is begun afterwards, but a search under way may still come to its end."""
+
+
+class SharedEngine(Protocol):
+    """Where indexes are that all nodes share."""
+
+    def check(self) -> None:
+        """Prove that it answers. Raises IndexUnavailableError."""
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove what it holds of a deleted gallery, sooner or later."""
 
 
 class Follower:
@@ -53,11 +68,15 @@ class Follower:
 
 class Followers:
     """One follower for each gallery and generation in use, made on first search by ``make_replica``, and made anew when
-    a setting that its index depends on is another."""
+    a setting that its index depends on is another. Those searched least lately go when all vectors together would need
+    more than ``memory`` bytes; None: they stay."""
 
-    def __init__(self, make_replica: Callable[[Gallery], Replica]) -> None:
+    def __init__(self, make_replica: Callable[[Gallery], Replica], memory: int | None = None) -> None:
         self._make_replica = make_replica
-        self._followers: dict[tuple[int, int], Follower] = {}
+        self._memory = memory
+        self._followers: OrderedDict[tuple[int, int], Follower] = OrderedDict()
+        self._held: dict[tuple[int, int], int] = {}
+        self._total = 0
         self._lock = threading.Lock()
 
     def of(self, gallery: Gallery) -> Follower:
@@ -67,26 +86,40 @@ class Followers:
         with self._lock:
             # After the last search under a recogniser that was dropped, here or by another process.
             for gone in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
-                self._followers.pop(gone).close()
+                self._close(gone)
             follower = self._followers.get(key)
             if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
-                if follower is not None:
-                    follower.close()
+                self._close(key)
                 follower = self._followers[key] = Follower(gallery, self._make_replica(gallery))
+            self._followers.move_to_end(key)
+            self._hold(key, BYTES_PER_GALLERY + gallery.templates * gallery.dimension * BYTES_PER_NUMBER)
+            while self._memory is not None and self._total > self._memory and len(self._followers) > 1:
+                self._close(next(iter(self._followers)))
             return follower
 
     def drop(self, gallery: Gallery) -> None:
         """Forget a gallery in all its generations."""
         with self._lock:
             for key in [key for key in self._followers if key[0] == gallery.pk]:
-                self._followers.pop(key).close()
+                self._close(key)
 
     def close(self) -> None:
         with self._lock:
-            for follower in self._followers.values():
-                follower.close()
-            self._followers.clear()
+            for key in list(self._followers):
+                self._close(key)
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    def _hold(self, key: tuple[int, int], size: int) -> None:
+        self._total += size - self._held.get(key, 0)
+        self._held[key] = size
+
+    def _close(self, key: tuple[int, int]) -> None:
+        if key in self._followers:
+            self._followers.pop(key).close()
+            self._total -= self._held.pop(key, 0)
 
 
 def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
-    return (settings.fusion,)
+    return settings.fusion, settings.index, settings.recall

@@ -1,182 +1,290 @@
-"""The replicas that live in this process: by each rule of fusion, a gallery's vectors in an index of FAISS."""
+"""The replicas that live in this process: a gallery's vectors, by its rule of fusion, in an index of segments."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import sys
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.runtime import Float
-from service.gallery.faiss_index import FaissIndex
+from service.gallery.faiss_index import builders
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
-from service.gallery.index import IndexStats, VectorIndex
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, Hit
+from service.gallery.index import IndexStats, Keys
+from service.gallery.index_choice import Sizes
+from service.gallery.segmented import Batch, SegmentedIndex
+from service.gallery.segments import Found, Rows, View
+from service.gallery.store import KEEP_LINES, Store
+from service.gallery.subjects import Change, Gallery, Hit, LogTrimmedError, Snapshot
 
-Keys = NDArray[np.int64]
+LINES_AT_ONCE: Final = 20_000
+"""Of the change log, that are in memory while an index follows it."""
+TEMPLATES_AT_ONCE: Final = 16_384
+"""That are in memory several times while their subjects' vectors are made."""
+TRIM_AFTER: Final = 2 * KEEP_LINES
+"""Lines of all galleries' change logs, after which this one's is looked at."""
+NICENESS: Final = 10
+"""Of what goes on in the background: a search that wants the processor has it."""
+BACKGROUND_THREADS: Final = 2
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """How indexes in this process are kept."""
+    """How indexes in this process are kept. ``device``: ``cpu`` or ``gpu``."""
+
+    device: str = "cpu"
+    sizes: Sizes = field(default_factory=Sizes)
 
 
 def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gallery], Replica]:
-    """What makes a gallery's replica of the vectors in ``store``."""
+    """What makes a gallery's replica of the vectors in ``store``.
+
+    Raises:
+        SettingsError: there is no such device.
+    """
+    chosen = options or InProcess()
+    build_for = builders(chosen.device)
+    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=_stand_back)
+
+    def later(work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            background.submit(work)
 
     def make(gallery: Gallery) -> Replica:
-        index = FaissIndex(gallery.dimension)
-        match gallery.settings.fusion:
+        settings = gallery.settings
+        index = SegmentedIndex(
+            gallery.dimension,
+            settings.index,
+            settings.recall,
+            build_for,
+            later,
+            chosen.sizes,
+            chosen.device == "gpu",
+        )
+        match settings.fusion:
             case "max":
-                return TemplatesReplica(store, gallery, index, 1)
+                return TemplatesReplica(store, gallery, index, later, 1)
             case "mean_top_k":
-                return TemplatesReplica(store, gallery, index, TOP_K)
+                return TemplatesReplica(store, gallery, index, later, TOP_K)
             case "centroid" | "quality_weighted" as rule:
-                return SubjectsReplica(store, gallery, index, rule)
+                return SubjectsReplica(store, gallery, index, later, rule)
 
     return make
 
 
-class TemplatesReplica:
-    """For a rule that takes the mean of a subject's ``best`` most similar templates: the index holds every template."""
+def _stand_back() -> None:
+    """Linux counts niceness by thread; elsewhere it is the process', and stays."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
-    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, best: int) -> None:
+
+class Following(ABC):
+    """Keeps an index in step with a gallery's change log."""
+
+    def __init__(
+        self, store: Store, gallery: Gallery, index: SegmentedIndex, later: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._store = store
         self._gallery = gallery
         self._index = index
-        self._best = best
-        self._subject_of: dict[int, int] = {}
-        self._templates_of: dict[int, set[int]] = {}
-        self._sequence = 0
-        self._lock = threading.Lock()
+        self._later = later
+        self._loaded = False
+        self._closed = False
+        self._trimmed_at = gallery.log_floor
+        self._begun = self._ended = 0
+        self._catching_up = threading.Lock()
+        self._trimming = threading.Lock()
 
     def catch_up(self) -> None:
-        with self._lock:
-            self._catch_up()
+        arrived = self._begun
+        with self._catching_up:
+            if self._ended > arrived:
+                return  # one that began after this call did saw all that this one must
+            self._begun += 1
+            try:
+                if self._loaded:
+                    self._follow()
+                else:
+                    self._load()
+            except LogTrimmedError:
+                self._load()
+            self._ended = self._begun
+            self._trim_if_long()
 
     def stats(self) -> IndexStats:
-        return IndexStats("faiss", "exact", "every vector is compared", len(self._index), self._sequence)
+        return self._index.stats()
 
     def close(self) -> None:
-        pass
+        self._index.close()
+        with self._trimming:
+            self._closed = True
+
+    def _load(self) -> None:
+        snapshot = self._store.snapshot(self._gallery)
+        self._index.load(self._rows(snapshot), snapshot.sequence)
+        self._loaded = True
+
+    @abstractmethod
+    def _follow(self) -> None:
+        """Apply the log's later lines. Raises LogTrimmedError."""
+
+    @abstractmethod
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        """What the index holds of these templates, by owner and key."""
+
+    def _trim_if_long(self) -> None:
+        sequence = self._index.view.sequence
+        if sequence - self._trimmed_at > TRIM_AFTER:
+            self._trimmed_at = sequence
+            self._later(self._trim)
+
+    def _trim(self) -> None:
+        with self._trimming:
+            try:
+                if not self._closed:
+                    self._store.trim_log(self._gallery)
+            except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+                log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
+
+
+class TemplatesReplica(Following):
+    """For a rule that takes the mean of a subject's ``best`` most similar templates: the index holds every template,
+    its subject as owner."""
+
+    def __init__(
+        self,
+        store: Store,
+        gallery: Gallery,
+        index: SegmentedIndex,
+        later: Callable[[Callable[[], None]], None],
+        best: int,
+    ) -> None:
+        super().__init__(store, gallery, index, later)
+        self._best = best
+
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        return Rows(snapshot.template_pks, snapshot.subject_pks, snapshot.vectors)
+
+    def _follow(self) -> None:
+        sequence = self._index.view.sequence
+        if lines := self._store.changes_after(self._gallery, sequence, LINES_AT_ONCE):
+            self._index.apply(self._batches(lines))
+
+    def _batches(self, lines: list[Change]) -> Iterator[Batch]:
+        while lines:
+            # A template's last line says how it stands; earlier ones are history.
+            latest = {line.template_pk: line for line in lines}
+            present = [(line.template_pk, line.subject_pk, line.vector) for line in latest.values()]
+            here = [line for line in present if line[2] is not None]
+            keys, owners = (np.array([line[i] for line in here], np.int64) for i in (0, 1))
+            vectors = np.array([line[2] for line in here], np.float32).reshape(-1, self._gallery.dimension)
+            yield Batch(np.array(sorted(latest), np.int64), Rows(keys, owners, vectors), lines[-1].sequence)
+            if len(lines) < LINES_AT_ONCE:
+                return
+            lines = self._store.changes_after(self._gallery, lines[-1].sequence, LINES_AT_ONCE)
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        with self._lock:
-            return self._search(probes, k, among)
-
-    def _catch_up(self) -> None:
-        changes = self._store.changes_after(self._gallery, self._sequence)
-        if not changes:
-            return
-        # A template's last line says how it stands; earlier ones are history.
-        latest = {change.template_pk: change for change in changes}
-        self._forget([key for key in latest if key in self._subject_of])
-        present = {key: change for key, change in latest.items() if change.vector is not None}
-        if present:
-            self._index.add(list(present), np.stack([c.vector for c in present.values() if c.vector is not None]))
-            for key, change in present.items():
-                self._subject_of[key] = change.subject_pk
-                self._templates_of.setdefault(change.subject_pk, set()).add(key)
-        self._sequence = changes[-1].sequence
-
-    def _forget(self, keys: list[int]) -> None:
-        self._index.remove(keys)
-        for key in keys:
-            subject = self._subject_of.pop(key)
-            self._templates_of[subject].discard(key)
-            if not self._templates_of[subject]:
-                del self._templates_of[subject]
-
-    def _search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        subjects = self._templates_of.keys() if among is None else among & self._templates_of.keys()
-        if not subjects or not len(probes):
-            return [[] for _ in probes], len(subjects)
-        keys = None if among is None else self._keys_of(subjects)
-        total = len(self._index) if keys is None else len(keys)
-        wanted = min(k, len(subjects))
+        view = self._index.view
+        chosen, compared = _chosen(view, among)
+        if not compared or not len(probes):
+            return [[] for _ in probes], compared
+        total = len(view) if chosen is None else int(view.count_of(chosen).sum())
+        wanted = min(k, compared)
         depth = min(total, 4 * wanted * self._best)
         while True:
-            similarities, found = self._index.search(probes, depth, keys)
-            hits = self._fuse(probes, similarities, found, wanted)
+            found = self._index.search(view, probes, depth, chosen)
+            hits = self._fuse(view, probes, found, wanted)
             # A subject not seen yet has no template above the last one seen, and no fused similarity either.
-            if depth == total or all(
+            if depth >= total or all(
                 len(h) == wanted and h[-1].similarity >= last
-                for h, last in zip(hits, similarities[:, -1].tolist(), strict=True)
+                for h, last in zip(hits, found.similarities[:, -1].tolist(), strict=True)
             ):
-                return hits, len(subjects)
+                return hits, compared
             depth = min(total, depth * 4)
 
-    def _fuse(self, probes: Float, similarities: Float, found: Keys, k: int) -> list[list[Hit]]:
+    def _fuse(self, view: View, probes: Float, found: Found, k: int) -> list[list[Hit]]:
+        similarities, owners = found.similarities, found.owners
         if self._best > 1:
             # Templates too far down to have been seen count as well.
-            keys = self._keys_of({self._subject_of[key] for key in np.unique(found).tolist()})
-            similarities, found = self._index.search(probes, len(keys), keys)
+            seen = view.vectors_of(np.unique(owners[owners >= 0]))
+            similarities = np.asarray(probes @ seen.vectors.T, np.float32)
+            order = np.argsort(-similarities, axis=1, kind="stable")
+            similarities, owners = np.take_along_axis(similarities, order, 1), seen.owners[order]
         return [
-            sorted(self._means(s.tolist(), t.tolist()), key=lambda hit: -hit.similarity)[:k]
-            for s, t in zip(similarities, found, strict=True)
+            sorted(self._means(s.tolist(), o.tolist()), key=lambda hit: -hit.similarity)[:k]
+            for s, o in zip(similarities, owners, strict=True)
         ]
 
-    def _means(self, similarities: list[float], keys: list[int]) -> list[Hit]:
+    def _means(self, similarities: list[float], owners: list[int]) -> list[Hit]:
         """Of templates in order of similarity."""
         counted: dict[int, list[float]] = {}
-        for similarity, key in zip(similarities, keys, strict=True):
-            best = counted.setdefault(self._subject_of[key], [])
-            if len(best) < self._best:
-                best.append(similarity)
+        for similarity, owner in zip(similarities, owners, strict=True):
+            if owner >= 0:
+                best = counted.setdefault(owner, [])
+                if len(best) < self._best:
+                    best.append(similarity)
         return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
 
-    def _keys_of(self, subjects: Collection[int]) -> Keys:
-        return np.array(sorted(key for subject in subjects for key in self._templates_of[subject]), np.int64)
 
-
-class SubjectsReplica:
+class SubjectsReplica(Following):
     """For a rule that makes one vector of a subject's templates: the index holds these, by subject."""
 
-    def __init__(self, store: Store, gallery: Gallery, index: VectorIndex, rule: OneVector) -> None:
-        self._store = store
-        self._gallery = gallery
-        self._index = index
+    def __init__(
+        self,
+        store: Store,
+        gallery: Gallery,
+        index: SegmentedIndex,
+        later: Callable[[Callable[[], None]], None],
+        rule: OneVector,
+    ) -> None:
+        super().__init__(store, gallery, index, later)
         self._rule = rule
-        self._subjects: set[int] = set()
-        self._sequence = 0
-        self._lock = threading.Lock()
 
-    def catch_up(self) -> None:
-        with self._lock:
-            self._catch_up()
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        subjects, starts = np.unique(snapshot.subject_pks, return_index=True)
+        vectors = np.empty((len(subjects), self._gallery.dimension), np.float32)
+        ends = np.append(starts[1:], len(snapshot.subject_pks))
+        first = 0
+        while first < len(subjects):
+            last = max(first + 1, int(np.searchsorted(ends, starts[first] + TEMPLATES_AT_ONCE)))
+            part = slice(starts[first], ends[last - 1])
+            vectors[first:last] = subject_vectors(
+                snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], self._rule
+            )
+            first = last
+        return Rows(subjects, subjects, vectors)
 
-    def stats(self) -> IndexStats:
-        return IndexStats("faiss", "exact", "every vector is compared", len(self._index), self._sequence)
-
-    def close(self) -> None:
-        pass
+    def _follow(self) -> None:
+        changed, now = self._store.changed_subjects(self._gallery, self._index.view.sequence)
+        if changed:
+            self._index.apply([Batch(np.array(sorted(changed), np.int64), self._rows(now), now.sequence)])
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        with self._lock:
-            return self._search(probes, k, among)
-
-    def _catch_up(self) -> None:
-        changed, now = self._store.changed_subjects(self._gallery, self._sequence)
-        if not changed:
-            return
-        self._index.remove(list(changed))
-        present = np.unique(now.subject_pks).tolist()
-        if present:
-            self._index.add(present, subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rule))
-        self._subjects = (self._subjects - changed).union(present)
-        self._sequence = now.sequence
-
-    def _search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
-        subjects = self._subjects if among is None else among & self._subjects
-        if not subjects or not len(probes):
-            return [[] for _ in probes], len(subjects)
-        keys = None if among is None else np.array(sorted(subjects), np.int64)
-        similarities, found = self._index.search(probes, min(k, len(subjects)), keys)
+        view = self._index.view
+        chosen, compared = _chosen(view, among)
+        if not compared or not len(probes):
+            return [[] for _ in probes], compared
+        found = self._index.search(view, probes, min(k, compared), chosen)
         return [
-            [Hit(subject, similarity) for subject, similarity in zip(row.tolist(), values.tolist(), strict=True)]
-            for row, values in zip(found, similarities, strict=True)
-        ], len(subjects)
+            [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
+            for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
+        ], compared
+
+
+def _chosen(view: View, among: set[int] | None) -> tuple[Keys | None, int]:
+    """Whom a search is restricted to, and how many of them have a vector."""
+    if among is None:
+        return None, view.owners
+    chosen = np.fromiter(among, np.int64, len(among))
+    chosen.sort()
+    return chosen, int((view.count_of(chosen) > 0).sum())

@@ -37,6 +37,7 @@ from service.gallery.subjects import (
     GallerySettings,
     Generation,
     Idempotent,
+    LogTrimmedError,
     NewTemplate,
     Snapshot,
     StoredEvidence,
@@ -52,6 +53,7 @@ from service.gallery.tables import (
     galleries,
     generations,
     idempotency,
+    index_states,
     jobs,
     labels,
     subjects,
@@ -64,6 +66,8 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
+KEEP_LINES: Final = 10_000
+"""Of a change log, for processes that follow it."""
 
 
 class Store:
@@ -343,9 +347,14 @@ class Store:
             return read_snapshot(connection, gallery, sequence)
 
     def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
-        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now."""
+        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now.
+
+        Raises:
+            LogTrimmedError: some of the lines are gone.
+        """
         later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
         with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
             lines = connection.execute(sa.select(changes.c.sequence, changes.c.subject_pk).where(later)).all()
             last = max((line.sequence for line in lines), default=sequence)
             # By a subquery, as a list of keys may exceed what a statement can bind.
@@ -407,9 +416,13 @@ class Store:
 
     # The change log
 
-    def changes_after(self, gallery: Gallery, sequence: int) -> list[Change]:
+    def changes_after(self, gallery: Gallery, sequence: int, at_most: int | None = None) -> list[Change]:
         """Log lines later than ``sequence``, in order. A line whose template still exists carries its vector: state,
-        not history, so that applying a line twice, or a line whose template went away later, does no harm."""
+        not history, so that applying a line twice, or a line whose template went away later, does no harm.
+
+        Raises:
+            LogTrimmedError: some of the lines are gone.
+        """
         query = (
             sa.select(
                 changes.c.sequence,
@@ -424,8 +437,10 @@ class Store:
             )
             .where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
             .order_by(changes.c.sequence)
+            .limit(at_most)
         )
         with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
             return [
                 Change(
                     row.sequence,
@@ -435,6 +450,48 @@ class Store:
                 )
                 for row in connection.execute(query)
             ]
+
+    def trim_log(self, gallery: Gallery, keep: int = KEEP_LINES) -> int:
+        """Delete the log's oldest lines, but for ``keep`` and for as many as there are templates, which a snapshot
+        would be read instead of; and none that the evidence or an index that nodes share has yet to follow. Returns
+        how many.
+
+        Raises:
+            GalleryNotFoundError, RecogniserMismatchError, StorageError.
+        """
+        trimmed = 0
+        while lines := self._trim_some(gallery, keep):
+            trimmed += lines
+        return trimmed
+
+    def _trim_some(self, gallery: Gallery, keep: int) -> int:
+        """In parts, because other writers wait for each."""
+        here = changes.c.gallery_pk == gallery.pk
+        followed = [
+            sa.select(sa.func.min(table.c.sequence)).where(table.c.gallery_pk == gallery.pk)
+            for table in (evidence, index_states)
+        ]
+        with self._database.read() as connection:
+            templates_now = sa.select(galleries.c.template_count).where(galleries.c.pk == gallery.pk)
+            kept = max(keep, connection.execute(templates_now).scalar() or 0)
+            last = connection.execute(
+                sa.select(changes.c.sequence).where(here).order_by(changes.c.sequence.desc()).offset(kept).limit(1)
+            ).scalar()
+            bounds = [last, *(connection.execute(query).scalar() for query in followed)]
+            end = min(bound for bound in bounds if bound is not None) if last is not None else 0
+            oldest = sa.select(changes.c.sequence).where(here, changes.c.sequence <= end)
+            doomed = connection.execute(oldest.order_by(changes.c.sequence).limit(ROWS_AT_ONCE)).scalars().all()
+        if not doomed:
+            return 0
+        with self._database.change(gallery) as connection:
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=doomed[-1]))
+            return connection.execute(changes.delete().where(here, changes.c.sequence <= doomed[-1])).rowcount
+
+
+def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> None:
+    floor = connection.execute(sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)).scalar()
+    if floor is not None and sequence < floor:
+        raise LogTrimmedError
 
 
 def add_templates(
@@ -614,19 +671,26 @@ def read_snapshot(
         blocks.append(block.reshape(-1, gallery.dimension).astype(np.float32))
     template_pks, subject_pks = np.array(pks, np.int64), np.array(owners, np.int64)
     order = np.lexsort((template_pks, subject_pks))
-    return Snapshot(
-        sequence,
-        template_pks[order],
-        subject_pks[order],
-        np.concatenate(blocks)[order],
-        np.array(qualities, np.float32)[order],
-    )
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    stored = np.empty((len(order), gallery.dimension), np.float32)
+    # From the last block on, each of which goes once it is copied: a gallery is in memory once.
+    end = len(order)
+    while blocks:
+        block = blocks.pop()
+        stored[place[end - len(block) : end]] = block
+        end -= len(block)
+    return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
 
 
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
     # What a gallery was created before keeps its default.
-    others = {name: stored[name] for name in ("review_factor", "min_margin", "keep_crops") if name in stored}
+    others = {
+        name: stored[name]
+        for name in ("review_factor", "min_margin", "keep_crops", "index", "recall")
+        if name in stored
+    }
     settings = GallerySettings(
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )

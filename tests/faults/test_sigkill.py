@@ -201,9 +201,9 @@ def _check_upgraded(url: str, kept: dict[str, Any]) -> None:
 # A server
 
 
-def test_a_server_killed_at_work(tmp_path: Path, database_url: DatabaseUrl, tally: Tally) -> None:
+def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl, tally: Tally) -> None:
     """Through HTTP: clients know what was acknowledged, and a server that starts again serves it."""
-    url, rng = database_url(), np.random.default_rng()
+    url, rng = some_database_url(), np.random.default_rng()
     per_request = 3
     acknowledged: dict[str, list[str]] = {}
     sent: dict[str, NDArray[np.float32]] = {}

@@ -1,0 +1,383 @@
+"""A gallery's vectors in this process: changed by one at a time, searched by many, put in order in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from models.runtime import Float
+from service.gallery.index import Builder, IndexSetting, IndexStats, Keys, Kind, Recall, StoppedError
+from service.gallery.index_choice import Choice, Failure, Sizes, choose
+from service.gallery.recall import expected, probes_of, recall_of, sample_of
+from service.gallery.segments import ROWS_AT_ONCE, Found, Rows, Segment, View
+
+TRAIN_ON: Final = 50_000
+DEAD_SHARE: Final = 0.2
+"""Of a segment: with more of its vectors removed it is made anew."""
+FEWEST_DEAD: Final = 64
+MEASURE_AGAIN: Final = 0.2
+"""Share of its size by which a gallery grows or shrinks before its recall is measured again."""
+MANY_SMALL: Final = 8
+"""Segments, of less than half the greatest length, that are worth merging."""
+GROWTH: Final = 1.5
+log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Changes up to ``sequence``: whatever has one of these ascending keys goes, then ``rows`` come."""
+
+    gone: Keys
+    rows: Rows
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What recall was found to be at ``depth``, in a gallery of ``size``."""
+
+    recall: Recall
+    depth: int
+    size: int
+
+
+class SegmentedIndex:
+    """``build_for``: what makes a kind's builder of a sample of the vectors. ``later``: runs a function in the
+    background. Safe to share between threads."""
+
+    def __init__(
+        self,
+        dimension: int,
+        wanted: IndexSetting,
+        promise: float,
+        build_for: Callable[[Kind, Float], Builder],
+        later: Callable[[Callable[[], None]], None],
+        sizes: Sizes | None = None,
+        accelerated: bool = False,
+    ) -> None:
+        self._dimension, self._wanted, self._promise = dimension, wanted, promise
+        self._build_for, self._later = build_for, later
+        self._sizes = sizes or Sizes()
+        self._accelerated = accelerated
+        self.view = View()
+        self._epoch = 0
+        self._number = 0
+        self._builder: tuple[Builder, int] | None = None
+        self._choice = choose(wanted, 0, dimension, self._sizes, None, "exact")
+        self._measured: Measured | None = None
+        self._failed: Failure | None = None
+        self._compacted_at: datetime | None = None
+        self._closed = False
+        self._scheduled = False
+        self._changing = threading.Lock()
+        self._compacting = threading.Lock()
+
+    def search(self, view: View, probes: Float, k: int, among: Keys | None = None) -> Found:
+        """As :meth:`View.search`, as far down as the promised recall needs. ``view``: of this index."""
+        probes = np.ascontiguousarray(probes, np.float32)
+        return view.search(probes, k, self._depth() if view.structured else None, among)
+
+    def load(self, rows: Rows, sequence: int) -> None:
+        """Hold these rows, sorted by owner and key, instead of whatever there was."""
+        with self._changing:
+            self._epoch += 1
+            self.view = View(tuple(self._cut(rows)), sequence, _owners(rows))
+        self._order()
+
+    def apply(self, batches: Iterable[Batch]) -> None:
+        """Change what is held; searches see all of it at once."""
+        with self._changing:
+            view = self.view
+            for batch in batches:
+                view = self._applied(view, batch)
+            self.view = view
+        self._order()
+
+    def stats(self) -> IndexStats:
+        view, measured = self.view, self._measured
+        return IndexStats(
+            "faiss",
+            self._choice.kind,
+            self._choice.reason,
+            len(view),
+            view.sequence,
+            sum(segment.sealed for segment in view.segments),
+            sum(segment.live for segment in view.segments if not segment.sealed),
+            sum(segment.dead for segment in view.segments),
+            sum(segment.memory_bytes for segment in view.segments),
+            self._depth() if view.structured else None,
+            measured.recall if measured and view.structured else None,
+            self._compacted_at,
+        )
+
+    def close(self) -> None:
+        self._closed = True
+
+    # Changes
+
+    def _applied(self, view: View, batch: Batch) -> View:
+        before = {segment.number: segment.rows_of_keys(batch.gone) for segment in view.segments}
+        left = [segment.owners[before[segment.number]] for segment in view.segments]
+        touched = np.unique(np.concatenate([*left, batch.rows.owners]))
+        had = view.count_of(touched) > 0
+        segments = [
+            segment.without(before[segment.number]) if len(before[segment.number]) else segment
+            for segment in view.segments
+        ]
+        now = View(self._appended(segments, batch.rows), batch.sequence)
+        has = now.count_of(touched) > 0
+        return replace(now, owners=view.owners + int(has.sum()) - int(had.sum()))
+
+    def _appended(self, segments: list[Segment], rows: Rows) -> tuple[Segment, ...]:
+        tail = segments.pop() if segments and not segments[-1].sealed else None
+        if len(rows.keys) >= self._sizes.seal:
+            cut = self._cut(rows.at(np.lexsort((rows.keys, rows.owners))), at_least=1)
+            return (*segments, *cut, *([tail] if tail else []))
+        if not len(rows.keys):
+            return (*segments, tail) if tail else tuple(segments)
+        return (*segments, self._tail(rows) if tail is None else _grown(tail, rows))
+
+    def _cut(self, rows: Rows, at_least: int | None = None) -> list[Segment]:
+        """Sealed segments without structure, or a tail if there are less than ``at_least`` rows."""
+        if len(rows.keys) < (self._sizes.seal if at_least is None else at_least):
+            return [self._tail(rows)] if len(rows.keys) else []
+        longest = self._sizes.longest(self._choice.kind)
+        count = -(-len(rows.keys) // longest)
+        bounds = np.linspace(0, len(rows.keys), count + 1).astype(int).tolist()
+        # Copies, so that the whole can go while a part stays.
+        return [Segment.seal(self._next(), _copied(rows.at(slice(start, stop)))) for start, stop in pairwise(bounds)]
+
+    def _tail(self, rows: Rows) -> Segment:
+        held, alive = _copied(rows), np.ones(len(rows.keys), np.bool_)
+        return Segment(self._next(), held.vectors, held.keys, held.owners, alive, len(alive), False)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _depth(self) -> int:
+        if self._measured is not None:
+            return self._measured.depth
+        return self._builder[0].depths[0] if self._builder is not None else 0
+
+    # Order
+
+    def _order(self) -> None:
+        """Have done in the background what is due."""
+        if self._scheduled or self._closed or not self._due(self.view):
+            return
+        self._scheduled = True
+        self._later(self._compact_logged)
+
+    def _due(self, view: View) -> bool:
+        choice = self._choose(view)
+        if choice.kind != self._choice.kind:
+            return True
+        self._choice = choice
+        return bool(self._worst(view))
+
+    def _wants(self, segment: Segment, kind: Kind) -> bool:
+        """Whether a segment is not as it should be."""
+        if segment.dead > max(FEWEST_DEAD, DEAD_SHARE * len(segment)):
+            return True
+        if not segment.sealed:
+            return len(segment) >= self._sizes.seal
+        has = segment.structure is not None
+        return has != self._structured(kind)
+
+    def _structured(self, kind: Kind) -> bool:
+        return kind != "exact" or self._accelerated
+
+    def _choose(self, view: View) -> Choice:
+        return choose(self._wanted, len(view), self._dimension, self._sizes, self._failed, self._choice.kind)
+
+    def _compact_logged(self) -> None:
+        self._scheduled = False
+        try:
+            self.compact()
+        except StoppedError:
+            pass
+        except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+            log.exception("an index could not be put in order; it stays as it was, and answers as before")
+
+    def compact(self) -> None:
+        """Seal, merge and rebuild what is due, measure recall, and fall back to comparing everything where it is too
+        low; searches go on meanwhile.
+
+        Raises:
+            StoppedError: the index was closed.
+        """
+        with self._compacting:
+            while self._round() or self._fallen():
+                pass
+            self._compacted_at = datetime.now(UTC)
+
+    def _round(self) -> bool:
+        """Make one group of segments anew; whether there was one."""
+        with self._changing:
+            view, epoch = self.view, self._epoch
+            choice = self._choose(view)
+            if choice.kind != self._choice.kind:
+                self._measured, self._builder = None, None
+            self._choice = choice
+            if not self._structured(choice.kind):
+                view = self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments))
+        old = self._worst(view)
+        if not old:
+            return False
+        builder = self._builder_for(view) if self._structured(choice.kind) else None
+        made = self._made(old, builder)
+        with self._changing:
+            if self._epoch == epoch:
+                self._swap(old, made)
+        return True
+
+    def _worst(self, view: View) -> list[Segment]:
+        """What to make one segment of: the first that is not as it should be, with those that are no longer than twice
+        all together, so that each vector is moved a few times only."""
+        kind = self._choice.kind
+        longest = self._sizes.longest(kind)
+        first = next((segment for segment in view.segments if self._wants(segment, kind)), None)
+        others = sorted((s for s in view.segments if s is not first and s.sealed and s.live < longest), key=len)
+        if first is None:
+            small = [segment for segment in others if segment.live <= longest // 2]
+            return small[:2] if len(small) > MANY_SMALL else []
+        old = [first]
+        if not first.sealed and first.live < self._sizes.seal:
+            return old
+        for segment in others:
+            together = sum(s.live for s in old)
+            if segment.live <= 2 * together and segment.live + together <= longest:
+                old.append(segment)
+        return old
+
+    def _builder_for(self, view: View) -> Builder:
+        size = len(view)
+        if self._builder is None or size >= 4 * self._builder[1]:
+            sample = sample_of(view, min(size, TRAIN_ON), np.random.default_rng(size))
+            self._builder = self._build_for(self._choice.kind, sample), size
+        return self._builder[0]
+
+    def _made(self, old: Sequence[Segment], builder: Builder | None) -> Segment | None:
+        """One segment of the living rows of all; the tail stays one if it is short."""
+        whole = len(old) == 1 and old[0].sealed and not old[0].dead
+        rows = old[0].rows if whole else self._merged(old)
+        if not len(rows.keys):
+            return None
+        if not any(segment.sealed for segment in old) and len(rows.keys) < self._sizes.seal:
+            return self._tail(rows)
+        structure = None if builder is None else builder.build(rows.vectors, lambda: self._closed)
+        return Segment.seal(self._next(), rows, structure)
+
+    def _merged(self, old: Sequence[Segment]) -> Rows:
+        alive = [np.flatnonzero(segment.alive) for segment in old]
+        keys = np.concatenate([segment.keys[rows] for segment, rows in zip(old, alive, strict=True)])
+        owners = np.concatenate([segment.owners[rows] for segment, rows in zip(old, alive, strict=True)])
+        order = np.lexsort((keys, owners))
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        vectors = np.empty((len(order), self._dimension), np.float32)
+        start = 0
+        for segment, rows in zip(old, alive, strict=True):
+            # In slices: numpy lets nobody else run while it picks rows.
+            for i in range(0, len(rows), ROWS_AT_ONCE // 4):
+                part = rows[i : i + ROWS_AT_ONCE // 4]
+                vectors[places[start + i : start + i + len(part)]] = segment.vectors[part]
+                time.sleep(0)
+            start += len(rows)
+        return Rows(keys[order], owners[order], vectors)
+
+    def _swap(self, old: Sequence[Segment], made: Segment | None) -> None:
+        """Put ``made`` in the place of ``old``, with what happened to these meanwhile."""
+        view = self.view
+        now = {segment.number: segment for segment in view.segments}
+        gone = {segment.number for segment in old}
+        segments = [segment for segment in view.segments if segment.number not in gone and segment.sealed]
+        tails = [segment for segment in view.segments if segment.number not in gone and not segment.sealed]
+        for before in old:
+            after = now[before.number]
+            died = before.alive & ~after.alive[: len(before)]
+            if made is not None and died.any():
+                # By key: a vector that came again since has the same one, but lies in the tail.
+                made = made.without(made.rows_of_keys(np.sort(before.keys[died])))
+            if len(after) > len(before):
+                new = slice(len(before), len(after))
+                since = self._tail(after.rows.at(new))
+                tails.append(since.without(np.flatnonzero(~after.alive[new])))
+        if made is not None and made.live:
+            (segments if made.sealed else tails).append(made)
+        if len(tails) > 1:
+            tails = [_all_of(tails)]
+        self.view = replace(view, segments=(*segments, *tails))
+
+    def _fallen(self) -> bool:
+        """Measure recall if the gallery is another than when it was measured; whether it must fall back."""
+        view = self.view
+        if not view.structured or len(view) < 2 or self._builder is None:
+            return False
+        size = len(view)
+        if self._measured is not None and abs(size - self._measured.size) < MEASURE_AGAIN * self._measured.size:
+            return False
+        rng = np.random.default_rng(size)
+        probes = probes_of(view, rng)
+        best = expected(view, probes)
+        for depth in self._builder[0].depths:
+            if self._closed:
+                raise StoppedError
+            recall = recall_of(view, probes, best, depth, self._promise)
+            self._measured = Measured(recall, depth, size)
+            if recall.at_1 >= self._promise:
+                return False
+        log.warning("%s found %.4f of the most similar vectors of %d", self._choice.kind, recall.at_1, size)
+        if self._choice.kind == "exact":
+            self._accelerated = False
+        self._failed = Failure(self._choice.kind, size, recall.at_1, self._promise)
+        return True
+
+
+def _owners(rows: Rows) -> int:
+    return int((np.diff(rows.owners) != 0).sum()) + 1 if len(rows.owners) else 0
+
+
+def _copied(rows: Rows) -> Rows:
+    vectors = np.empty_like(rows.vectors)
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        vectors[start : start + ROWS_AT_ONCE] = rows.vectors[start : start + ROWS_AT_ONCE]
+    return Rows(rows.keys.copy(), rows.owners.copy(), vectors)
+
+
+def _grown(tail: Segment, rows: Rows) -> Segment:
+    keys, owners = np.concatenate([tail.keys, rows.keys]), np.concatenate([tail.owners, rows.owners])
+    alive = np.concatenate([tail.alive, np.ones(len(rows.keys), np.bool_)])
+    vectors = _behind(tail.vectors, rows.vectors)
+    return replace(tail, keys=keys, owners=owners, vectors=vectors, alive=alive, live=tail.live + len(rows.keys))
+
+
+def _behind(old: Float, new: Float) -> Float:
+    """(n + m, d). Where there is room behind the old ones, the new are written there, where nobody has looked yet."""
+    n, m = len(old), len(old) + len(new)
+    room = old.base
+    if room is None or len(room) < m:
+        room = np.empty((max(m, int(GROWTH * m)), old.shape[1]), np.float32)
+        room[:n] = old
+    room[n:m] = new
+    return np.asarray(room[:m], np.float32)
+
+
+def _all_of(tails: Sequence[Segment]) -> Segment:
+    first = tails[0]
+    return replace(
+        first,
+        vectors=np.concatenate([tail.vectors for tail in tails]),
+        keys=np.concatenate([tail.keys for tail in tails]),
+        owners=np.concatenate([tail.owners for tail in tails]),
+        alive=np.concatenate([tail.alive for tail in tails]),
+        live=sum(tail.live for tail in tails),
+    )

@@ -1,0 +1,172 @@
+"""Followers in step with the log, whether it is whole, shortened, or followed by many; and as many as memory allows."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.recognition import unit
+from models.runtime import Float
+from service.client import Kith
+from service.gallery.database import Database, open_engine
+from service.gallery.evidence import impostor_evidence
+from service.gallery.follower import Followers
+from service.gallery.fusion import Fusion
+from service.gallery.index_choice import Sizes
+from service.gallery.replicas import InProcess, in_process
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, StoredEvidence
+from tests.postgres import DatabaseUrl
+
+DIMENSION = 16
+RULES: list[Fusion] = ["max", "mean_top_k", "centroid"]
+
+
+@pytest.fixture
+def store(database_url: DatabaseUrl) -> Iterator[Store]:
+    opened = Store(Database(open_engine(database_url())))
+    yield opened
+    opened.close()
+
+
+def enrol(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None:
+    store.enrol(gallery, subject, [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
+
+
+@pytest.mark.parametrize("fusion", RULES)
+def test_who_is_behind_a_shortened_log_starts_from_a_snapshot(
+    store: Store, fusion: Fusion, rng: np.random.Generator
+) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    vectors = unit(rng.normal(size=(12, DIMENSION)))
+    follower = Followers(in_process(store)).of(gallery)
+    for number, vector in enumerate(vectors[:6]):
+        enrol(store, gallery, f"s{number}", vector[None])
+    assert follower.search(vectors[:1], 1)[1] == 6
+    for number, vector in enumerate(vectors[6:], 6):
+        enrol(store, gallery, f"s{number}", vector[None])
+    for number in range(9):
+        store.delete_subject(gallery, f"s{number}")
+    assert store.trim_log(gallery, keep=2) == 18
+    assert store.trim_log(gallery, keep=2) == 0
+    with pytest.raises(LogTrimmedError):
+        store.changes_after(gallery, 6)
+    with pytest.raises(LogTrimmedError):
+        store.changed_subjects(gallery, 6)
+    for later in (follower, Followers(in_process(store)).of(gallery)):
+        found, compared = later.search(vectors[9:10], 1)
+        assert compared == 3 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
+        assert later.stats().sequence == 21
+    enrol(store, gallery, "new", vectors[:1])
+    assert follower.search(vectors[:1], 1)[0][0][0].similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_the_log_keeps_what_the_evidence_has_yet_to_count(store: Store, rng: np.random.Generator) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    for number in range(8):
+        enrol(store, gallery, f"s{number}", unit(rng.normal(size=(1, DIMENSION))))
+    for number in range(8):
+        store.delete_subject(gallery, f"s{number}")
+    snapshot = store.snapshot(gallery)
+    scores = impostor_evidence(snapshot, "max")
+    store.put_evidence(gallery, StoredEvidence(5, "max", 8, scores, gallery.created_at), None, {})
+    assert store.trim_log(gallery, keep=1) == 5
+    assert store.changes_since(gallery, 5) == 11
+
+
+def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.random.Generator) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
+    store.delete_subject(gallery, "a")
+    assert store.trim_log(gallery, keep=0) == 2
+    assert store.snapshot(gallery).sequence == 2
+    follower = Followers(in_process(store)).of(gallery)
+    assert follower.search(unit(rng.normal(size=(1, DIMENSION))), 1) == ([[]], 0)
+    assert follower.stats().sequence == 2
+
+
+@pytest.mark.parametrize("fusion", RULES)
+def test_many_threads_see_what_was_acknowledged(store: Store, fusion: Fusion) -> None:
+    """Each enrols, and finds whom it enrolled at once, with small segments being made anew all the time."""
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion, index="compact"))
+    sizes = Sizes(seal=32, compact_from=64, coded=128, linked=128)
+    followers = [Followers(in_process(store, InProcess(sizes=sizes))) for _ in range(2)]
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        own = np.random.default_rng(number)
+        for step in range(25):
+            vectors = unit(own.normal(size=(3, DIMENSION)))
+            name = f"{number}-{step}"
+            enrol(store, gallery, name, vectors[:1])
+            pk = store.subject(gallery, name).pk
+            for each in followers:
+                ((hit, *_),), _ = each.of(gallery).search(vectors[:1], 1)
+                if hit.subject_pk != pk:
+                    failures.append(f"{name} was not found")
+            if step % 3 == 0:
+                store.delete_subject(gallery, name)
+                for each in followers:
+                    hits, _ = each.of(gallery).search(vectors[:1], 3)
+                    if any(hit.subject_pk == pk for hit in hits[0]):
+                        failures.append(f"{name} was found after it was deleted")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert {each.of(gallery).stats().vectors for each in followers} == {4 * 16}
+    for each in followers:
+        each.close()
+
+
+def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.Generator) -> None:
+    vectors = unit(rng.normal(size=(20, DIMENSION)))
+    for name in "abcd":
+        created = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
+        enrol(store, created, "one", vectors)
+    galleries = {name: store.gallery(name) for name in "abcd"}
+    followers = Followers(in_process(store), memory=25_000)
+    first = followers.of(galleries["a"])
+    for name in "bacd":
+        assert followers.of(galleries[name]).search(vectors[:1], 1)[1] == 1
+    assert len(followers) == 2
+    assert followers.of(galleries["a"]) is not first
+    followers.drop(galleries["a"])
+    assert len(followers) == 1
+
+
+def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.Generator) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
+    followers = Followers(in_process(store))
+    probe = unit(rng.normal(size=(1, DIMENSION)))
+    other = replace(gallery, generation=1)
+    assert followers.of(gallery).search(probe, 1)[1] == 1
+    assert followers.of(other).search(probe, 1)[1] == 0
+    assert followers.of(gallery) is followers.of(gallery) is not followers.of(other)
+
+
+def test_stats_say_what_serves_a_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    dimension = kith.gallery(gallery).dimension
+    kith.update_gallery(gallery, index="compact", recall=0.99)
+    vectors = unit(rng.normal(size=(3, dimension)))
+    for number, vector in enumerate(vectors):
+        kith.enrol(gallery, f"s{number}", embeddings=[vector.tolist()])
+    kith.delete_subject(gallery, "s0")
+    stats = kith.stats(gallery)
+    assert (stats.subjects, stats.templates, stats.index.vectors, stats.index.tombstones) in (
+        (2, 2, 2, 0),
+        (2, 2, 2, 1),
+    )
+    assert (stats.index.engine, stats.index.kind, stats.index.recall) == ("faiss", "exact", None)
+    assert "compact" in stats.index.reason
+    described = kith.gallery(gallery)
+    assert (described.index, described.recall) == ("compact", 0.99)

@@ -1,0 +1,323 @@
+"""An index answers as comparing every vector does, whatever came, went and was put in order meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.recognition import unit
+from models.runtime import Float
+from service.errors import SettingsError
+from service.gallery import segmented
+from service.gallery.faiss_index import api, builders
+from service.gallery.index import IndexSetting, Keys, Kind, StoppedError
+from service.gallery.index_choice import Failure, Sizes, choose
+from service.gallery.segmented import Batch, SegmentedIndex
+from service.gallery.segments import Rows, View
+
+TINY = Sizes(seal=24, compact_from=60, coded=96, linked=96)
+EVERYTHING = 10**6
+
+
+class Background:
+    """Runs what is to be done later when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        self.waiting.append(work)
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def index_of(
+    dimension: int,
+    wanted: IndexSetting = "auto",
+    promise: float = 0.999,
+    sizes: Sizes = TINY,
+    later: Callable[[Callable[[], None]], None] | None = None,
+) -> SegmentedIndex:
+    return SegmentedIndex(dimension, wanted, promise, builders("cpu"), later or Background(), sizes)
+
+
+def batch(keys: list[int], owners: list[int], vectors: Float, sequence: int, gone: list[int] | None = None) -> Batch:
+    named = np.array(sorted({*keys, *(gone or [])}), np.int64)
+    rows = Rows(np.array(keys, np.int64), np.array(owners, np.int64), np.asarray(vectors, np.float32))
+    return Batch(named, rows, sequence)
+
+
+def brute_force(model: dict[int, tuple[int, Float]], probe: Float, k: int, among: set[int] | None) -> list[float]:
+    allowed = [vector for owner, vector in model.values() if among is None or owner in among]
+    return sorted((float(probe @ vector) for vector in allowed), reverse=True)[:k]
+
+
+def check(
+    index: SegmentedIndex, model: dict[int, tuple[int, Float]], rng: np.random.Generator, dimension: int, exact: bool
+) -> None:
+    """Similarities are always the true ones of the keys named; the best ones where every vector is compared."""
+    view = index.view
+    assert len(view) == len(model)
+    assert view.owners == len({owner for owner, _ in model.values()})
+    probes = unit(rng.normal(size=(int(rng.integers(1, 8)), dimension)))
+    k = int(rng.integers(1, 12))
+    among = None if rng.random() < 0.5 else {int(owner) for owner in rng.integers(0, 12, int(rng.integers(1, 10)))}
+    keys = None if among is None else np.array(sorted(among), np.int64)
+    found = index.search(view, probes, k, keys)
+    for probe, similarities, named, owners in zip(probes, *found, strict=True):
+        kept = named >= 0
+        expected = brute_force(model, probe, k, among)
+        assert len(set(named[kept].tolist())) == kept.sum() == len(expected)
+        for similarity, key, owner in zip(similarities[kept], named[kept], owners[kept], strict=True):
+            assert model[int(key)][0] == owner and (among is None or int(owner) in among)
+            assert similarity == pytest.approx(float(probe @ model[int(key)][1]), abs=1e-5)
+        if exact:
+            assert similarities[kept].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+STEPS = ["add", "add many", "replace", "remove", "remove many", "search", "in order"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    wanted=st.sampled_from(["auto", "exact", "compact", "graph"]),
+    steps=st.lists(st.sampled_from(STEPS), max_size=40),
+)
+def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetting, steps: list[str]) -> None:
+    rng = np.random.default_rng(seed)
+    dimension, background = 16, Background()
+    index = index_of(dimension, wanted, later=background)
+    model: dict[int, tuple[int, Float]] = {}
+    sequence = 0
+    for step in [*steps, "search", "in order", "search"]:
+        sequence += 1
+        if step in ("add", "add many"):
+            size = int(rng.integers(1, 80 if step == "add many" else 5))
+            keys = list(range(sequence * 1000, sequence * 1000 + size))
+        elif step == "replace" and model:
+            keys = rng.choice(list(model), min(len(model), 3), replace=False).tolist()
+        elif step in ("remove", "remove many") and model:
+            share = len(model) * 2 // 3 if step == "remove many" else 2
+            gone = rng.choice(list(model), min(len(model), share), replace=False).tolist()
+            index.apply([batch([], [], np.empty((0, dimension), np.float32), sequence, [*gone, 7])])
+            for key in gone:
+                del model[key]
+            continue
+        elif step == "in order":
+            background.run()
+            continue
+        elif step == "search":
+            # With so few vectors a structure is asked for more than it is worth, and every one is compared.
+            check(index, model, rng, dimension, exact=True)
+            continue
+        else:
+            continue
+        owners = rng.integers(0, 12, len(keys)).tolist()
+        vectors = unit(rng.normal(size=(len(keys), dimension)))
+        index.apply([batch(keys, owners, vectors, sequence)])
+        model.update({key: (owner, vector) for key, owner, vector in zip(keys, owners, vectors, strict=True)})
+        assert index.view.sequence == sequence
+    index.compact()
+    assert not index._due(index.view)
+
+
+def clustered(rng: np.random.Generator, people: int, each: int, dimension: int) -> Float:
+    centres = unit(rng.normal(size=(people, dimension)))
+    spread = 0.5 * rng.normal(size=(people * each, dimension)) / np.sqrt(dimension)
+    return unit(np.repeat(centres, each, 0) + spread)
+
+
+def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, each: int = 2, promise: float = 0.999) -> SegmentedIndex:
+    index = index_of(vectors.shape[1], wanted, promise, sizes)
+    n = len(vectors)
+    index.load(Rows(np.arange(1, n + 1), np.arange(n) // each, vectors), n)
+    index.compact()
+    return index
+
+
+SMALL = Sizes(seal=256, compact_from=2000, coded=4096, linked=4096)
+
+
+@pytest.mark.parametrize("kind", ["compact", "graph"])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.01])
+def test_a_structure_finds_what_comparing_all_finds_in_any_part(
+    kind: Kind, share: float, rng: np.random.Generator
+) -> None:
+    vectors = clustered(rng, 5000, 2, 64)
+    index = filled(kind, vectors, SMALL)
+    stats = index.stats()
+    assert (stats.kind, stats.vectors, stats.tombstones) == (kind, 10_000, 0)
+    assert stats.segments > 1 and all(segment.structure for segment in index.view.segments)
+    assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample == 1000
+    # Some go, some change, and come back elsewhere.
+    gone = np.sort(rng.choice(np.arange(1, 10_001), 500, replace=False))
+    index.apply([batch(gone[:250].tolist(), [9000] * 250, -vectors[gone[:250] - 1], 10_001, gone.tolist())])
+    owners = np.sort(rng.choice(5000, int(5000 * share), replace=False)) if share < 1 else None
+    view = index.view
+    inside = view.vectors_of(np.arange(5000) if owners is None else owners).vectors
+    probes = inside[rng.choice(len(inside), 40)]
+    probes = unit(probes + 0.8 * rng.normal(size=probes.shape) / 8)
+    for batched in (probes, probes[:1]):
+        found, expected = index.search(view, batched, 5, owners), view.search(batched, 5, None, owners)
+        assert (found.keys[:, 0] == expected.keys[:, 0]).mean() >= 0.97
+        assert not np.isin(found.keys, gone[250:]).any()
+        assert owners is None or np.isin(found.owners, owners).all()
+        assert np.allclose(found.similarities[:, 0], expected.similarities[:, 0], atol=1e-5)
+
+
+def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.random.Generator) -> None:
+    """Sixteen centroids for four dimensions know where twenty crowds are, not who is who in a crowd of two thousand."""
+    crowds = np.repeat(unit(rng.normal(size=(20, 32))), 2000, 0)
+    vectors = unit(crowds + 0.002 * rng.normal(size=crowds.shape))
+    index = filled("auto", vectors, replace(SMALL, coded=65_536))
+    stats = index.stats()
+    assert stats.kind == "exact" and "less than the 0.999 promised" in stats.reason
+    assert not any(segment.structure for segment in index.view.segments)
+    probe = vectors[123:124]
+    assert index.search(index.view, probe, 1).keys.tolist() == [[124]]
+
+
+def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Generator) -> None:
+    vectors = unit(rng.normal(size=(8000, 16)))
+    index = filled("compact", vectors, SMALL, each=1)
+    stats = index.stats()
+    assert stats.depth is not None and stats.depth > builders("cpu")("compact", vectors).depths[0]
+    assert stats.recall is not None and stats.recall.at_1 >= 0.999
+
+
+def test_searches_see_everybody_all_the_time_while_segments_are_made_anew(rng: np.random.Generator) -> None:
+    vectors = clustered(rng, 3000, 2, 32)
+    index = filled("compact", vectors, SMALL)
+    stop, failures, searches = threading.Event(), [], [0, 0]
+
+    def search(number: int) -> None:
+        own = np.random.default_rng(number)
+        while not stop.is_set():
+            rows = own.integers(0, 6000, 3)
+            found = index.search(index.view, vectors[rows], 1)
+            searches[number] += 1
+            if not np.allclose(found.similarities[:, 0], 1, atol=1e-4):
+                failures.append(found)
+
+    threads = [threading.Thread(target=search, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for sequence in range(6001, 6031):
+        rows = rng.integers(0, 6000, 200)
+        keys = np.unique(rows + 1)
+        # The same vectors under the same keys: nobody may be missed for an instant.
+        index.apply([batch(keys.tolist(), ((keys - 1) // 2).tolist(), vectors[keys - 1], sequence)])
+        index.compact()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures and min(searches) > 0
+    assert len(index.view) == 6000 and index.view.owners == 3000
+
+
+def test_what_happens_while_a_segment_is_made_is_in_it(rng: np.random.Generator) -> None:
+    vectors = clustered(rng, 2000, 1, 32)
+    index = index_of(32, "compact", sizes=SMALL)
+    index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
+    make = index._made
+
+    def made_meanwhile(*arguments: object) -> object:
+        result = make(*arguments)  # type: ignore[arg-type]
+        index.apply([batch([5, 3000], [5, 3000], unit(rng.normal(size=(2, 32))), 2, [7])])
+        index._made = make  # type: ignore[method-assign]
+        return result
+
+    index._made = made_meanwhile  # type: ignore[assignment, method-assign]
+    index.compact()
+    view = index.view
+    assert len(view) == view.owners == 2000
+    assert view.count_of(np.array([5, 7, 3000])).tolist() == [1, 0, 1]
+    assert view.search(vectors[5:6], 1, None).keys.tolist() != [[5]]
+
+
+def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
+    index = index_of(32, "graph", sizes=SMALL)
+    index.load(Rows(np.arange(2000), np.arange(2000), clustered(rng, 2000, 1, 32)), 1)
+    index.close()
+    with pytest.raises(StoppedError):
+        index.compact()
+    assert index.search(index.view, index.view.segments[0].vectors[:1], 1).keys.tolist() == [[0]]
+
+
+def test_a_vector_removed_from_a_graph_outlives_it_nowhere(rng: np.random.Generator) -> None:
+    """A graph owns its vectors, and may go while a search still reads them."""
+    index = filled("graph", clustered(rng, 1000, 2, 32), SMALL)
+    vectors = index.view.segments[0].vectors
+    before = vectors.copy()
+    index.load(Rows(*(np.empty(0, np.int64),) * 2, np.empty((0, 32), np.float32)), 3000)
+    assert np.array_equal(vectors, before)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size", "now", "kind"),
+    [
+        ("auto", 19_999, "exact", "exact"),
+        ("auto", 20_000, "exact", "compact"),
+        ("auto", 19_999, "compact", "compact"),
+        ("auto", 9_999, "compact", "exact"),
+        ("exact", 10**9, "compact", "exact"),
+        ("graph", 4096, "exact", "graph"),
+        ("graph", 100, "exact", "exact"),
+        ("compact", 5000, "exact", "compact"),
+    ],
+)
+def test_the_kind_follows_from_setting_and_size(wanted: IndexSetting, size: int, now: Kind, kind: Kind) -> None:
+    chosen = choose(wanted, size, 512, Sizes(), None, now)
+    assert chosen.kind == kind and chosen.reason
+
+
+def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_as_large() -> None:
+    failed = Failure("compact", 30_000, 0.9, 0.999)
+    assert choose("auto", 59_999, 512, Sizes(), failed, "exact").kind == "exact"
+    assert choose("auto", 60_000, 512, Sizes(), failed, "exact").kind == "compact"
+    assert choose("graph", 30_000, 512, Sizes(), failed, "exact").kind == "graph"
+    assert choose("auto", 30_000, 30, Sizes(), None, "exact").kind == "exact"
+
+
+@pytest.mark.skipif(hasattr(api, "StandardGpuResources") and api.get_num_gpus() > 0, reason="FAISS finds a GPU here")
+def test_a_faiss_without_gpu_says_so() -> None:
+    with pytest.raises(SettingsError, match="KITH_INDEX_DEVICE is gpu, but"):
+        builders("gpu")
+
+
+@pytest.mark.parametrize("kind", ["exact", "compact"])
+def test_a_gpu_finds_what_comparing_all_finds(kind: IndexSetting, rng: np.random.Generator) -> None:
+    try:
+        build_for = builders("gpu")
+    except SettingsError as reason:
+        pytest.skip(str(reason))
+    vectors = clustered(rng, 5000, 2, 64)
+    index = SegmentedIndex(64, kind, 0.99, build_for, Background(), SMALL, accelerated=True)
+    index.load(Rows(np.arange(10_000), np.arange(10_000) // 2, vectors), 1)
+    index.compact()
+    assert all(segment.structure for segment in index.view.segments)
+    found = index.search(index.view, vectors[:50], 1)
+    assert (found.keys[:, 0] == np.arange(50)).mean() >= 0.98
+
+
+def owners_of(view: View) -> Keys:
+    return np.unique(np.concatenate([segment.owners[segment.alive] for segment in view.segments]))
+
+
+def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator) -> None:
+    index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, coded=2048, linked=2048))
+    for number in range(60):
+        keys = list(range(number * 40, number * 40 + 40))
+        index.apply([batch(keys, keys, unit(rng.normal(size=(40, 16))), number + 1)])
+        index.compact()
+    assert index.stats().segments <= segmented.MANY_SMALL + 2
+    assert np.array_equal(owners_of(index.view), np.arange(2400))
