@@ -111,7 +111,8 @@ class Shadow:
                     nearest = disagreement.subject_pks[0]
                     lacking = nearest is not None and await self._lacks(shadow, nearest)
                     counts["absent"] += lacking
-                await self._pipeline.in_thread(self._see, gallery, one, vector)
+                if among is None:  # else somebody who was left out may be nearer
+                    await self._pipeline.in_thread(self._see, gallery, one, vector)
         except KithError as error:
             counts[f"skipped_{error.code}"] += len(answered) - counts["compared"]
         except Exception:  # nobody waits for this answer: whatever it is, the log has it
