@@ -364,8 +364,10 @@ def gallery_check(
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
     data directory's), also while services run on it; exit 1 if something is left to do."""
     from service.gallery.check import open_check
+    from service.spool import Spool
 
-    with open_check(load_settings().sql_url) as check:
+    settings = load_settings()
+    with open_check(settings.sql_url, Spool(settings.data_dir / "spool").abandoned) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

@@ -37,6 +37,7 @@ WORK = {
     "enrolment": {"enrol": 1.0},
     "deletion": {"enrol": 1.0, "delete": 1.0, "delete subject": 0.5},
     "moving": {"enrol": 1.0, "move": 3.0},
+    "trimming of the log": {"enrol": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
 }
 
 
