@@ -212,9 +212,16 @@ def gallery_list(url: Url = None, api_key: Key = None, as_json: AsJson = False) 
 
 
 @gallery_app.command("create")
-def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+def gallery_create(
+    name: str,
+    fpir: Fpir = None,
+    keep_crops: Annotated[bool, typer.Option(help="Keep the faces enrolled, for another recogniser.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Create a gallery."""
-    settings: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
+    settings: dict[str, Any] = {"keep_crops": keep_crops} | ({} if fpir is None else {"risk": {"fpir": fpir}})
     with connect(url, api_key) as kith:
         created = kith.create_gallery(name, **settings)
     _print_json(created) if as_json else print(f"created {created.name}")
