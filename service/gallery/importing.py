@@ -12,7 +12,7 @@ from service.errors import ImportFileError, RecogniserMismatchError
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
 from service.gallery.subjects import Gallery
-from service.gallery.transfer import Header, Items, Refusal, beyond, check
+from service.gallery.transfer import Header, Items, Refusal, Told, beyond, check
 
 MOST_REFUSALS: Final = 1000
 Format = Literal["ndjson", "parquet"]
@@ -58,6 +58,7 @@ class Import:
         self._store = store
         self._gallery = gallery
         self._skip = skip
+        self._told = Told()
 
     def accept(self, header: Header) -> None:
         """Raises RecogniserMismatchError, ImportFileError."""
@@ -78,7 +79,7 @@ class Import:
 
     def _checked(self, items: Items) -> tuple[int, Items, list[Refusal]]:
         wanted = beyond(items, self._skip)
-        return len(wanted), *check(wanted, self._gallery.dimension)
+        return len(wanted), *check(wanted, self._gallery.dimension, self._told)
 
     def _store_block(self, count: int, sound: Items, refusals: list[Refusal]) -> None:
         self.report.items += count

@@ -186,14 +186,27 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> Items:
                     values[row] = orjson.loads(value)
                 except ValueError:
                     malformed.setdefault(row, ItemError(f"{name}: is not JSON"))
-            elif isinstance(value, list):  # a map
+            elif pa.types.is_map(batch.column(name).type):
                 values[row] = dict(value)
         return values
 
     def times(name: str) -> list[int | None]:
         if name not in batch.schema.names or batch.column(name).null_count == len(batch):
             return [None] * len(batch)
-        return list(batch.column(name).cast(TIME).cast(pa.int64()).to_pylist())
+        column, kind = batch.column(name), batch.column(name).type
+        # What is beyond microseconds is of no use; what is beyond their range is wrong.
+        finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
+        try:
+            return list(column.cast(TIME, safe=not finer).cast(pa.int64()).to_pylist())
+        except pa.ArrowException:
+            return [_microseconds(row, name, value) for row, value in enumerate(column)]
+
+    def _microseconds(row: int, name: str, value: pa.Scalar) -> int | None:
+        try:
+            return value.cast(TIME).cast(pa.int64()).as_py()  # type: ignore[no-any-return]
+        except pa.ArrowException:
+            malformed.setdefault(row, ItemError(f"{name}: is no time"))
+            return None
 
     vectors, given = _vectors(batch, dimension, malformed)
     crops = zip(column("crop"), objects("landmarks"), strict=True)

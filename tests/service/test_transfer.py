@@ -103,6 +103,12 @@ def line(subject: str, given: Any = None, **fields: Any) -> bytes:
     return orjson.dumps(fields) + b"\n"
 
 
+def parquet_of(table: pa.Table, **options: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, **options)
+    return buffer
+
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 IDS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/\\"), min_size=1, max_size=40).filter(
     lambda text: text not in (".", "..") and text.isprintable()
@@ -232,6 +238,89 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
     assert [s.id for s in place.store.list_subjects(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
+
+
+@pytest.mark.parametrize("field", ["created_at", "subject_created_at", "subject_updated_at"])
+def test_times_that_databases_or_programs_cannot_hold_are_refused(
+    place: Place, rng: np.random.Generator, field: str
+) -> None:
+    times = [
+        "0999-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+23:00",
+        "9999-12-31T23:59:59-23:00",
+        "1969-12-31T23:59:59Z",
+        "2200-01-01T00:00:00Z",
+        "2199-12-31T23:59:59Z",
+        "1970-01-01T00:00:00Z",
+    ]
+    report = place.take(b"".join(line(f"s{i}", vector(rng), **{field: at}) for i, at in enumerate(times)))
+    assert {r.number: r.error.code for r in report.refusals} == dict.fromkeys(range(1, 6), "item_invalid")
+    assert len(place.contents()) == report.templates == 2
+    seconds = pa.array([10_413_792_000_000, -31_000_000_000, 0, None], pa.int64()).cast(pa.timestamp("s", "UTC"))
+    embeddings = pa.array([vector(rng).tolist() for _ in range(4)])
+    for column in (seconds, pa.array([9_214_646_400_000_000_001] * 2 + [1_000_001] * 2).cast(pa.timestamp("ns"))):
+        table = pa.table({"subject": list("abcd"), "embedding": embeddings, field: column})
+        taking = Import(place.bulk, place.gallery)
+        taking.take_all(parquet.Reader(parquet_of(table), HEADER))
+        assert [(r.number, r.error.code) for r in taking.report.refusals] == [(n, "item_invalid") for n in (1, 2)]
+    assert {t.created_at.year for s in "cd" for t in place.store.list_templates(place.gallery, s)} <= {1970, 2026}
+
+
+def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.random.Generator) -> None:
+    embeddings = pa.array([vector(rng).tolist()] * 2)
+    for name, column in {
+        "metadata": pa.array([[1, 2], None]),
+        "quality": pa.array([[1, 2], None]),
+        "crop": pa.array([7, None]),
+        "created_at": pa.array(["yesterday", "2026-01-31T12:00:00Z"]),
+        "tags": pa.array([7, None]),
+        "detection_score": pa.array(["high", None]),
+    }.items():
+        g = place.another(name.replace("_", "-"))
+        taking = Import(place.bulk, g)
+        table = pa.table({"subject": ["a", "b"], "embedding": embeddings, name: column})
+        taking.take_all(parquet.Reader(parquet_of(table), HEADER))
+        assert [(r.number, r.error.code) for r in taking.report.refusals] == [(1, "item_invalid")], name
+    described = pa.array([[("room", "12")]], pa.map_(pa.string(), pa.string()))
+    table = pa.table({"subject": ["mapped"], "embedding": embeddings[:1], "metadata": described})
+    Import(place.bulk, place.gallery).take_all(parquet.Reader(parquet_of(table), HEADER))
+    assert place.store.subject(place.gallery, "mapped").metadata == {"room": "12"}
+
+
+@pytest.mark.parametrize("score", [1e300, -0.1, None, "high"])
+def test_a_score_of_quality_is_from_0_to_1(place: Place, rng: np.random.Generator, score: Any) -> None:
+    report = place.take(line("a", vector(rng), quality={"score": score}) + line("b", vector(rng), quality={"score": 1}))
+    assert [(r.number, r.error.code) for r in report.refusals] == [(1, "item_invalid")]
+
+
+def test_what_is_said_of_a_subject_does_not_go_with_a_template(place: Place, rng: np.random.Generator) -> None:
+    """An export says it once, on the first item."""
+    taken, about = uuid.uuid4().hex, {"name": "Ada", "metadata": {"room": 1}, "tags": ["x"]}
+    since = {"subject_created_at": "2001-01-01T00:00:00Z", "subject_updated_at": "2002-01-01T00:00:00Z"}
+    place.take(line("other", vector(rng), template=taken))
+    wrong = {
+        "length": line("length", [1.0] * 7, **about, **since),
+        "zero": line("zero", [0.0] * 8, **about, **since),
+        "quality": line("quality", vector(rng), quality=[], **about, **since),
+        "conflict": line("conflict", vector(rng), template=taken, **about, **since),
+    }
+    for subject, refused in wrong.items():
+        report = place.take(refused + line(subject, vector(rng)) + line(subject, vector(rng), name="Later"))
+        assert (report.refused, report.templates) == (1, 2)
+        found = place.store.subject(place.gallery, subject)
+        assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
+        assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
+    # The name is no name: nothing is believed of such an item.
+    place.take(line("b", vector(rng), name=7, tags=["y"]) + line("b", vector(rng), name="Bob"))
+    found = place.store.subject(place.gallery, "b")
+    assert (found.name, found.tags) == ("Bob", [])
+
+
+def test_what_is_said_of_a_subject_goes_on_in_the_next_block(place: Place, rng: np.random.Generator) -> None:
+    first = b"".join(line(f"s{i}", vector(rng)) for i in range(8191)) + line("a", [0.0] * 8, name="Ada")
+    report = place.take(first + line("a", vector(rng)) + line("b", vector(rng)))
+    assert (report.refused, report.templates) == (1, 8193)
+    assert [place.store.subject(place.gallery, s).name for s in ("s0", "s8190", "a", "b")] == [None, None, "Ada", None]
 
 
 def test_a_subject_that_exists_keeps_what_is_said_of_it(place: Place, rng: np.random.Generator) -> None:
