@@ -74,6 +74,8 @@ class Header:
             raise ImportFileError("the header's recogniser is no fingerprint")
         if type(header.dimension) is not int or not 0 < header.dimension <= MOST_DIMENSIONS:
             raise ImportFileError("the header's dimension is no positive number")
+        if not all(count is None or type(count) is int for count in (header.subjects, header.templates)):
+            raise ImportFileError("the header's counts of subjects and templates are no numbers")
         if not isinstance(header.settings, dict):
             raise ImportFileError("the header's settings are no object")
         return header

@@ -29,6 +29,7 @@ from typer.testing import CliRunner
 
 from models.recognition import unit
 from models.runtime import Float
+from service.api.schemas import GallerySettingsIn
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
@@ -601,21 +602,51 @@ def test_a_refused_import_says_why(
     assert kith.gallery(gallery).templates == 0
 
 
+def test_a_file_that_was_cut_between_two_lines_is_told(kith: Kith, gallery: str) -> None:
+    first, *lines = people(kith, 5).splitlines(keepends=True)
+    twice = orjson.dumps({**orjson.loads(first), "template": uuid.uuid4().hex}) + b"\n"
+    rest(kith, gallery, header_of(kith) + b"".join([first, twice, *lines, line("nobody")]))
+    whole = b"".join(kith.export_gallery(gallery)).splitlines(keepends=True)
+    assert rest(kith, "again", b"".join(whole), create=True).json()["present"] == 0
+    assert rest(kith, gallery, b"".join(whole)).json()["present"] == 6
+    for end, templates, subjects in ((1, 0, 0), (4, 3, 2), (-1, 6, 5)):
+        cut = rest(kith, f"cut{end}".replace("-", "_"), b"".join(whole[:end]), create=True).json()
+        assert cut["code"] == "import_invalid"
+        assert f"counts 6 templates of 6 subjects, {templates} of {subjects} came" in cut["detail"]
+        assert (cut["report"]["templates"], cut["report"]["subjects"]) == (templates, subjects)
+    assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
+    # What was refused came too.
+    refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
+    assert rest(kith, "refused", refused, create=True).json()["refused"] == 1
+    header = orjson.dumps({**orjson.loads(whole[0]), "templates": "many"}) + b"\n"
+    assert "no numbers" in rest(kith, gallery, header).json()["detail"]
+
+
 def test_a_file_without_header_needs_its_recogniser_named(kith: Kith, gallery: str) -> None:
     answer = rest(kith, gallery, people(kith, 5), recogniser=kith.model().recogniser).json()
     assert (answer["templates"], answer["refused"]) == (5, 0)
 
 
 def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
-    kith.update_gallery(gallery, fusion="max", risk={"fmr": 0.01}, min_margin=0.07)
+    given = {
+        "risk": {"fmr": 0.01},
+        "fusion": "max",
+        "quality_gate": {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5},
+        "review_factor": 3.0,
+        "min_margin": 0.07,
+        "index": "exact",
+        "recall": 0.9,
+        "keep_crops": True,
+    }
+    assert given.keys() == GallerySettingsIn.model_fields.keys()
+    kith.update_gallery(gallery, **given)
     rest(kith, gallery, header_of(kith) + people(kith, 5))
     for kind in FORMATS:
         file = b"".join(kith.export_gallery(gallery, kind))
         media_type = "application/vnd.apache.parquet" if kind == "parquet" else "application/x-ndjson"
         assert rest(kith, "copy", file, media_type).json()["code"] == "gallery_not_found"
         assert rest(kith, "copy", file, media_type, create=True).json()["templates"] == 5
-        copy, origin = kith.gallery("copy"), kith.gallery(gallery)
-        assert (copy.fusion, copy.risk, copy.min_margin) == (origin.fusion, origin.risk, origin.min_margin)
+        assert kith.gallery("copy").model_dump(mode="json", include=set(given)) == given
         kith.delete_gallery("copy")
     with pytest.raises(KithClientError, match="gallery_not_found"):
         list(kith.export_gallery("copy"))
