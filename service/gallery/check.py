@@ -18,7 +18,7 @@ from service.gallery.fusion import scores
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery
+from service.gallery.subjects import Gallery, Snapshot
 
 PROBES: Final = 32
 NEAREST: Final = 10
@@ -127,9 +127,9 @@ class GalleryCheck:
         """Answers of an index against brute force over SQL, of one recogniser's vectors."""
         follower = self._followers.of(gallery)
         for _ in range(ATTEMPTS):
-            before = self._store.snapshot(gallery)
-            wrong = self._wrong_answers(gallery, follower)
-            if self._store.changes_since(gallery, before.sequence) == 0:
+            taken = self._store.snapshot(gallery)
+            wrong = _wrong_answers(gallery, taken, follower)
+            if self._store.changes_since(gallery, taken.sequence) == 0:
                 break
         else:
             return  # too busy to be seen at one moment; whoever asks again later will
@@ -144,27 +144,27 @@ class GalleryCheck:
                 False,
             )
 
-    def _wrong_answers(self, gallery: Gallery, follower: Follower) -> int:
-        """Of PROBES searches for templates of the gallery, a little aside."""
-        taken = self._store.snapshot(gallery)
-        if not len(taken.template_pks):
-            return 0
-        rng = np.random.default_rng(len(taken.template_pks))
-        drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
-        probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
-        results, compared = follower.search(probes, NEAREST)
-        subject_pks = np.unique(taken.subject_pks)
-        expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
-        if compared != len(subject_pks):
-            return len(probes)
-        wrong, found = 0, 0
-        wanted = min(NEAREST, len(subject_pks))
-        for hits, row in zip(results, expected, strict=True):
-            keys, said = [hit.subject_pk for hit in hits], [hit.similarity for hit in hits]
-            own = row[np.minimum(np.searchsorted(subject_pks, keys), len(subject_pks) - 1)]
-            best = np.sort(row)[::-1][:wanted]
-            sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
-            wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
-            found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
-        fewest = 1.0 if follower.stats().kind == "exact" else FEWEST_FOUND
-        return wrong or (found < fewest * wanted * len(probes))
+
+def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int:
+    """Of PROBES searches for templates of the gallery, a little aside."""
+    if not len(taken.template_pks):
+        return 0
+    rng = np.random.default_rng(len(taken.template_pks))
+    drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
+    probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
+    results, compared = follower.search(probes, NEAREST)
+    subject_pks = np.unique(taken.subject_pks)
+    expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
+    if compared != len(subject_pks):
+        return len(probes)
+    wrong, found = 0, 0
+    wanted = min(NEAREST, len(subject_pks))
+    for hits, row in zip(results, expected, strict=True):
+        keys, said = [hit.subject_pk for hit in hits], [hit.similarity for hit in hits]
+        own = row[np.minimum(np.searchsorted(subject_pks, keys), len(subject_pks) - 1)]
+        best = np.sort(row)[::-1][:wanted]
+        sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
+        wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
+        found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
+    fewest = 1.0 if follower.stats().kind == "exact" else FEWEST_FOUND
+    return wrong or (found < fewest * wanted * len(probes))
