@@ -355,10 +355,13 @@ def gallery_check(
     as_json: AsJson = False,
 ) -> None:
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
-    data directory's), also while services run on it; exit 1 if something is left to do."""
+    data directory's) and at Milvus if KITH_MILVUS_URI names it, also while services run on them; exit 1 if something
+    is left to do."""
+    from service.engines import open_milvus
     from service.gallery.check import open_check
 
-    with open_check(load_settings().sql_url) as check:
+    settings = load_settings()
+    with open_check(settings.sql_url, lambda database: open_milvus(settings, database)) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,10 +13,13 @@ from models.recognition import unit
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
-from service.gallery.fusion import scores
+from service.gallery.fusion import ONE_VECTOR, scores
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_replica import MilvusEngine
 
 PROBES: Final = 32
 NEAREST: Final = 10
@@ -40,25 +43,34 @@ class Finding:
 
 
 @contextmanager
-def open_check(database_url: str) -> Iterator[GalleryCheck]:
-    """A check of the database at ``database_url``, by indexes of its own. Raises StorageError."""
+def open_check(
+    database_url: str, open_milvus: Callable[[Database], MilvusEngine | None] = lambda _: None
+) -> Iterator[GalleryCheck]:
+    """A check of the database at ``database_url``, and of its indexes: those in Milvus, if ``open_milvus`` gives it, or
+    else indexes of the check's own. Raises StorageError."""
     database = Database(open_engine(database_url))
     store = Store(database)
-    followers = Followers(in_process(store))
+    milvus = open_milvus(database)
+    followers = Followers(in_process(store) if milvus is None else milvus.replica)
     try:
-        yield GalleryCheck(store, Consistency(database), followers)
+        yield GalleryCheck(store, Consistency(database), followers, milvus)
     finally:
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
 
 
 class GalleryCheck:
     """Looks at a database and the indexes that follow it; services may go on meanwhile."""
 
-    def __init__(self, store: Store, consistency: Consistency, followers: Followers) -> None:
+    def __init__(
+        self, store: Store, consistency: Consistency, followers: Followers, milvus: MilvusEngine | None = None
+    ) -> None:
         self._store = store
         self._consistency = consistency
         self._followers = followers
+        self._milvus = milvus
 
     def findings(self, name: str | None, repair: bool) -> Iterator[Finding]:
         """Of one gallery, or of all; of the database in both cases.
@@ -66,6 +78,7 @@ class GalleryCheck:
         Raises:
             GalleryNotFoundError: there is none of this name.
             StorageError: the database cannot be read, or not be mended.
+            IndexUnavailableError: Milvus does not answer.
         """
         of_database = list(self._database(repair))
         yield from of_database
@@ -102,9 +115,9 @@ class GalleryCheck:
                 yield Finding(check.kind, gallery.name, count, check.what, check.action, check.mend is not None, mended)
         # What damaged vectors do to an index is not the index's fault.
         if not unsearchable:
-            yield from self._index(gallery)
+            yield from self._index(gallery, repair)
 
-    def _index(self, gallery: Gallery) -> Iterator[Finding]:
+    def _index(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
         """Answers of an index against brute force over SQL."""
         follower = self._followers.of(gallery)
         for _ in range(ATTEMPTS):
@@ -114,16 +127,18 @@ class GalleryCheck:
                 break
         else:
             return  # too busy to be seen at one moment; whoever asks again later will
-        if wrong:
-            yield Finding(
-                "index",
-                gallery.name,
-                wrong,
-                "searches are answered otherwise than by brute force over the database",
-                "Restart the service: indexes are made anew from the database. Please report it.",
-                False,
-                False,
-            )
+        if not wrong:
+            return
+        what = "searches are answered otherwise than by brute force over the database"
+        if self._milvus is None:
+            action = "Restart the service: indexes are made anew from the database. Please report it."
+            yield Finding("index", gallery.name, wrong, what, action, False, False)
+            return
+        action = "The index in Milvus is to be gone through from the beginning. Please report it."
+        if repair:
+            self._milvus.start_over(gallery)
+        mended = repair and not self._wrong_answers(gallery, follower)
+        yield Finding("index", gallery.name, wrong, what, action, True, mended)
 
     def _wrong_answers(self, gallery: Gallery, follower: Follower) -> int:
         """Of PROBES searches for templates of the gallery, a little aside."""
@@ -137,6 +152,11 @@ class GalleryCheck:
         subject_pks = np.unique(taken.subject_pks)
         expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
         if compared != len(subject_pks):
+            return len(probes)
+        one_each = gallery.settings.fusion in ONE_VECTOR
+        if self._milvus is not None and follower.stats().vectors != len(
+            subject_pks if one_each else taken.template_pks
+        ):
             return len(probes)
         wrong = 0
         for hits, row in zip(results, expected, strict=True):
