@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from models.recognition import unit
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
-from service.gallery.fusion import scores
+from service.gallery.fusion import ONE_VECTOR, scores
 from service.gallery.index_files import check_index_files
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Snapshot
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_replica import MilvusEngine
 
 PROBES: Final = 32
 NEAREST: Final = 10
@@ -54,20 +57,25 @@ def open_check(
     database_url: str,
     abandoned: Callable[[JobStore], list[Path]] = lambda _: [],
     index_folder: Path | None = None,
+    open_milvus: Callable[[Database], MilvusEngine | None] = lambda _: None,
 ) -> Iterator[GalleryCheck]:
-    """A check of the database at ``database_url``, by indexes of its own, and of files on this node: those that are
-    ``abandoned``, as no job waits for them, and those of indexes. Raises StorageError."""
+    """A check of the database at ``database_url``, of its indexes (those in Milvus, if ``open_milvus`` gives it, or
+    else indexes of the check's own), and of files on this node: those that are ``abandoned``, as no job waits for them,
+    and those of indexes. Raises StorageError."""
     database = Database(open_engine(database_url))
     store = Store(database)
-    followers = Followers(in_process(store))
+    milvus = open_milvus(database)
+    followers = Followers(in_process(store) if milvus is None else milvus.replica)
     try:
         files = {
             "abandoned": lambda: abandoned(JobStore(database)),
             "index_files": lambda: [] if index_folder is None else _damaged(index_folder, store),
         }
-        yield GalleryCheck(store, Consistency(database), followers, files)
+        yield GalleryCheck(store, Consistency(database), followers, files, milvus)
     finally:
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
 
 
@@ -92,12 +100,14 @@ class GalleryCheck:
         consistency: Consistency,
         followers: Followers,
         files: Mapping[str, Callable[[], list[Path]]],
+        milvus: MilvusEngine | None = None,
     ) -> None:
         """``files``: by each of FILES, those that are wrong."""
         self._wrong_files = files
         self._store = store
         self._consistency = consistency
         self._followers = followers
+        self._milvus = milvus
 
     def findings(self, name: str | None, repair: bool) -> Iterator[Finding]:
         """Of one gallery, or of all; of the database in both cases.
@@ -105,6 +115,7 @@ class GalleryCheck:
         Raises:
             GalleryNotFoundError: there is none of this name.
             StorageError: the database cannot be read, or not be mended.
+            IndexUnavailableError: Milvus does not answer.
         """
         of_database = list(self._database(repair))
         yield from of_database
@@ -144,11 +155,11 @@ class GalleryCheck:
                 yield Finding(check.kind, gallery.name, count, check.what, check.action, check.mend is not None, mended)
         # What damaged vectors do to an index is not the index's fault.
         if not unsearchable:
-            yield from self._index(gallery)
+            yield from self._index(gallery, repair)
             if gallery.other is not None:
-                yield from self._index(gallery.under(gallery.other.number))
+                yield from self._index(gallery.under(gallery.other.number), repair)
 
-    def _index(self, gallery: Gallery) -> Iterator[Finding]:
+    def _index(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
         """Answers of an index against brute force over SQL, of one recogniser's vectors."""
         follower = self._followers.of(gallery)
         for _ in range(ATTEMPTS):
@@ -158,16 +169,18 @@ class GalleryCheck:
                 break
         else:
             return  # too busy to be seen at one moment; whoever asks again later will
-        if wrong:
-            yield Finding(
-                "index",
-                gallery.name,
-                wrong,
-                "searches are answered otherwise than by brute force over the database",
-                "Restart the service: indexes are made anew from the database. Please report it.",
-                False,
-                False,
-            )
+        if not wrong:
+            return
+        what = "searches are answered otherwise than by brute force over the database"
+        if self._milvus is None:
+            action = "Restart the service: indexes are made anew from the database. Please report it."
+            yield Finding("index", gallery.name, wrong, what, action, False, False)
+            return
+        action = "The index in Milvus is to be gone through from the beginning. Please report it."
+        if repair:
+            self._milvus.start_over(gallery)
+        mended = repair and not _wrong_answers(gallery, self._store.snapshot(gallery), follower)
+        yield Finding("index", gallery.name, wrong, what, action, True, mended)
 
 
 def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int:
@@ -182,6 +195,10 @@ def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int
     expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
     if compared != len(subject_pks):
         return len(probes)
+    stats = follower.stats()
+    rows = subject_pks if gallery.settings.fusion in ONE_VECTOR else taken.template_pks
+    if stats.engine == "milvus" and stats.vectors != len(rows):
+        return len(probes)  # what was deleted must not lie there either
     wrong, found = 0, 0
     wanted = min(NEAREST, len(subject_pks))
     for hits, row in zip(results, expected, strict=True):
@@ -191,5 +208,5 @@ def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int
         sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
         wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
         found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
-    fewest = 1.0 if follower.stats().kind == "exact" else FEWEST_FOUND
+    fewest = 1.0 if stats.kind == "exact" else FEWEST_FOUND
     return wrong or (found < fewest * wanted * len(probes))

@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError
 from service.gallery.database import Database
-from service.gallery.store import read_snapshot
+from service.gallery.store import Store, read_snapshot
 from service.gallery.subjects import Gallery, Snapshot
 from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
 
@@ -38,9 +38,11 @@ number, which no number of the log is."""
 
 @dataclass(frozen=True)
 class Position:
-    """How far an index has ``applied`` the log, None while it lacks what came before; and the log's ``last`` number."""
+    """How far an index has ``applied`` the log, None while it lacks what came before; when that was written; and the
+    log's ``last`` number."""
 
     applied: int | None
+    written_at: datetime | None
     last: int
 
     @property
@@ -101,6 +103,11 @@ class SharedIndexes:
         own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
         with self._database.write(_deleted(gallery)) as connection:
             connection.execute(index_states.delete().where(own))
+
+    def shorten_log(self, name: str) -> None:
+        """Of a gallery's log, the lines that nobody has yet to follow. Raises GalleryNotFoundError, StorageError."""
+        store = Store(self._database)
+        store.trim_log(store.gallery(name))
 
     def living(self, generation: int, fingerprint: str) -> set[int]:
         """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""
@@ -201,13 +208,14 @@ def _position(connection: Connection, gallery: Gallery, engine: str) -> Position
             galleries.c.log_floor,
             last.scalar_subquery().label("last"),
             state(_is(gallery, engine)).scalar_subquery().label("applied"),
+            sa.select(index_states.c.updated_at).where(_is(gallery, engine)).scalar_subquery().label("written_at"),
             state(_is(gallery, engine + BEGUN)).scalar_subquery().label("begun"),
         ).where(galleries.c.pk == gallery.pk)
     ).first()
     if row is None:
         raise _deleted(gallery)
     followed = row.applied is not None and row.begun is None and row.applied >= row.log_floor
-    return Position(row.applied if followed else None, max(row.last or 0, row.log_floor))
+    return Position(row.applied if followed else None, row.written_at, max(row.last or 0, row.log_floor))
 
 
 def _is(gallery: Gallery, engine: str) -> sa.ColumnElement[bool]:
