@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-gallery bench-hygiene bench-open-set clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene bench-open-set bench-transfer \
+        clean
 
 setup: $(INSTALLED)
 
@@ -43,8 +44,14 @@ bench-accuracy: setup
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
 
+bench-bulk: setup
+	$(BIN)/python -m bench.bulk
+
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
+
+bench-transfer: setup
+	$(BIN)/python -m bench.transfer
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.alignment import align
+from models import dlib_pack
+from models.alignment import STANDARD, Alignment, align, similarity_transforms, transform_points
 from models.detection import Detector
 from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
@@ -26,6 +27,12 @@ SIDES = (160, 224, 320, 448)
 QUALITIES = (80, 90, 95)
 ENLARGED = 4
 RESULTS = Path(__file__).parent / "results" / "crops.md"
+
+
+def opened(path: Path, factor: int) -> Photo:
+    with Image.open(path) as image:
+        photo = np.asarray(image.convert("RGB"))
+    return np.asarray(cv2.resize(photo, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
 def measured(photos: list[Photo], detector: Detector, recogniser: Recogniser, side: int, quality: int) -> str:
@@ -45,6 +52,21 @@ def measured(photos: list[Photo], detector: Detector, recogniser: Recogniser, si
     return f"| {side} | {quality} | {np.mean(sizes) / 1000:.1f} | {low[2]:.4f} | {low[1]:.4f} | {low[0]:.4f} |"
 
 
+def needed(photos: list[Photo], detector: Detector, alignment: Alignment) -> NDArray[np.float64]:
+    """By how much of its longer side each photo's first face box would have to grow to hold the aligned crop."""
+    found = []
+    side = alignment.size_px
+    corners = np.array([[0, 0], [side, 0], [0, side], [side, side]])
+    for photo in photos:
+        (faces,) = detector.detect([photo])
+        for box, points in zip(faces.boxes_xyxy[:1], faces.landmarks_xy[:1], strict=True):
+            (matrix,) = similarity_transforms(points[None], alignment)
+            seen = transform_points(cv2.invertAffineTransform(matrix), corners)
+            beyond = max(float((box[:2] - seen.min(0)).max()), float((seen.max(0) - box[2:]).max()))
+            found.append(beyond / float(max(box[2:] - box[:2])))
+    return np.array(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
@@ -56,22 +78,24 @@ def main() -> None:
     detection = load_pack(BUNDLED).detection
     detector = Detector(Network(detection.path), detection)
     lines = ["# Kept crops", "", f"Cosine between a photo's vector and its kept crop's, {len(chosen)} photos of LFW."]
+    photos = [opened(path, 1) for path in chosen]
+    for name, alignment in (("standard", STANDARD), ("dlib-resnet", dlib_pack.alignment())):
+        low, high = np.quantile(needed(photos, detector, alignment), [0.5, 1])
+        lines += [
+            "",
+            f"The box must grow by {low:.2f} of its longer side for the {name} crop (median), {high:.2f} at most.",
+        ]
+        print(lines[-1], flush=True)
     for directory in given.pack:
         pack = load_pack(directory)
         recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
         for factor in (1, ENLARGED):
-            photos = []
-            for path in chosen[: len(chosen) // factor]:
-                with Image.open(path) as opened:
-                    photo = np.asarray(opened.convert("RGB"))
-                photos.append(cv2.resize(photo, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC))
+            photos = [opened(path, factor) for path in chosen[: len(chosen) // factor]]
             lines += ["", f"## {pack.model_id}, photos enlarged {factor} times ({len(photos)})", ""]
             lines += ["| Side px | WebP quality | kB | Median | 1 % | Lowest |", "|---|---|---|---|---|---|"]
             for side in SIDES:
                 for quality in QUALITIES:
-                    lines.append(
-                        measured([np.asarray(p, np.uint8) for p in photos], detector, recogniser, side, quality)
-                    )
+                    lines.append(measured(photos, detector, recogniser, side, quality))
                     print(lines[-1], flush=True)
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

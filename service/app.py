@@ -19,6 +19,7 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, Network, available_cores
 from service.api import (
+    enrolments,
     faces,
     galleries,
     hygiene,
@@ -34,7 +35,9 @@ from service.api import (
 from service.api.context import Context
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
+from service.archives import ArchiveLimits
 from service.batching import Batcher
+from service.bulk import KIND, BulkEnrolment
 from service.drift import Watches
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
@@ -47,12 +50,13 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
-from service.jobs import JobKind, Runner
+from service.jobs import Runner
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
 from service.settings import Settings
 from service.shadow import Shadow
+from service.spool import Spool
 from service.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -76,12 +80,13 @@ def create_app(settings: Settings) -> FastAPI:
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
         milvus = _milvus(settings, database)
-        here = InProcess(settings.index_device, settings.index_path)
-        followers = Followers(
-            in_process(store, here) if milvus is None else milvus.replica,
-            settings.index_memory,
-            partial(forget_files, settings.index_path),
-        )
+        if milvus is None:
+            here = InProcess(settings.index_device, settings.index_path)
+            followers = Followers(
+                in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path)
+            )
+        else:
+            followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
@@ -103,7 +108,14 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
-                kinds: dict[str, JobKind] = Migrations(store, generations, recognisers, risks).kinds()
+                spool = Spool(settings.data_dir / "spool")
+                archives = ArchiveLimits(
+                    settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
+                )
+                kinds = {
+                    **Migrations(store, generations, recognisers, risks).kinds(),
+                    KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
+                }
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
@@ -118,6 +130,7 @@ def create_app(settings: Settings) -> FastAPI:
                         watches,
                         Telemetry(watches),
                         runner,
+                        spool,
                         BulkStore(database),
                     )
                     for served in recognisers:
@@ -132,7 +145,19 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
     )
     problems.install(app)
-    for module in (faces, galleries, subjects, identify, hygiene, risk, jobs, migrate, transfer, system):
+    for module in (
+        faces,
+        galleries,
+        subjects,
+        enrolments,
+        identify,
+        hygiene,
+        risk,
+        jobs,
+        migrate,
+        transfer,
+        system,
+    ):
         app.include_router(module.router)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -1,6 +1,7 @@
 """Batches across requests: items wait while the device works, and leave together when it is free.
 
-No timer: an idle device takes a lone item at once, a busy one finds a full batch when it returns.
+No timer: an idle device takes a lone item at once, a busy one finds a full batch when it returns. Background work fills
+what requests leave free of a batch.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Batcher(Generic[Item, Result]):
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._behind: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -50,17 +52,19 @@ class Batcher(Generic[Item, Result]):
             await self._worker
         self._thread.shutdown()
 
-    async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """Return the results of ``items``, in order.
+    async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
+        """Return the results of ``items``, in order; ``background``: after all that is asked for otherwise.
 
         Raises:
-            OverloadedError: at once, if the queue cannot take them all; none is then queued.
+            OverloadedError: at once, if the queue cannot take them all; none is then queued. Background work, which
+                bounds itself, is only refused when closing.
         """
-        if self._closing or (self._waiting and len(self._waiting) + len(items) > self._max_queue):
+        full = self._waiting and len(self._waiting) + len(items) > self._max_queue
+        if self._closing or (full and not background):
             raise OverloadedError(f"{len(self._waiting)} items are waiting")
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in items]
-        self._waiting.extend(zip(items, futures, strict=True))
+        (self._behind if background else self._waiting).extend(zip(items, futures, strict=True))
         self._wake.set()
         try:
             return list(await asyncio.gather(*futures))
@@ -72,15 +76,15 @@ class Batcher(Generic[Item, Result]):
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            if not self._waiting:
+            if not self._waiting and not self._behind:
                 if self._closing:
                     return
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             batch: list[tuple[Item, asyncio.Future[Result]]] = []
-            while self._waiting and len(batch) < self._max_batch:
-                item, future = self._waiting.popleft()
+            while (queue := self._waiting or self._behind) and len(batch) < self._max_batch:
+                item, future = queue.popleft()
                 if not future.done():
                     batch.append((item, future))
             if batch:

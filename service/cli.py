@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import logging
 import tempfile
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, track
+from rich.progress import Progress
 from rich.table import Table
 
 from models.errors import ModelError
@@ -27,16 +26,16 @@ from service.connection import AsJson, Key, Url, connect
 from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
+from service.enroll_command import enroll
 from service.errors import KithError, SettingsError
 from service.risk_plot import risk_png, risk_text
 from service.risk_report import GROWTH
 from service.settings import load_settings
 
-PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
-
 app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
 gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
+app.command()(enroll)
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(model_commands.app, name="models")
 
@@ -95,40 +94,41 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def enroll(
-    folder: Annotated[Path, typer.Argument(help="A folder per person, photos inside.", exists=True, file_okay=False)],
-    gallery: Gallery,
-    url: Url = None,
-    api_key: Key = None,
+def backup(
+    file: Annotated[Path, typer.Argument(help="Where to; replaced when the new one is complete.")],
     as_json: AsJson = False,
 ) -> None:
-    """Enrol a folder of folders; creates the gallery if need be. Run again to resume: photos are taken once."""
-    people = sorted(p for p in folder.iterdir() if p.is_dir())
-    if not people:
-        raise typer.BadParameter(f"{folder} has no folder per person; expected {folder}/PERSON/PHOTO")
-    enrolled, refused = 0, []
-    with connect(url, api_key) as kith:
-        if gallery not in {g.name for g in kith.galleries()}:
-            kith.create_gallery(gallery)
-        for person in track(people, "enrolling", console=Console(stderr=True)):
-            for photo in sorted(f for f in person.iterdir() if f.suffix.lower() in PHOTO_SUFFIXES):
-                try:
-                    # The same photo of the same person has the same key, so a second run stores nothing twice.
-                    key = hashlib.sha256(f"{person.name}/{photo.name}".encode()).hexdigest()
-                    kith.enrol(gallery, person.name, photo, idempotency_key=key)
-                    enrolled += 1
-                except KithClientError as error:
-                    refused.append({"photo": str(photo), "code": error.code, "detail": error.problem.get("detail")})
+    """Write everything in the database, as it is at this moment, to one file; servers go on meanwhile."""
+    from service.gallery.backup import back_up
+    from service.gallery.database import Database, open_engine
+
+    with closing(Database(open_engine(load_settings().sql_url))) as database:
+        manifest = back_up(database, file)
     if as_json:
-        print(json.dumps({"enrolled": enrolled, "refused": refused}, indent=2))
+        print(json.dumps(manifest.document(), indent=2))
         return
-    console = Console()
-    console.print(f"{enrolled} photos enrolled, {len(refused)} refused")
-    if refused:
-        table = Table("Photo", "Code", "Detail")
-        for row in refused:
-            table.add_row(*(escape(str(row[column])) for column in ("photo", "code", "detail")))
-        console.print(table)
+    print(f"wrote {file}, {file.stat().st_size:,} bytes: {_backed_up(manifest.rows)}")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="Delete all that the database holds.")] = False,
+) -> None:
+    """Put a backup into the database, of whatever kind, that the settings name: wholly, or not at all."""
+    from service.gallery import backup as backups
+    from service.gallery.database import Database, open_engine
+
+    manifest = backups.read_manifest(file)
+    with closing(Database(open_engine(load_settings().sql_url))) as database:
+        backups.restore(database, file, replace, said=lambda line: Console(stderr=True).print(line, highlight=False))
+    print(f"restored {_backed_up(manifest.rows)}, as of {manifest.created_at}")
+    for needed in manifest.recognisers:
+        print(f"needs recogniser {needed['fingerprint'][:12]} of {needed['dimension']} dimensions")
+
+
+def _backed_up(rows: dict[str, int]) -> str:
+    return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
 
 
 @app.command()
@@ -212,9 +212,16 @@ def gallery_list(url: Url = None, api_key: Key = None, as_json: AsJson = False) 
 
 
 @gallery_app.command("create")
-def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+def gallery_create(
+    name: str,
+    fpir: Fpir = None,
+    keep_crops: Annotated[bool, typer.Option(help="Keep the faces enrolled, for another recogniser.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Create a gallery."""
-    settings: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
+    settings: dict[str, Any] = {"keep_crops": keep_crops} | ({} if fpir is None else {"risk": {"fpir": fpir}})
     with connect(url, api_key) as kith:
         created = kith.create_gallery(name, **settings)
     _print_json(created) if as_json else print(f"created {created.name}")
@@ -357,8 +364,11 @@ def gallery_check(
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
     data directory's), also while services run on it; exit 1 if something is left to do."""
     from service.gallery.check import open_check
+    from service.spool import Spool
 
-    with open_check(load_settings().sql_url) as check:
+    settings = load_settings()
+    spool = Spool(settings.data_dir / "spool")
+    with open_check(settings.sql_url, spool.abandoned, settings.index_path) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
@@ -73,6 +73,27 @@ class KithUnreachableError(KithClientError):
                 "remedy": "Is a server running there, and does the address begin with http://?",
             },
         )
+
+
+class Archive(Protocol):
+    """Bytes that are sent as they are made, again if need be; ``size``: how many."""
+
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class FileStream:
+    """A file's bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size = path.stat().st_size
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while block := file.read(PIECE_BYTES):
+                yield block
 
 
 class Kith:
@@ -307,6 +328,16 @@ class Kith:
             return self._send(EnrolOut, "POST", path, json=options, headers=headers)
         data = {"request": json.dumps(options)}
         return self._send(EnrolOut, "POST", path, files=_parts(photos), data=data, headers=headers)
+
+    def enrol_archive(self, gallery: str, archive: Path | str | Archive, **options: Any) -> JobOut:
+        """Send a zip, tar, tar.gz or tar.zst of PERSON/PHOTO; the answer is the job that enrols it: see ``wait_for``.
+
+        ``options``: as of ``enrol``, and strip=N (folders above the people's)."""
+        body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
+        params = {name: value for name, value in options.items() if value is not None}
+        path = f"{_path(gallery)}/enrolments"
+        return self._send(JobOut, "POST", path, content=body, headers=headers, params=params)
 
     def identify(self, gallery: str, *photos: Photo, embeddings: Sequence[Vector] = (), **options: Any) -> IdentifyOut:
         """``options``: risk={"fpir": 0.001}, faces="largest", top_k, filter={"tags": [...]}, check_quality."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from service.gallery.fusion import scores
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, NewTemplate
 from service.pipeline import Face, Photo, Pipeline
+from service.recognisers import Recognisers
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """A newcomer is taken for an enrolled person at most this often, whatever risk the gallery answers with."""
@@ -61,6 +62,28 @@ def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
         raise EmbeddingError(str(error)) from error
 
 
+async def embed_for(
+    gallery: Gallery, payload: bytes, pipeline: Pipeline, recognisers: Recognisers, background: bool = False
+) -> Photo:
+    """Decode a photo that is to be enrolled and give its faces vectors by the gallery's recogniser; the largest one, by
+    that of its other generation too, if there is one and it is served, and the crop that the gallery keeps.
+    ``background``: behind the requests.
+
+    Raises:
+        ImageError.
+        RecogniserMismatchError: the gallery's recogniser is not served.
+    """
+    other = None if gallery.other is None else recognisers.get(gallery.other.fingerprint)
+    keep = gallery.settings.keep_crops
+    photo = await pipeline.embed(payload, recognisers.of(gallery), other, keep=keep, background=background)
+    if gallery.other is not None and other is not None and photo.faces:
+        row, largest = photo.largest_row(), photo.largest()
+        assert largest.other_crop is not None  # noqa: S101 - it was asked for
+        (seen,) = await other.batcher.submit([largest.other_crop], background)
+        photo.faces[row] = replace(largest, others={gallery.other.number: seen})
+    return photo
+
+
 def choose_face(photo: Photo, choice: FaceChoice) -> Face:
     """Raises NoFaceError, SeveralFacesError."""
     if not photo.faces:
@@ -70,13 +93,23 @@ def choose_face(photo: Photo, choice: FaceChoice) -> Face:
     return photo.largest()
 
 
-def template_from_face(face: Face, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+def template_from_face(
+    face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
+) -> NewTemplate:
     """Raises LowQualityError."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
     if reasons and not overrides.allow_low_quality:
         raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
-    return NewTemplate(uuid.uuid4().hex, face.vector, "photo", face.quality.as_dict(), face.score, crop=face.kept)
+    return NewTemplate(
+        template_id or uuid.uuid4().hex,
+        face.vector,
+        "photo",
+        face.quality.as_dict(),
+        face.score,
+        face.others,
+        face.kept,
+    )
 
 
 def new_template(vector: Float) -> NewTemplate:

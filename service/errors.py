@@ -190,6 +190,18 @@ class RiskUncalibratedError(KithError):
 # Jobs
 
 
+class ArchiveInvalidError(KithError):
+    """Of an archive as a whole, or of one file in it."""
+
+    status, code, title = 422, "archive_invalid", "The archive, or a file in it, cannot be read"
+    remedy = "Send a whole zip (stored or deflated, not encrypted), tar, tar.gz or tar.zst."
+
+
+class ArchiveTooLargeError(KithError):
+    status, code, title = 413, "archive_too_large", "The archive holds more than it may"
+    remedy = "Send it in parts; the limits are in docs/settings.md."
+
+
 class JobNotFoundError(KithError):
     status, code, title = 404, "job_not_found", "There is no such job"
     remedy = "List the jobs with GET /v1/jobs; finished ones are forgotten after two weeks."
@@ -223,8 +235,8 @@ class StorageBusyError(StorageError):
 
 
 class StorageFullError(StorageError):
-    status, code, title = 507, "storage_full", "The database has no room left"
-    remedy = "Make room on its disk, then try again; nothing of this request was stored. Searches go on meanwhile."
+    status, code, title = 507, "storage_full", "There is no room left on the disk"
+    remedy = "Make room, then try again; nothing of this request was stored. Searches go on meanwhile."
 
 
 class StorageDamagedError(StorageError):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
@@ -22,7 +23,7 @@ from service.gallery.subjects import Gallery
 
 JOBS_AT_ONCE: Final = 2
 LEASE_S: Final = 20.0
-"""How long the job of a process that died waits for another one."""
+"""How long the job of a process that died waits for one of another machine."""
 POLL_S: Final = 1.0
 STOP_S: Final = 5.0
 """How long a job may take to come to the end of an item when the service stops, before it is cut off."""
@@ -50,7 +51,7 @@ class JobContext:
 
     def __init__(self, job: Job, store: JobStore, threads: ThreadPoolExecutor) -> None:
         self.job = job
-        self._store = store
+        self.store = store
         self._threads = threads
         self._since = time.monotonic()
         self._cancelled = job.cancel
@@ -77,11 +78,11 @@ class JobContext:
 
     def done(self) -> set[str]:
         """Items recorded by whoever ran this job before."""
-        return self._store.done(self.job)
+        return self.store.done(self.job)
 
     def record(self, outcomes: Sequence[ItemOutcome], total: int | None = None, **details: Any) -> None:
         """As :meth:`JobStore.record`; raises LeaseLostError."""
-        self.asked(self._store.record(self.job, outcomes, self.seconds, total, **details))
+        self.asked(self.store.record(self.job, outcomes, self.seconds, total, **details))
 
     def asked(self, cancel: bool) -> None:
         """Take note of what ``record_in`` says, where a kind records with its own transaction."""
@@ -125,9 +126,9 @@ class Runner:
         self._at_once = at_once
         self._lease_s = lease_s
         self._poll_s = poll_s
-        self._process = f"{socket.gethostname()[:24]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        # One thread for each job, one for each job's lease, one to look for more.
-        self._threads = ThreadPoolExecutor(2 * at_once + 1, thread_name_prefix="jobs")
+        self._process = f"{_machine()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        # Two threads for each job, one for each job's lease, one to look for more.
+        self._threads = ThreadPoolExecutor(3 * at_once + 1, thread_name_prefix="jobs")
         self._contexts: set[JobContext] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -194,7 +195,7 @@ class Runner:
 
     def _claim(self) -> Job | None:
         try:
-            return self.store.claim(self._process, self._lease_s, self._is_ready)
+            return self.store.claim(self._process, self._lease_s, self._is_ready, has_ended)
         except StorageError as error:
             log.warning("no jobs can be looked for: %s", error.detail)
             return None
@@ -221,8 +222,9 @@ class Runner:
             context.stop()
         try:
             await self._lead(context)
-        except (LeaseLostError, JobNotFoundError):
+        except LeaseLostError:
             log.info("job %s (%s) is no longer this process's", job.id, job.kind)
+            await self._in_thread(self._discard_if_gone, job)
         except StorageError as error:
             # Its lease runs out, and whoever reaches the database first goes on with it.
             log.warning("job %s (%s) waits for the database: %s", job.id, job.kind, error.detail)
@@ -230,6 +232,14 @@ class Runner:
             log.exception("job %s (%s): its end could not be written", job.id, job.kind)
         finally:
             self._contexts.discard(context)
+
+    def _discard_if_gone(self, job: Job) -> None:
+        try:
+            self.store.job(job.id)
+        except JobNotFoundError:  # with its gallery
+            self._kinds[job.kind].discard(job)
+        except StorageError:
+            log.warning("job %s (%s) may have left something behind", job.id, job.kind)
 
     async def _lead(self, context: JobContext) -> None:
         job = context.job
@@ -284,3 +294,26 @@ class Runner:
 
     async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def _machine() -> str:
+    """Where a process id means something: this host, and on Linux this container of it."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        namespace = 0
+    return f"{socket.gethostname().replace(':', '')[:16]}:{namespace}"
+
+
+def has_ended(owner: str) -> bool:
+    """Whether a job's owner is a process of this machine that is no more; False where that cannot be told."""
+    machine, _, process = owner.rpartition(":")[0].rpartition(":")[0].rpartition(":")
+    if machine != _machine() or not process.isdigit():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -5,6 +5,7 @@ What is done is what has a vector: a job that was killed goes on with the templa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ from models.alignment import align
 from models.runtime import Float
 from service import crops
 from service.errors import GalleryMovedError, ImageDamagedError
-from service.gallery.generations import DROP, FILL, Generations, Waiting
+from service.gallery.generations import DROP, FILL, Generations
 from service.gallery.job_store import ItemOutcome, Job
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
@@ -43,24 +44,23 @@ class Migrations:
     def is_served(self, job: Job) -> bool:
         return self.recognisers.get(job.parameters["fingerprint"]) is not None
 
-    def fill(self, context: JobContext) -> None:
-        """Give every template with a crop a vector of the job's generation; what is enrolled meanwhile too."""
+    async def fill(self, context: JobContext) -> None:
+        """Give every template with a crop a vector of the job's generation; what is enrolled meanwhile too. Requests
+        come first."""
         generation: int = context.job.parameters["generation"]
-        view = self._view(context)
-        if view is None:
-            return
-        progress, covered = context.job.progress, self.generations.coverage(view, generation)
-        context.record([], total=progress.done - progress.failed + covered.with_crop)
+        view = await context.run(self._view, context)
+        known = context.job.progress.done - context.job.progress.failed
         found = True
-        while found:
-            after, found = 0, False
-            while (view := self._view(context)) is not None:
+        while found and view is not None:
+            keys, found = await context.run(self.generations.waiting_keys, view, generation), False
+            await context.run(lambda total: context.record([], total=total), known + len(keys))
+            for start in range(0, len(keys), EMBEDDED_AT_ONCE):
                 context.check()
-                waiting = self.generations.waiting(view, generation, after, EMBEDDED_AT_ONCE)
-                if not waiting:
-                    break
-                after = waiting[-1].pk
-                found |= self._embed(context, view, generation, waiting)
+                view = await context.run(self._view, context)
+                if view is None:
+                    return
+                embedded = await self._embed(context, view, keys[start : start + EMBEDDED_AT_ONCE])
+                known, found = known + embedded, found or embedded > 0
         if view is not None:
             self.risks.follow(view)
 
@@ -75,35 +75,44 @@ class Migrations:
             return None
         return gallery.under(generation)
 
-    def _embed(self, context: JobContext, view: Gallery, generation: int, waiting: list[Waiting]) -> bool:
-        """Tells whether any of them could be embedded."""
+    async def _embed(self, context: JobContext, view: Gallery, keys: list[int]) -> int:
+        """Tells how many of these templates could be embedded."""
         served = self.recognisers.of(view)
+        cut, outcomes = await context.run(self._read, keys, served)
+        made = await served.batcher.submit(list(cut.values()), background=True)
+        vectors = dict(zip(cut, made, strict=True))
+        await context.run(self._write, context, view, vectors, outcomes)
+        return len(vectors)
+
+    def _read(self, keys: list[int], served: Served) -> tuple[dict[int, NDArray[np.uint8]], list[ItemOutcome]]:
+        """Aligned faces by template, and what became of each."""
         cut, outcomes = {}, []
-        for one in waiting:
+        for one in self.generations.waiting(keys):
             try:
                 cut[one.pk] = aligned(one.crop, served)
                 outcomes.append(ItemOutcome(one.id, "embedded"))
             except (OSError, ValueError) as error:
                 problem = ImageDamagedError(f"the kept crop cannot be read: {error}").document()
                 outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
-        made = served.recogniser.embed(np.stack(list(cut.values()))) if cut else np.empty((0, served.dimension))
-        vectors: dict[int, Float] = dict(zip(cut, made, strict=True))
-        try:
-            context.asked(self.generations.add(view, generation, vectors, context.job, outcomes, context.seconds))
-        except GalleryMovedError:
-            return True  # cut over or rolled back meanwhile: read again, it may still be wanted
-        return bool(vectors)
+        return cut, outcomes
+
+    def _write(
+        self, context: JobContext, view: Gallery, vectors: dict[int, Float], outcomes: list[ItemOutcome]
+    ) -> None:
+        # Cut over or rolled back meanwhile, it may still be wanted: the next pass finds what was not written.
+        with suppress(GalleryMovedError):
+            added = self.generations.add(view, view.generation, vectors, context.job, outcomes, context.seconds)
+            context.asked(added)
 
     def drop(self, context: JobContext) -> None:
         """Delete the vectors of the job's generation."""
-        while True:
-            context.check()
-            gallery = self.store.gallery(context.job.gallery)
-            try:
-                if not self.generations.drop_some(gallery, context.job.parameters["generation"], DROPPED_AT_ONCE):
-                    return
-            except GalleryMovedError:
-                continue
+        generation = context.job.parameters["generation"]
+        while keys := self.generations.embedded_keys(self.store.gallery(context.job.gallery), generation):
+            for start in range(0, len(keys), DROPPED_AT_ONCE):
+                context.check()
+                with suppress(GalleryMovedError):  # these the next time round
+                    gallery = self.store.gallery(context.job.gallery)
+                    self.generations.drop(gallery, generation, keys[start : start + DROPPED_AT_ONCE])
 
 
 def aligned(crop: Crop, served: Served) -> NDArray[np.uint8]:

@@ -23,6 +23,7 @@ def migrate(
     finish: Annotated[bool, typer.Option("--finish", help="Drop the other one's vectors.")] = False,
     on_sight: Annotated[bool, typer.Option(help="With --to: who has no crop is embedded when seen.")] = False,
     force: Annotated[bool, typer.Option(help="With --cut-over, --finish: although some are left out.")] = False,
+    fpir: Annotated[float | None, typer.Option(help="With --cut-over: the risk from now on.")] = None,
     wait: Annotated[bool, typer.Option(help="With --to, --roll-back, --finish: until its job is done.")] = True,
     url: Url = None,
     api_key: Key = None,
@@ -36,7 +37,7 @@ def migrate(
         if to is not None:
             told = kith.migrate(name, to, on_sight)
         elif cut_over:
-            told = kith.cut_over(name, force=force)
+            told = kith.cut_over(name, force=force, **({} if fpir is None else {"risk": {"fpir": fpir}}))
         elif roll_back:
             told = kith.roll_back(name)
         elif finish:
@@ -66,7 +67,12 @@ def _print(told: MigrationOut) -> None:
     console.print(table)
     if (shadow := told.shadow) is not None:
         skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped.items())
-        console.print(f"{shadow.compared} searches compared, {shadow.agreed} agree{skipped}", highlight=False)
+        differing = shadow.compared - shadow.agreed
+        console.print(
+            f"{shadow.compared} faces compared, {shadow.agreed} agree, {differing} do not ({shadow.absent} of them as "
+            f"the shadow does not know the subject yet){skipped}",
+            highlight=False,
+        )
 
 
 def _row(generation: GenerationOut) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TypeVar, TypeVarTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, decode
 from service.recognisers import Served
 
+BACKGROUND_THREADS: Final = 2
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -40,8 +41,8 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """One face of a photo; where they were asked for, ``vector`` (d,), ``other_crop`` cut for a second recogniser, and
-    ``kept``, to be kept with a template."""
+    """One face of a photo; where they were asked for, ``vector`` (d,), ``other_crop`` cut for a second recogniser,
+    ``others`` by further generations' recognisers, and ``kept``, to be kept with a template."""
 
     box_xyxy: Float
     landmarks_xy: Float
@@ -49,6 +50,7 @@ class Face:
     quality: Quality
     vector: Float | None = None
     other_crop: Image | None = None
+    others: Mapping[int, Float] = field(default_factory=dict)
     kept: Crop | None = None
 
 
@@ -94,6 +96,7 @@ class Pipeline:
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
+        self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
 
     async def detect(self, payload: bytes) -> Photo:
@@ -101,16 +104,23 @@ class Pipeline:
         return (await self._faces(payload, []))[0]
 
     async def embed(
-        self, payload: bytes, by: Served, also: Served | None = None, largest_only: bool = False, keep: bool = False
+        self,
+        payload: bytes,
+        by: Served,
+        also: Served | None = None,
+        largest_only: bool = False,
+        keep: bool = False,
+        background: bool = False,
     ) -> Photo:
         """Decode a photo, find its faces, and give each a vector by one recogniser; cut their crops for another one
-        (``also``), and of the largest face one that can be kept. Raises ImageError."""
+        (``also``), and of the largest face one that can be kept. ``background``: behind the requests. Raises
+        ImageError."""
         alignments = [served.recogniser.alignment for served in (by, also) if served is not None]
-        photo, cut = await self._faces(payload, alignments, keep)
+        photo, cut = await self._faces(payload, alignments, keep, background)
         if largest_only and photo.faces:
             row = photo.largest_row()
             photo, cut = replace(photo, faces=[photo.faces[row]]), [faces[row : row + 1] for faces in cut]
-        vectors = await by.batcher.submit(list(cut[0]))
+        vectors = await by.batcher.submit(list(cut[0]), background)
         others = cut[1] if also is not None else [None] * len(vectors)
         return replace(
             photo,
@@ -127,16 +137,17 @@ class Pipeline:
         return await self.in_thread(self._identify, gallery, probes, target, k, among)
 
     async def _faces(
-        self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False
+        self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False, background: bool = False
     ) -> tuple[Photo, list[Image]]:
-        image = await self.in_thread(decode, payload, self._limits)
-        (faces,) = await self._detector.submit([image])
+        in_thread = self._aside if background else self.in_thread
+        image = await in_thread(decode, payload, self._limits)
+        (faces,) = await self._detector.submit([image], background)
         faces = faces[: self._max_faces]
-        cut, qualities = await self.in_thread(_cut, image, faces, alignments)
+        cut, qualities = await in_thread(_cut, image, faces, alignments)
         photo = Photo(image.shape[1], image.shape[0], _as_list(faces, qualities))
         if keep and photo.faces:
             row, largest = photo.largest_row(), photo.largest()
-            kept = await self.in_thread(crops.cut, image, largest.box_xyxy, largest.landmarks_xy)
+            kept = await in_thread(crops.cut, image, largest.box_xyxy, largest.landmarks_xy)
             photo.faces[row] = replace(largest, kept=kept)
         return photo, cut
 
@@ -160,6 +171,11 @@ class Pipeline:
             ]
             found.append(Found(decide(candidates, thresholds, settings.min_margin), candidates[:k], thresholds))
         return found
+
+    async def _aside(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """In few of the threads, so that requests find one free."""
+        async with self._background:
+            return await self.in_thread(function, *arguments)
 
     async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

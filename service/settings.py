@@ -65,6 +65,9 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
+    max_archive_photos: int = Field(1_000_000, ge=1, description="Most files in an archive.")
+    max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Most bytes in an archive, unpacked.")
     max_import_bytes: int = Field(
         100_000_000_000,
         ge=1_000_000,

@@ -101,14 +101,18 @@ class Shadow:
             view = gallery.under(shadow)
             served = self._recognisers.of(view)
             cut = [one.face.other_crop for one in answered if one.face.other_crop is not None]
-            vectors = np.stack(await served.batcher.submit(cut))
+            vectors = np.stack(await served.batcher.submit(cut, background=True))
             found = await self._pipeline.identify(view, vectors, target, 1, among)
             for one, vector, then in zip(answered, vectors, found, strict=True):
                 disagreement = compared(one.found.decision, then.decision)
                 counts.update(agreement(one.found.decision, then.decision))
                 if disagreement is not None:
                     differing.append(disagreement)
-                await self._pipeline.in_thread(self._see, gallery, one, vector)
+                    nearest = disagreement.subject_pks[0]
+                    lacking = nearest is not None and await self._lacks(shadow, nearest)
+                    counts["absent"] += lacking
+                if among is None:  # else somebody who was left out may be nearer
+                    await self._pipeline.in_thread(self._see, gallery, one, vector)
         except KithError as error:
             counts[f"skipped_{error.code}"] += len(answered) - counts["compared"]
         except Exception:  # nobody waits for this answer: whatever it is, the log has it
@@ -121,10 +125,13 @@ class Shadow:
         if time.monotonic() - self._noted > NOTED_AFTER_S:
             await self._note()
 
+    async def _lacks(self, generation: int, subject_pk: int) -> bool:
+        return not await self._pipeline.in_thread(self._generations.knows, generation, subject_pk)
+
     def _see(self, gallery: Gallery, one: Answered, vector: Float) -> None:
         """Let a face that was surely identified stand for a template of its subject that has no crop."""
         best, other = one.found.decision.best, gallery.other
-        if best is None or other is None or not other.details["on_sight"] or not trusted(one.found.decision):
+        if best is None or other is None or not other.details.get("on_sight") or not trusted(one.found.decision):
             return
         if gallery.settings.quality_gate.reasons(one.face.quality):
             return

@@ -201,6 +201,11 @@ def milvus_server() -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
     """Of each kind of database in turn."""
+    return url_maker(request, tmp_path)
+
+
+def url_maker(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
+    """Of the kind of database that a fixture's parameter names."""
     if request.param == "sqlite":
         return lambda: f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
     cluster: Postgres = request.getfixturevalue("postgres")

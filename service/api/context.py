@@ -22,6 +22,7 @@ from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
 from service.shadow import Shadow
+from service.spool import Spool
 from service.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -42,6 +43,7 @@ class Context:
     watches: Watches
     telemetry: Telemetry
     jobs: Runner
+    spool: Spool
     bulk: BulkStore
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

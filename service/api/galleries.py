@@ -75,7 +75,7 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Ki
 @router.delete("/{gallery}")
 async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
-    deleted = await kith.run(kith.store.delete_gallery, gallery)
+    deleted = await kith.change(gallery, lambda found: kith.store.delete_gallery(found.name))
     kith.followers.drop(deleted)
     if kith.shared_engine is not None:
         await kith.run(kith.shared_engine.forget, deleted)

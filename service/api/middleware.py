@@ -18,6 +18,7 @@ WITHOUT_PHOTOS_BYTES = 1_000_000
 # /metrics names galleries and tells how many people come, as /v1 does; probes of /healthz and /readyz learn nothing.
 GUARDED_PATHS = ("/v1/", "/metrics")
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
+ARCHIVE_PATHS = ("/enrolments",)
 IMPORT_PATH = "/import"  # read and stored piece by piece
 log = logging.getLogger("service.access")
 
@@ -32,6 +33,7 @@ class Gate:
         self._app = app
         self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
         self._photo_bytes = settings.max_request_bytes
+        self._archive_bytes = settings.max_archive_bytes
         self._import_bytes = settings.max_import_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +71,8 @@ class Gate:
             log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
 
     def _limit(self, path: str) -> int:
+        if path.endswith(ARCHIVE_PATHS):
+            return self._archive_bytes
         if path.endswith(IMPORT_PATH):
             return self._import_bytes
         return self._photo_bytes if path.endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES

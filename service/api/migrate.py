@@ -131,6 +131,7 @@ def _shadow(kith: Context, generation: Generation) -> ShadowOut:
         agreed=counts.get("agreed", 0),
         same_outcome=counts.get("same_outcome", 0),
         same_nearest=counts.get("same_nearest", 0),
+        absent=counts.get("absent", 0),
         skipped={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
         disagreements=[
             DisagreementOut(

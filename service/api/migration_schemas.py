@@ -76,6 +76,9 @@ class ShadowOut(BaseModel):
     agreed: int = Field(description="The same outcome and, where somebody is identified, the same subject.")
     same_outcome: int
     same_nearest: int = Field(description="The same nearest subject, whatever the outcome.")
+    absent: int = Field(
+        description="Of those that disagree: who is nearest now has no vector of the shadow's recogniser yet."
+    )
     skipped: dict[str, int] = Field(description="Faces that were not asked again, by reason.")
     disagreements: list[DisagreementOut] = Field(description="The latest.")
 

@@ -41,10 +41,9 @@ async def get_risk(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_r
 @router.post("/calibrate")
 async def calibrate(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_report.TARGETS)) -> GalleryRiskOut:  # noqa: B006
     """Derive the gallery's evidence anew, at once, from all its templates; answer as GET risk."""
-    found = await kith.run(kith.store.gallery, gallery)
-    kith.recognisers.of(found)
-    await kith.run(kith.pipeline.risks.refresh, gallery, True)
-    return await kith.run(_report, kith, await kith.run(kith.store.gallery, gallery), fpir)
+    kith.recognisers.of(await kith.gallery(gallery))
+    await kith.change(gallery, lambda found: kith.pipeline.risks.refresh(found.name, True))
+    return await kith.run(_report, kith, await kith.gallery(gallery), fpir)
 
 
 @router.get("/audit")

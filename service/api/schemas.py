@@ -26,16 +26,19 @@ from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.job_store import Job, JobItem, JobState
-from service.gallery.subjects import Gallery, GallerySettings, IndexSetting, Subject, Template, TemplateKind
+from service.gallery.subjects import (
+    SUBJECT_ID,
+    Gallery,
+    GallerySettings,
+    IndexSetting,
+    Subject,
+    Template,
+    TemplateKind,
+    printable,
+)
 from service.risk_report import TargetThreshold
 
 PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable() or text != text.strip() or text in (".", ".."):
-        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
-    return text
 
 
 def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
 
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-SubjectId = Annotated[str, StringConstraints(pattern=r"^[^/\\]{1,128}$"), AfterValidator(_printable)]
+SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]

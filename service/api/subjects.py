@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -35,6 +34,7 @@ from service.enrolment import (
     check_recogniser,
     check_vectors,
     choose_face,
+    embed_for,
     new_template,
     template_from_face,
 )
@@ -178,10 +178,9 @@ async def _examine(
 ) -> tuple[list[EnrolledOut], list[NewTemplate]]:
     """Decide on each photo and embedding; a lone refusal is raised."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
-    other = None if gallery.other is None else kith.recognisers.get(gallery.other.fingerprint)
 
     async def embed(payload: bytes) -> Photo:
-        return await kith.pipeline.embed(payload, by, other, keep=gallery.settings.keep_crops)
+        return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
 
     photos = await gather_photos(body.images, embed) if body.images else []
     vectors = check_vectors(body.embeddings, by.dimension)
@@ -199,9 +198,6 @@ async def _examine(
                 face = choose_face(item, body.face)
                 result.face = without_vector(face_out(face, gallery.settings.quality_gate))
                 template = template_from_face(face, gallery, overrides)
-                if gallery.other and other and face.other_crop is not None:
-                    (seen,) = await other.batcher.submit([face.other_crop])
-                    template = replace(template, others={gallery.other.number: seen})
             else:
                 template = new_template(item)
             await kith.run(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from service.api.context import Context, Kith
@@ -21,6 +22,7 @@ from service.errors import (
     GalleryNotFoundError,
     ImportFileError,
     KithError,
+    StorageError,
     UnsupportedMediaTypeError,
 )
 from service.gallery.importing import Export, Format, Import, Report, check_header, export
@@ -36,7 +38,7 @@ MEDIA_TYPES: Final[dict[str, Format]] = {
 }
 PIECE_BYTES: Final = 8_000_000
 """Of a body, what is read before it is worked on."""
-SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin"})
+SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin", "keep_crops"})
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 FILE: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
 FORMATS: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
@@ -150,44 +152,74 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
         reader = Reader(spool, intake.default_header())
         intake.open(reader.header).take_all(reader)
 
+    def keep(piece: bytes) -> None:
+        try:
+            spool.write(piece)
+            spool.flush()
+        except OSError as error:
+            raise StorageError(f"the file cannot be kept until it is read: {error.strerror}") from error
+
     with tempfile.TemporaryFile() as spool:
         async for piece in _pieces(request):
-            await kith.run(spool.write, piece)
+            await kith.run(keep, piece)
         await kith.run(take)
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
     """The body, unpacked, in pieces of about PIECE_BYTES. Raises ImportFileError."""
-    unpack = _unpacker(request)
+    unpacker = _unpacker(request)
     waiting: list[bytes] = []
     size = 0
-    async for packed in request.stream():
-        for piece in unpack(packed):
-            waiting.append(piece)
-            size += len(piece)
-            if size >= PIECE_BYTES:
-                yield b"".join(waiting)
-                waiting, size = [], 0
+    try:
+        async for packed in request.stream():
+            for piece in unpacker.feed(packed):
+                waiting.append(piece)
+                size += len(piece)
+                if size >= PIECE_BYTES:
+                    yield b"".join(waiting)
+                    waiting, size = [], 0
+    except ClientDisconnect as error:
+        raise ImportFileError("the connection ended before the file did") from error
     yield b"".join(waiting)
+    unpacker.end()
 
 
-def _unpacker(request: Request) -> Callable[[bytes], Iterator[bytes]]:
+def _unpacker(request: Request) -> _Plain | _Gzip:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding == "identity":
-        return lambda piece: iter((piece,))
-    if coding != "gzip":
+    if coding not in ("identity", "gzip"):
         raise UnsupportedMediaTypeError(f"content encoding {coding!r}")
-    gzip = zlib.decompressobj(wbits=31)
+    return _Gzip() if coding == "gzip" else _Plain()
 
-    def unpack(packed: bytes) -> Iterator[bytes]:
+
+class _Plain:
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        yield piece
+
+    def end(self) -> None:
+        pass
+
+
+class _Gzip:
+    """Never more than PIECE_BYTES at once, whatever a few bytes unpack to."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(wbits=31)
+
+    def feed(self, packed: bytes) -> Iterator[bytes]:
+        """Raises ImportFileError."""
         try:
             while packed:
-                yield gzip.decompress(packed, PIECE_BYTES)
-                packed = gzip.unconsumed_tail
+                if self._stream.eof:  # gzip files may be one after the other
+                    self._stream = zlib.decompressobj(wbits=31)
+                yield self._stream.decompress(packed, PIECE_BYTES)
+                packed = self._stream.unused_data or self._stream.unconsumed_tail
         except zlib.error as error:
             raise ImportFileError(f"the body is no gzip: {error}") from error
 
-    return unpack
+    def end(self) -> None:
+        """Raises ImportFileError."""
+        if not self._stream.eof:
+            raise ImportFileError("the gzip ends before its end")
 
 
 def _kind(request: Request) -> Format:

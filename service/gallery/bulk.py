@@ -20,8 +20,10 @@ from service.gallery.labels import labels_of
 from service.gallery.store import VECTOR_TYPE, _gallery, _gallery_rows
 from service.gallery.subjects import Gallery
 from service.gallery.tables import changes, crops, galleries, labels, subjects, templates, vectors
-from service.gallery.transfer import Items, Refusal, microseconds, moment, rows_in_block
+from service.gallery.transfer import MOST_IN_BLOCK, Items, Refusal, microseconds, moment, rows_in_block
 
+WITH_CROPS: Final = 512
+"""Templates in a block that has their crops too."""
 SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "id", "name", "metadata", "tags", "created_at", "updated_at")
 TEMPLATE_COLUMNS: Final = (
     "pk",
@@ -60,8 +62,7 @@ class BulkStore:
                 meanwhile.
             StorageError: it cannot be written.
         """
-        with self._database.change(gallery) as connection:
-            restore = rows.widen_cache(connection)
+        with self._database.change(gallery) as connection, rows.wide_cache(connection):
             known = _subjects_of(connection, gallery, list(set(items.subjects)))
             new, refused = _new_templates(connection, gallery, items)
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
@@ -76,7 +77,6 @@ class BulkStore:
                     template_count=galleries.c.template_count + len(new),
                 )
             )
-            restore()
         present = int(items.given.sum()) - len(new) - len(refused)
         return Added(len(unknown), len(new), present, refusals)
 
@@ -182,9 +182,15 @@ def _add_templates(connection: Connection, gallery: Gallery, items: Items, subje
     rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
     rows.insert_vectors(connection, keys, gallery.generation, raw.tobytes(), raw.itemsize * raw.shape[1])
-    kept = [
-        (key, crop[0], rows.as_json(crop[1])) for key, crop in zip(keys, items.crops, strict=True) if crop is not None
-    ]
+    kept = (
+        []
+        if not gallery.settings.keep_crops
+        else [
+            (key, crop[0], rows.as_json(crop[1]))
+            for key, crop in zip(keys, items.crops, strict=True)
+            if crop is not None
+        ]
+    )
     if kept:
         rows.insert(connection, crops, ("template_pk", "image", "landmarks"), kept)
     lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
@@ -220,6 +226,7 @@ class Reading:
         known of a subject stands on its first item."""
         of_template = [templates.c.id, templates.c.kind, templates.c.quality, templates.c.detection_score]
         vector = vectors.c.vector if self.embeddings else sa.null().label("vector")
+        most = WITH_CROPS if self._with_crops else MOST_IN_BLOCK
         image, landmarks = (crops.c.image, crops.c.landmarks) if self._with_crops else (sa.null(), sa.null())
         joined = subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk)
         if self.embeddings:
@@ -233,7 +240,7 @@ class Reading:
             .select_from(joined)
             .where(subjects.c.gallery_pk == self.gallery.pk)
             .order_by(subjects.c.pk, templates.c.pk)
-            .execution_options(yield_per=rows_in_block(self.gallery.dimension))
+            .execution_options(yield_per=min(rows_in_block(self.gallery.dimension), most))
         )
         number, last = 1, -1
         for part in self._connection.execute(query).partitions():

@@ -82,7 +82,7 @@ class Followers:
         with self._lock:
             # After the last search under a recogniser that was dropped, here or by another process.
             for gone in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
-                self._followers.pop(gone).close()
+                self._close(gone)
             follower = self._followers.get(key)
             if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
                 self._close(key)

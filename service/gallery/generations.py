@@ -135,8 +135,8 @@ class Generations:
                     )
                 )
             if not rest or rest[0].state != "shadow":
-                details = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
-                _audit(connection, gallery, "migration_started", details)
+                said = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
+                _audit(connection, gallery, "migration_started", said)
             _queue(connection, gallery, FILL, number, fingerprint)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
@@ -217,18 +217,18 @@ class Generations:
                 return
             if not rest or rest[0].state == "shadow":
                 raise MigrationStateError(f"gallery {gallery.name!r} has no migration that was cut over or rolled back")
-            (away,) = rest
-            lost = _coverage(connection, gallery, current.number)
-            lost_count = connection.execute(
-                sa.select(sa.func.count())
-                .select_from(templates)
-                .where(templates.c.gallery_pk == gallery.pk, ~_has(current.number), _has(away.number))
-            ).scalar_one()
-            if lost_count and not force:
+            away = rest[0]
+            only_there = sa.select(sa.func.count()).select_from(templates)
+            only_there = only_there.where(
+                templates.c.gallery_pk == gallery.pk, ~_has(current.number), _has(away.number)
+            )
+            lost = connection.execute(only_there).scalar_one()
+            if lost and not force:
+                covered = _coverage(connection, gallery, current.number)
                 raise MigrationIncompleteError(
-                    f"{lost_count} templates have no vector but those that would go",
-                    embedded=lost.embedded,
-                    templates=lost.templates,
+                    f"{lost} templates have no vector but those that would go",
+                    embedded=covered.embedded,
+                    templates=covered.templates,
                 )
             changed = {"state": "dropped", "updated_at": datetime.now(UTC)}
             connection.execute(generations.update().where(_is(gallery, away.number)).values(**changed))
@@ -237,39 +237,43 @@ class Generations:
                     table.delete().where(table.c.gallery_pk == gallery.pk, table.c.generation == away.number)
                 )
             _queue(connection, gallery, DROP, away.number, away.fingerprint)
-            _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost_count})
+            _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost})
 
-    def drop_some(self, gallery: Gallery, generation: int, limit: int) -> int:
-        """Delete vectors of a dropped generation; returns how many: 0, when all are gone."""
-        some = (
-            sa.select(templates.c.pk)
-            .join(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == generation))
-            .where(templates.c.gallery_pk == gallery.pk)
-            .limit(limit)
-        )
-        dropped = sa.exists().where(_is(gallery, generation), generations.c.state == "dropped")
+    def drop(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
+        """Delete the vectors of these templates by a dropped generation; those of another one stay."""
+        gone = vectors.c.template_pk.in_(list(keys)) & (vectors.c.generation == generation)
         with self._database.change(gallery) as connection:
-            if not connection.execute(sa.select(dropped)).scalar():
-                return 0
-            gone = vectors.c.template_pk.in_(some) & (vectors.c.generation == generation)
-            return int(connection.execute(vectors.delete().where(gone)).rowcount)
+            if _state(connection, gallery, generation) == "dropped":
+                connection.execute(vectors.delete().where(gone))
 
     # Filling a generation
 
-    def waiting(self, gallery: Gallery, generation: int, after: int, limit: int) -> list[Waiting]:
-        """Templates with a crop that a generation has not seen, by key, from after ``after`` on."""
+    def waiting_keys(self, gallery: Gallery, generation: int) -> list[int]:
+        """Of the templates with a crop that a generation has not seen. All at once: page by page, each page would look
+        at all templates again."""
+        query = (
+            sa.select(templates.c.pk)
+            .join(crops, crops.c.template_pk == templates.c.pk)
+            .where(templates.c.gallery_pk == gallery.pk, ~_has(generation))
+        )
+        with self._database.read() as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def embedded_keys(self, gallery: Gallery, generation: int) -> list[int]:
+        """Of the templates that have a generation's vector."""
+        query = sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, _has(generation))
+        with self._database.read() as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def waiting(self, keys: Sequence[int]) -> list[Waiting]:
+        """These templates with their crops; without those deleted since."""
         query = (
             sa.select(templates.c.pk, templates.c.id, crops.c.image, crops.c.landmarks)
             .join(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk > after, ~_has(generation))
-            .order_by(templates.c.pk)
-            .limit(limit)
+            .where(templates.c.pk.in_(list(keys)))
         )
         with self._database.read() as connection:
-            return [
-                Waiting(row.pk, row.id, Crop(row.image, tuple((x, y) for x, y in row.landmarks)))
-                for row in connection.execute(query)
-            ]
+            return [Waiting(row.pk, row.id, Crop(row.image, row.landmarks)) for row in connection.execute(query)]
 
     def add(
         self,
@@ -291,6 +295,12 @@ class Generations:
                 _add(connection, gallery, generation, [(row.pk, row.subject_pk, made[row.pk]) for row in rows])
                 _tally(connection, gallery, generation, by_crop=len(rows))
             return record_in(connection, job, outcomes, seconds)
+
+    def knows(self, generation: int, subject_pk: int) -> bool:
+        """Whether a subject has a template with this generation's vector."""
+        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, _has(generation)).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).first() is not None
 
     def unseen(self, gallery: Gallery, generation: int, subject_pk: int) -> bool:
         """Whether a subject has a template that only a sight of it can give this generation's vector."""

@@ -64,19 +64,24 @@ class Import:
         check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
 
     def take_all(self, blocks: Iterable[Items]) -> None:
-        """As :meth:`take` each; a block is read while the one before is stored."""
-        waiting = iter(blocks)
+        """As :meth:`take` each; a block is read and checked while the one before is stored."""
+        checked = map(self._checked, blocks)
         with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
-            following = reader.submit(next, waiting, None)
-            while (items := following.result()) is not None:
-                following = reader.submit(next, waiting, None)
-                self.take(items)
+            following = reader.submit(next, checked, None)
+            while (block := following.result()) is not None:
+                following = reader.submit(next, checked, None)
+                self._store_block(*block)
 
     def take(self, items: Items) -> None:
         """Raises GalleryNotFoundError, RecogniserMismatchError, StorageError."""
-        items = beyond(items, self._skip)
-        self.report.items += len(items)
-        sound, refusals = check(items, self._gallery.dimension)
+        self._store_block(*self._checked(items))
+
+    def _checked(self, items: Items) -> tuple[int, Items, list[Refusal]]:
+        wanted = beyond(items, self._skip)
+        return len(wanted), *check(wanted, self._gallery.dimension)
+
+    def _store_block(self, count: int, sound: Items, refusals: list[Refusal]) -> None:
+        self.report.items += count
         if len(sound):
             added = self._store.add(self._gallery, sound)
             self.report.subjects += added.subjects

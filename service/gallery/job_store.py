@@ -19,13 +19,16 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, StorageError
 from service.gallery.database import Database
-from service.gallery.subjects import Gallery
+from service.gallery.store import add_templates, known_templates
+from service.gallery.subjects import Gallery, NewTemplate
 from service.gallery.tables import galleries, job_items, jobs
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ITEM_LENGTH: Final = 512
+ENROLLED: Final = "enrolled"
+ALREADY_ENROLLED: Final = "already_enrolled"
 CLAIMED_AT_ONCE: Final = 16
 """Jobs that are looked at to find one that this process can run."""
 
@@ -137,26 +140,34 @@ class JobStore:
 
     # For those who run jobs
 
-    def claim(self, process: str, lease_s: float, ready: Callable[[Job], bool]) -> Job | None:
+    def claim(
+        self,
+        process: str,
+        lease_s: float,
+        ready: Callable[[Job], bool] = lambda job: True,
+        dead: Callable[[str], bool] = lambda owner: False,
+    ) -> Job | None:
         """Take the oldest job that nobody runs and that is ``ready`` here; None: there is none. ``process``: a name of
-        at most 48 characters; each claim of it is an owner of its own."""
+        at most 48 characters; each claim of it is an owner of its own. ``dead``: of an owner, whether it is known to
+        have ended, so that its lease need not be waited for."""
         now = _now()
-        expired = (jobs.c.state == "running") & (jobs.c.lease_until < now)
-        free = (jobs.c.state == "queued") | expired
-        query = _rows().where(free).order_by(jobs.c.pk)
+        active = _rows().where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.pk)
         # A look first: asking takes no lock from those who write.
         with self._database.read() as connection:
-            waiting = [job for job in map(_job, connection.execute(query)) if ready(job)][:CLAIMED_AT_ONCE]
+            rows = connection.execute(active).all()
+        owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
+        free = (jobs.c.state == "queued") | (jobs.c.lease_until < now) | jobs.c.owner.in_(owners)
+        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(_job(row))]
         if not waiting:
             return None
         with self._database.write(_UNFORESEEN) as connection:
-            chosen = query.where(jobs.c.pk.in_([job.pk for job in waiting])).limit(1)
+            chosen = active.where(free, jobs.c.pk.in_(waiting[:CLAIMED_AT_ONCE])).limit(1)
             row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
             if row is None:
                 return None
             died = row.state == "running" and not row.owner.startswith(process)
             progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
-            owner = f"{process}-{uuid.uuid4().hex[:8]}"
+            owner = f"{process}:{uuid.uuid4().hex[:8]}"
             connection.execute(
                 jobs.update()
                 .where(jobs.c.pk == row.pk)
@@ -177,6 +188,34 @@ class JobStore:
         """As :func:`record_in`, in a transaction of its own."""
         with self._database.write(_UNFORESEEN) as connection:
             return record_in(connection, job, outcomes, seconds, total, **details)
+
+    def enrol(
+        self,
+        job: Job,
+        gallery: Gallery,
+        subject_id: str,
+        admitted: Sequence[tuple[str, NewTemplate]],
+        refused: Sequence[ItemOutcome],
+        seconds: float,
+    ) -> bool:
+        """Enrol the templates of some (item, template) and record these and the other items, all or nothing. A template
+        whose id the gallery has is left as it is. Returns as :func:`record_in`.
+
+        Raises:
+            GalleryNotFoundError, RecogniserMismatchError: as ``Database.change``.
+            LeaseLostError: nothing was stored.
+        """
+        with self._database.change(gallery) as connection:
+            known = known_templates(connection, gallery, [template.id for _, template in admitted])
+            new = {template.id: template for _, template in admitted if template.id not in known}
+            if new:
+                add_templates(connection, gallery, subject_id, list(new.values()), _now())
+            first = {template.id: item for item, template in reversed(admitted)}
+            outcomes = [
+                ItemOutcome(item, ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED)
+                for item, template in admitted
+            ]
+            return record_in(connection, job, [*outcomes, *refused], seconds)
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
@@ -286,6 +325,10 @@ def _own(connection: Connection, job: Job) -> sa.Row[Any]:
     if row is None:
         raise LeaseLostError(f"job {job.id} is no longer {job.owner}'s")
     return row
+
+
+def _is_free(row: sa.Row[Any], now: datetime) -> bool:
+    return bool(row.state == "queued" or row.lease_until < now)
 
 
 def _end(connection: Connection, pk: int, state: JobState, problem: dict[str, Any] | None) -> None:

@@ -232,6 +232,16 @@ class Collection:
     def remove_where(self, where: str) -> None:
         self._delete(filter=where)
 
+    def drop(self) -> None:
+        """Remove the collection itself; it is made and filled anew when it is next needed."""
+
+        def remove(client: MilvusClient) -> None:
+            for alias in client.list_aliases(self._name, timeout=self._timeout_s)["aliases"]:
+                client.drop_alias(alias, timeout=self._timeout_s)
+            client.drop_collection(self._name, timeout=self._timeout_s)
+
+        self._call(remove)
+
     def keys(self, where: str) -> set[int]:
         return {row["key"] for row in self._query(where, ["key"])}
 
@@ -315,8 +325,9 @@ def _rescored(probe: Float, hits: Sequence[Any], limit: int, depth: int) -> Foun
     return Found(similarities[best].tolist(), subjects, len(hits) < depth)
 
 
-def parts(keys: list[int], size: int = KEYS_AT_ONCE) -> Iterator[list[int]]:
-    return (keys[start : start + size] for start in range(0, len(keys), size))
+def parts(keys: list[int], size: int | None = None) -> Iterator[list[int]]:
+    step = size or KEYS_AT_ONCE
+    return (keys[start : start + step] for start in range(0, len(keys), step))
 
 
 def _unavailable(error: Exception) -> IndexUnavailableError:

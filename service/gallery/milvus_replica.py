@@ -13,7 +13,6 @@ import numpy as np
 
 from models.runtime import Float
 from service.errors import IndexUnavailableError, KithError
-from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
 from service.gallery.index import IndexStats
 from service.gallery.milvus_index import (
@@ -27,7 +26,7 @@ from service.gallery.milvus_index import (
     RowKind,
     parts,
 )
-from service.gallery.shared_indexes import SharedIndexes, Turn
+from service.gallery.shared_indexes import Changed, SharedIndexes, Turn
 from service.gallery.subjects import Gallery, Hit, Snapshot
 
 SETTLED_S: Final = 15.0
@@ -57,7 +56,7 @@ class MilvusReplica:
         self._count = (-1, 0)
 
     def catch_up(self) -> None:
-        collection = self._opened()
+        collection = self.opened()
         position = self._shared.position(self._gallery, collection.engine)
         if position.behind:
             # One thread of this process waits for the turn, not all that its database connections suffice for.
@@ -79,7 +78,7 @@ class MilvusReplica:
 
     def stats(self) -> IndexStats:
         with self._forgetting_what_is_gone():
-            collection = self._opened()
+            collection = self.opened()
             kind = self._milvus.options.index
             return IndexStats(
                 "milvus", kind.lower(), "KITH_MILVUS_INDEX says so", collection.count(self._own), self._seen[0]
@@ -92,7 +91,8 @@ class MilvusReplica:
     def _own(self) -> str:
         return f"gallery == {self._gallery.pk}"
 
-    def _opened(self) -> Collection:
+    def opened(self) -> Collection:
+        """The collection that it is in; made if need be. Raises IndexUnavailableError."""
         if self._collection is None:
             gallery = self._gallery
             self._collection = self._milvus.collection(
@@ -119,13 +119,14 @@ class MilvusReplica:
                 return
             with self._shared.turn(self._gallery, collection.engine) as turn:
                 if turn.position.applied is None:
-                    self._pass(collection, turn)
+                    self.pass_on(collection, turn)
                 elif turn.position.behind:
-                    concerned, now = turn.next_changes()
-                    self._make_equal(collection, sorted(concerned), now)
-                    turn.advance(now.sequence)
+                    changed = turn.next_changes()
+                    self.apply(collection, changed)
+                    turn.advance(changed.now.sequence)
 
-    def _pass(self, collection: Collection, turn: Turn) -> None:
+    def pass_on(self, collection: Collection, turn: Turn) -> None:
+        """One step of the passage through all subjects."""
         after = turn.passed()
         until, now = turn.next_subjects(after)
         keys = self._put(collection, now)
@@ -133,11 +134,11 @@ class MilvusReplica:
         collection.remove(collection.keys(within) - keys)
         turn.pass_to(until)
 
-    def _make_equal(self, collection: Collection, concerned: list[int], now: Snapshot) -> None:
-        keys = self._put(collection, now)
+    def apply(self, collection: Collection, changed: Changed) -> None:
+        """Give the collection the rows that these subjects have now, and no others of theirs."""
+        keys = self._put(collection, changed.now)
         # Removed afterwards, so that nobody is missing at any moment.
-        for some in parts(concerned):
-            collection.remove(collection.keys(f"{self._own} and subject in {some}") - keys)
+        collection.remove((changed.templates if self._rows == "templates" else changed.subjects) - keys)
 
     def _put(self, collection: Collection, now: Snapshot) -> set[int]:
         if self._rows == "templates":
@@ -151,7 +152,7 @@ class MilvusReplica:
     # Searching
 
     def _compared(self, among: set[int] | None) -> int:
-        collection = self._opened()
+        collection = self.opened()
         if among is not None:
             return sum(collection.count(f"{where} and first == true") for where in self._within(among))
         sequence, count = self._count
@@ -175,7 +176,7 @@ class MilvusReplica:
     def _distinct(self, probes: Float, k: int, where: str) -> list[list[Hit]]:
         """The ``k`` best subjects of each probe among the rows that pass."""
         depth = min(MOST_RESULTS, k if self._rows != "templates" else 4 * k * self._best)
-        answers = self._opened().search(probes, depth, where, self._settled)
+        answers = self.opened().search(probes, depth, where, self._settled)
         fused = self._fused(probes, answers, where)
         return [
             self._widened(probe, k, where, depth, answer, hits)
@@ -189,7 +190,7 @@ class MilvusReplica:
         while not answer.all and (len(best) < k or _best(best, k)[-1].similarity < answer.similarities[-1]):
             depth = min(MOST_RESULTS, depth * 4)
             others = f"{where} and subject not in {[hit.subject_pk for hit in best]}"
-            (answer,) = self._opened().search(probe[None], depth, others, self._settled)
+            (answer,) = self.opened().search(probe[None], depth, others, self._settled)
             best = best + self._fused(probe[None], [answer], others)[0]
         return _best(best, k)
 
@@ -201,7 +202,7 @@ class MilvusReplica:
         similarity: list[dict[int, float]] = [{} for _ in probes]
         # Templates too far down to have been seen count as well.
         for some in parts(subjects, VECTORS_AT_ONCE):
-            owners, vectors = self._opened().vectors(f"{self._own} and subject in {some}")
+            owners, vectors = self.opened().vectors(f"{self._own} and subject in {some}")
             fused = scores(probes, vectors, owners, np.full(len(owners), np.nan, np.float32), self._fusion)
             for known, row in zip(similarity, fused.tolist(), strict=True):
                 known.update(zip(np.unique(owners).tolist(), row, strict=True))
@@ -231,6 +232,7 @@ class MilvusEngine:
     once where one is deleted, and now and then in the background, for a node may die, or Milvus be away, in between."""
 
     def __init__(self, options: MilvusOptions, shared: SharedIndexes) -> None:
+        self.options = options
         self._milvus = Milvus(options)
         self._shared = shared
         self._stop = threading.Event()
@@ -245,7 +247,7 @@ class MilvusEngine:
             self._sweeper.join()
         self._milvus.close()
 
-    def replica(self, gallery: Gallery) -> Replica:
+    def replica(self, gallery: Gallery) -> MilvusReplica:
         return MilvusReplica(self._milvus, self._shared, gallery)
 
     def check(self) -> None:

@@ -16,6 +16,8 @@ from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.transfer import VECTOR_TYPE, Header, Items, microseconds, moment, rows_in_block
 
 LONGEST_LINE: Final = 10_000_000
+MOST_BYTES: Final = 64_000_000
+"""Of lines, in one block: theirs may be long."""
 FIELDS: Final = (
     "subject",
     "name",
@@ -44,6 +46,7 @@ class Lines:
         self._default = default
         self._rest = b""
         self._waiting: list[bytes] = []
+        self._bytes = 0
         self._lines = 0
 
     def feed(self, piece: bytes) -> Iterator[Items]:
@@ -59,20 +62,24 @@ class Lines:
         self._rest = b""
         if self.header is None:
             raise ImportFileError("the file is empty")
-        if self._waiting:
-            yield self._block(self.header, self._waiting)
-            self._waiting = []
+        yield from self._flush(self.header)
 
     def _take(self, lines: list[bytes]) -> Iterator[Items]:
         if self.header is None:
             lines = self._take_header(lines)
         if self.header is None:
             return
-        self._waiting += lines
         size = rows_in_block(self.header.dimension)
-        while len(self._waiting) >= size:
-            yield self._block(self.header, self._waiting[:size])
-            self._waiting = self._waiting[size:]
+        for line in lines:
+            self._waiting.append(line)
+            self._bytes += len(line)
+            if len(self._waiting) == size or self._bytes > MOST_BYTES:
+                yield from self._flush(self.header)
+
+    def _flush(self, header: Header) -> Iterator[Items]:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if waiting:
+            yield self._block(header, waiting)
 
     def _take_header(self, lines: list[bytes]) -> list[bytes]:
         for number, line in enumerate(lines):
@@ -102,19 +109,27 @@ class Lines:
             if not line or line.isspace():
                 continue
             try:
-                document = orjson.loads(line)
-                if not isinstance(document, dict):
-                    raise ItemError("is not a JSON object")
-                if unknown := document.keys() - KNOWN:
-                    raise ItemError(f"unknown field {min(unknown)[:64]!r}")
-            except ValueError:
-                document, malformed[len(numbers)] = {}, ItemError("is not JSON")
-            except ItemError as error:
-                document, malformed[len(numbers)] = {}, error
+                documents.append(_document(line, header.dimension))
+            except KithError as error:
+                documents.append({})
+                malformed[len(numbers)] = error
             numbers.append(number)
-            documents.append(document)
         self._lines += len(lines)
         return _items(numbers, documents, header.dimension, malformed)
+
+
+def _document(line: bytes, dimension: int) -> dict[str, Any]:
+    """With the embedding as bytes: lists of numbers are large. Raises ItemError, EmbeddingError."""
+    try:
+        document = orjson.loads(line)
+    except ValueError as error:
+        raise ItemError("is not JSON") from error
+    if not isinstance(document, dict):
+        raise ItemError("is not a JSON object")
+    if unknown := document.keys() - KNOWN:
+        raise ItemError(f"unknown field {min(unknown)[:64]!r}")
+    document["embedding"] = _vector(document.get("embedding"), dimension)
+    return document
 
 
 def _items(numbers: list[int], documents: list[dict[str, Any]], d: int, malformed: dict[int, KithError]) -> Items:
@@ -131,7 +146,7 @@ def _items(numbers: list[int], documents: list[dict[str, Any]], d: int, malforme
             malformed.setdefault(row, error)
             return None
 
-    vectors: list[bytes | None] = [_attempt(row, _vector, e, d) for row, e in enumerate(column("embedding"))]
+    vectors: list[bytes | None] = column("embedding")
     nothing = bytes(4 * d)
     stacked = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
     return Items(

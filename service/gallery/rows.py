@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -64,6 +65,7 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
     """``rows`` in the order of ``columns``: JSON as :func:`as_json` gives it, times as :func:`as_time` does."""
     kinds = [table.c[column].type for column in columns]
     names = ", ".join(columns)
+    driver = connection.dialect.loaded_dbapi
     cursor: Any = connection.connection.cursor()
     try:
         if connection.dialect.name == "sqlite":
@@ -79,6 +81,9 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
             with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
+    except driver.Error as error:
+        # As SQLAlchemy would, had it come by.
+        raise sa.exc.DBAPIError.instance(f"bulk insertion into {table.name}", None, error, driver.Error) from error
     finally:
         cursor.close()
 
@@ -99,13 +104,18 @@ def insert_vectors(connection: Connection, keys: Sequence[int], generation: int,
     insert(connection, vectors_table, ("template_pk", "generation", "vector"), rows)
 
 
-def widen_cache(connection: Connection) -> Callable[[], None]:
-    """More memory for SQLite until what is returned is called."""
+@contextmanager
+def wide_cache(connection: Connection) -> Iterator[None]:
+    """More memory for SQLite, for as long as the block runs."""
     if connection.dialect.name != "sqlite":
-        return lambda: None
+        yield
+        return
     before = connection.exec_driver_sql("PRAGMA cache_size").scalar()
     connection.exec_driver_sql(f"PRAGMA cache_size = {-SQLITE_CACHE_KIB}")
-    return lambda: connection.exec_driver_sql(f"PRAGMA cache_size = {before}").close()
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA cache_size = {before}")
 
 
 def as_json(value: Any) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,7 +32,8 @@ LINES_AT_ONCE: Final = 1000
 """Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
 SUBJECTS_AT_ONCE: Final = 1000
 BEGUN: Final = "/begun"
-"""After an engine's name: the row that says which subject a passage through all of them has come to."""
+"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
+number, which no number of the log is."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,15 @@ class Position:
     @property
     def behind(self) -> bool:
         return self.applied is None or self.applied < self.last
+
+
+class Changed(NamedTuple):
+    """Keys of the subjects and templates that some lines of the log name, and all the templates that these subjects
+    have ``now``: as of the last of the lines, or later."""
+
+    subjects: set[int]
+    templates: set[int]
+    now: Snapshot
 
 
 class SharedIndexes:
@@ -73,6 +83,7 @@ class SharedIndexes:
             now = datetime.now(UTC)
             first = {"engine": engine, "sequence": start, "updated_at": now}
             if self._insert(connection, key | first):
+                connection.execute(index_states.delete().where(_is(gallery, engine + BEGUN)))
                 self._insert(connection, key | first | {"engine": engine + BEGUN, "sequence": 0})
             # A turn that another had when this one's insertion found its row has ended here.
             row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
@@ -84,6 +95,12 @@ class SharedIndexes:
         insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
         added = insert.values(**row).on_conflict_do_nothing().returning(index_states.c.engine)
         return connection.execute(added).first() is not None
+
+    def start_over(self, gallery: Gallery) -> None:
+        """Let nothing be known of what shared indexes hold of a gallery: they go through all of its subjects again."""
+        own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
+        with self._database.write(_deleted(gallery)) as connection:
+            connection.execute(index_states.delete().where(own))
 
     def living(self, generation: int, fingerprint: str) -> set[int]:
         """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""
@@ -113,7 +130,7 @@ class Turn:
         floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
         come = self._connection.execute(sa.select(index_states.c.sequence).where(begun)).scalar()
         if self._connection.execute(applied).scalar_one() >= self._connection.execute(floor).scalar_one():
-            return int(come or 0)
+            return -int(come or 0)
         self._set(self._engine, self.position.last)
         if come is None:
             self._connection.execute(
@@ -146,17 +163,16 @@ class Turn:
         """Record that the passage has come to a subject, or with None, to its end: the index is as of its beginning,
         or later, and follows the log from there."""
         if subject_pk is not None:
-            self._set(self._engine + BEGUN, subject_pk)
+            self._set(self._engine + BEGUN, -subject_pk)
         else:
             self._connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
             self._connection.execute(_touch(_is(self._gallery, self._engine)))
 
-    def next_changes(self) -> tuple[set[int], Snapshot]:
-        """Keys of the subjects that the next lines of the log concern, and the templates that these have now, as of the
-        last of those lines or later. A template filed elsewhere concerns both of its subjects at once."""
+    def next_changes(self) -> Changed:
+        """What the next lines of the log name. A template filed elsewhere concerns both of its subjects at once."""
         assert self.position.applied is not None  # noqa: S101 - callers look first
         query = (
-            sa.select(changes.c.sequence, changes.c.subject_pk, templates.c.subject_pk.label("owner"))
+            sa.select(changes, templates.c.subject_pk.label("owner"))
             .outerjoin(templates, templates.c.pk == changes.c.template_pk)
             .where(changes.c.gallery_pk == self._gallery.pk, changes.c.sequence > self.position.applied)
             .order_by(changes.c.sequence)
@@ -166,7 +182,8 @@ class Turn:
         last = lines[-1].sequence if lines else self.position.last
         concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
         chosen = templates.c.subject_pk.in_(sorted(concerned))
-        return concerned, read_snapshot(self._connection, self._gallery, last, chosen)
+        now = read_snapshot(self._connection, self._gallery, last, chosen)
+        return Changed(concerned, {line.template_pk for line in lines}, now)
 
     def advance(self, sequence: int) -> None:
         """Record that the log was applied up to here."""

@@ -7,7 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -236,36 +236,7 @@ class Store:
         with self._database.change(gallery) as connection:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
-            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
-            if subject_pk is None:
-                subject_pk = _add_subject(
-                    connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now
-                )
-            for template in new:
-                template_pk = _key(
-                    connection.execute(
-                        templates.insert().values(
-                            id=template.id,
-                            gallery_pk=gallery.pk,
-                            subject_pk=subject_pk,
-                            kind=template.kind,
-                            quality=template.quality,
-                            detection_score=template.detection_score,
-                            created_at=now,
-                        )
-                    )
-                )
-                made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
-                for generation, vector in made.items():
-                    stored = vector.astype(VECTOR_TYPE).tobytes()
-                    connection.execute(
-                        vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored)
-                    )
-                if template.crop is not None:
-                    face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
-                    connection.execute(crops.insert().values(template_pk=template_pk, **face))
-                _log(connection, gallery, [(template_pk, subject_pk)])
-            _count(connection, gallery, templates=len(new))
+            subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
                     idempotency.insert().values(
@@ -278,6 +249,11 @@ class Store:
                     )
                 )
         return None
+
+    def known_templates(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
+        """Those of the template ids that the gallery has, of whichever subject."""
+        with self._database.read() as connection:
+            return known_templates(connection, gallery, ids)
 
     def answered(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """The response given to this keyed request before, if any. Raises IdempotencyConflictError."""
@@ -509,7 +485,9 @@ class Store:
         if not doomed:
             return 0
         with self._database.change(gallery) as connection:
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=doomed[-1]))
+            # Another process may have trimmed further meanwhile: what is gone must stay known to be gone.
+            floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
             return connection.execute(changes.delete().where(here, changes.c.sequence <= doomed[-1])).rowcount
 
 
@@ -517,6 +495,46 @@ def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> Non
     floor = connection.execute(sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)).scalar()
     if floor is not None and sequence < floor:
         raise LogTrimmedError
+
+
+def add_templates(
+    connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
+) -> int:
+    """Store templates, their subject if need be, and their log lines, within a transaction of ``Database.change``.
+    Returns the subject's key."""
+    subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
+    if subject_pk is None:
+        subject_pk = _add_subject(connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now)
+    for template in new:
+        template_pk = _key(
+            connection.execute(
+                templates.insert().values(
+                    id=template.id,
+                    gallery_pk=gallery.pk,
+                    subject_pk=subject_pk,
+                    kind=template.kind,
+                    quality=template.quality,
+                    detection_score=template.detection_score,
+                    created_at=now,
+                )
+            )
+        )
+        made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
+        for generation, vector in made.items():
+            stored = vector.astype(VECTOR_TYPE).tobytes()
+            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored))
+        if template.crop is not None:
+            face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
+            connection.execute(crops.insert().values(template_pk=template_pk, **face))
+        _log(connection, gallery, [(template_pk, subject_pk)])
+    _count(connection, gallery, templates=len(new))
+    return subject_pk
+
+
+def known_templates(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
+    """Those of the template ids that the gallery has."""
+    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
+    return set(connection.execute(query).scalars())
 
 
 def _now() -> datetime:

@@ -19,8 +19,16 @@ from service.gallery.fusion import DEFAULT_FUSION, Fusion
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
+SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
 IndexSetting = Literal["auto", "exact", "compact", "graph"]
 DEFAULT_RECALL: Final = 0.999
+
+
+def printable(text: str) -> str:
+    """What an id must be besides fitting SUBJECT_ID. Raises ValueError."""
+    if not text.isprintable() or text != text.strip() or text in (".", ".."):
+        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
+    return text
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,11 @@ class GallerySettings:
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
     min_margin: float = MIN_MARGIN
+    keep_crops: bool = False
+    """Keep the face that each template is made from, so that another recogniser can embed it."""
     index: IndexSetting = "auto"
     recall: float = DEFAULT_RECALL
     """How often a search that does not compare every vector must find the most similar one."""
-    keep_crops: bool = False
-    """Keep the face that each template is made from, so that another recogniser can embed it."""
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.conftest import url_maker
+from tests.faults import LONG
 from tests.faults.tally import Tally
+from tests.postgres import DatabaseUrl
 
 TALLY = pytest.StashKey[Tally]()
 
@@ -16,6 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tally(request: pytest.FixtureRequest) -> Tally:
     return request.config.stash[TALLY]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"] if LONG else ["sqlite"])
+def some_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
+    """For tests that take long."""
+    return url_maker(request, tmp_path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -20,7 +20,7 @@ from service.gallery.subjects import GallerySettings, NewTemplate
 from tests.faults.servers import serving
 from tests.faults.workers import Node
 
-SIZE_MB = 4
+SIZE_MB = 40
 
 
 @pytest.fixture

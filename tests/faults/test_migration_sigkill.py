@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +23,21 @@ from models.runtime import Float, Network
 from service import crops
 from service.api.migration_schemas import MigrationOut
 from service.client import Kith, KithClientError
+from service.errors import StorageError
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, GallerySettings, NewTemplate
+from service.gallery.tables import jobs
 from tests.faults import LONG
 from tests.faults.servers import Server
+from tests.faults.tally import Tally
 from tests.packs import projected_pack
-from tests.postgres import DatabaseUrl
+from tests.postgres import Postgres
 
-TEMPLATES = 600 if LONG else 300
-KILLS = 20 if LONG else 2
+TEMPLATES = 300 if LONG else 100
+KILLS = 12 if LONG else 1
 WAIT_S = 120
 Step = Callable[[Kith], MigrationOut]
 
@@ -42,9 +47,17 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> ModelPack:
     return projected_pack(tmp_path_factory.mktemp("packs"))
 
 
-@pytest.fixture
-def url(database_url: DatabaseUrl) -> str:
-    return database_url()
+@pytest.fixture(params=["sqlite", "postgresql"] if LONG else ["sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'kith.db'}"
+    cluster: Postgres = request.getfixturevalue("postgres")
+    return cluster.create(f"kith_{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="module")
+def theirs(second: ModelPack) -> Recogniser:
+    return Recogniser(Network(second.recognition.path), second.recognition)
 
 
 @pytest.fixture
@@ -104,8 +117,16 @@ def settled(server: Server) -> MigrationOut:
     return told
 
 
-def check_sound(store: Store, people: dict[str, tuple[Float, Crop]], second: ModelPack) -> None:
+def expire_leases(store: Store) -> None:
+    """As if the dead process's jobs had waited for their time."""
+    with store._database.write(StorageError("unforeseen")) as connection:
+        connection.execute(jobs.update().values(lease_until=datetime(2000, 1, 1, tzinfo=UTC)))
+
+
+def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recogniser) -> None:
     """The gallery's row, its generations and their vectors say the same."""
+    with open_check(url) as check:
+        assert list(check.findings("g", False)) == []
     gallery = store.gallery("g")
     kept = Generations(store._database).kept(gallery)
     assert [one.state == "current" for one in kept] == [True] + [False] * (len(kept) - 1)
@@ -113,7 +134,6 @@ def check_sound(store: Store, people: dict[str, tuple[Float, Crop]], second: Mod
     assert (gallery.generation, gallery.fingerprint) == (current.number, current.fingerprint)
     assert gallery.dimension == current.dimension
     assert gallery.templates == len(people)
-    theirs = Recogniser(Network(second.recognition.path), second.recognition)
     for one in kept:
         view = gallery.under(one.number)
         stored = store.snapshot(view)
@@ -132,43 +152,49 @@ def test_killed_at_every_step_nothing_is_lost(
     store: Store,
     people: dict[str, tuple[Float, Crop]],
     second: ModelPack,
+    theirs: Recogniser,
     tmp_path: Path,
+    tally: Tally,
 ) -> None:
     rng = np.random.default_rng(4)
-    first, theirs = store.gallery("g").fingerprint, second.recognition.fingerprint()
+    first, new = store.gallery("g").fingerprint, theirs.fingerprint
     server = Server(tmp_path, url, KITH_ALSO=str(second.directory))
     try:
         server.wait_until_ready()
         # In the middle of re-embedding: the next server goes on.
         for _ in range(KILLS):
             killed(server, lambda kith: kith.migrate("g", "projected"), float(rng.uniform(0.05, 0.6)))
-            check_sound(store, people, second)
+            tally.kills["re-embedding"] += 1
+            check_sound(url, store, people, theirs)
+            expire_leases(store)
         with server.client() as kith:
             kith.migrate("g", "projected")
         told = settled(server)
         assert told.other is not None and told.other.embedded == told.other.templates == len(people)
-        check_sound(store, people, second)
+        check_sound(url, store, people, theirs)
 
         # At each transition, of which there is a before and an after, and no between.
         steps: tuple[tuple[Step, tuple[str, str], tuple[str, str]], ...] = (
-            (lambda kith: kith.cut_over("g"), ("shadow", first), ("cut_over", theirs)),
-            (lambda kith: kith.roll_back("g"), ("cut_over", theirs), ("set_aside", first)),
+            (lambda kith: kith.cut_over("g"), ("shadow", first), ("cut_over", new)),
+            (lambda kith: kith.roll_back("g"), ("cut_over", new), ("set_aside", first)),
             (lambda kith: kith.finish_migration("g"), ("set_aside", first), ("none", first)),
         )
         for _ in range(max(1, KILLS // 4)):
             for step, before, after in steps:
                 acknowledged = killed(server, step, float(rng.uniform(0, 0.05)))
+                tally.kills["migration's transitions"] += 1
+                expire_leases(store)
                 with server.client() as kith:
                     told = kith.migration("g")
                     state = told.state, told.current.recogniser
                     assert state == after if acknowledged else state in (before, after)
                     assert told.current.embedded == len(people)
-                    check_sound(store, people, second)
+                    check_sound(url, store, people, theirs)
                     told = step(kith)  # whoever was cut off asks again
                     assert (told.state, told.current.recogniser) == after
                     (found,) = kith.identify("g", embeddings=[_probe(store)], risk={"threshold": 0.9}).results
                     assert found.similarity is not None and found.similarity > 0.999
-            check_sound(store, people, second)
+            check_sound(url, store, people, theirs)
             settled(server)
             assert store.gallery("g").other is None
             with server.client() as kith:

@@ -37,6 +37,7 @@ WORK = {
     "enrolment": {"enrol": 1.0},
     "deletion": {"enrol": 1.0, "delete": 1.0, "delete subject": 0.5},
     "moving": {"enrol": 1.0, "move": 3.0},
+    "trimming of the log": {"enrol": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
 }
 
 
@@ -201,9 +202,9 @@ def _check_upgraded(url: str, kept: dict[str, Any]) -> None:
 # A server
 
 
-def test_a_server_killed_at_work(tmp_path: Path, database_url: DatabaseUrl, tally: Tally) -> None:
+def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl, tally: Tally) -> None:
     """Through HTTP: clients know what was acknowledged, and a server that starts again serves it."""
-    url, rng = database_url(), np.random.default_rng()
+    url, rng = some_database_url(), np.random.default_rng()
     per_request = 3
     acknowledged: dict[str, list[str]] = {}
     sent: dict[str, NDArray[np.float32]] = {}
@@ -212,7 +213,7 @@ def test_a_server_killed_at_work(tmp_path: Path, database_url: DatabaseUrl, tall
             dimension = kith.model().dimension
             # By max, a subject answers for each of its templates.
             kith.create_gallery("g", fusion="max")
-        for kill in range(12 if LONG else 2):
+        for kill in range(12 if LONG else 1):
             alive, dead = threading.Semaphore(0), threading.Event()
 
             def write(writer: int, kill: int = kill, alive: Any = alive, dead: threading.Event = dead) -> None:

@@ -37,6 +37,31 @@ def test_every_request_gets_its_own_results(requests: list[list[int]], max_batch
         assert results == (None if 13 in items else [item * 2 for item in items])
 
 
+def test_background_work_fills_what_requests_leave_free() -> None:
+    batches: list[list[int]] = []
+    gate = threading.Event()
+
+    def slow(items: Sequence[int]) -> list[int]:
+        gate.wait(10)
+        batches.append(list(items))
+        return list(items)
+
+    async def run() -> None:
+        async with Batcher("t", slow, 3, 2) as batcher:
+            tasks = [asyncio.create_task(batcher.submit([0]))]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(batcher.submit([10, 11, 12, 13], background=True)))
+            await asyncio.sleep(0)
+            tasks += [asyncio.create_task(batcher.submit([i])) for i in (1, 2)]
+            await asyncio.sleep(0)
+            gate.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert batches == [[0], [1, 2, 10], [11, 12, 13]]
+
+
 def test_what_waits_leaves_together() -> None:
     sizes: list[int] = []
     gate = threading.Event()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +47,20 @@ def test_embedded_enrol_resume_identify_verify(people: Path, tmp_path: Path, ast
     first = kith_command("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout)
-    assert report["enrolled"] == 2
-    assert [r["code"] for r in report["refused"]] == ["no_face"]
-    again = kith_command("enroll", str(people), "--gallery", "g", cwd=tmp_path)
+    assert (report["enrolled"], report["already_enrolled"]) == (2, 0)
+    assert [(r["photo"], r["code"]) for r in report["refused"]] == [(str(people / "Tøm [b]" / "2.jpg"), "no_face")]
+    again = kith_command("enroll", str(people), "--gallery", "g", "--report", "report.csv", cwd=tmp_path)
+    assert "0 photos enrolled, 2 enrolled before, 1 refused" in again.stdout
     assert "no_face" in again.stdout
+    with (tmp_path / "report.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows].count("done") == 2
+    jobs = json.loads(kith_command("jobs", "list", "--json", cwd=tmp_path).stdout)
+    assert [job["counts"] for job in jobs] == [
+        {"already_enrolled": 2, "no_face": 1},
+        {"enrolled": 2, "no_face": 1},
+    ]
+    assert "no_face" in kith_command("jobs", "show", jobs[0]["id"], cwd=tmp_path).stdout
     stats = json.loads(kith_command("gallery", "stats", "g", cwd=tmp_path).stdout)
     assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
 
@@ -74,6 +87,30 @@ def test_against_a_server(server: str, people: Path, tmp_path: Path) -> None:
         assert kith.gallery("by-url").risk == {"fpir": 0.01}
         kith.delete_gallery("by-url")
     assert not (tmp_path / "data").exists()
+
+
+def test_an_archive_from_afar_and_calling_it_off(
+    server: str, kith: Kith, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
+) -> None:
+    archive, photo = tmp_path / "people.zip", jpeg(astronaut)
+    with zipfile.ZipFile(archive, "w") as file:
+        for number in range(300):
+            file.writestr(f"eileen/{number:03}.jpg", photo + number.to_bytes(4))
+    command = [sys.executable, "-m", "service.cli", "enroll", str(archive), "-g", gallery, "--url", server]
+    process = subprocess.Popen(
+        [*command, "--json", "--report", "report.ndjson"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not any(job.done for job in kith.jobs(gallery)):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, b"Traceback" in errors) == (130, False)
+    report = json.loads(output)
+    assert report["interrupted"]
+    assert kith.gallery(gallery).templates == report["enrolled"] < 300
+    assert [job.state for job in kith.jobs(gallery)] == ["cancelled"]
+    lines = (tmp_path / "report.ndjson").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled"]
 
 
 def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ whichever node."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,83 +10,18 @@ import pytest
 
 from models.recognition import unit
 from models.runtime import Float
-from service.gallery.database import Database, open_engine
-from service.gallery.follower import Follower, Followers
 from service.gallery.fusion import Fusion
-from service.gallery.milvus_index import IndexKind, MilvusOptions
-from service.gallery.milvus_replica import MilvusEngine
-from service.gallery.replicas import in_process
-from service.gallery.shared_indexes import SharedIndexes
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
-from tests.postgres import DatabaseUrl
+from service.gallery.milvus_index import IndexKind
+from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.nodes import Model, Nodes
 from tests.service.test_fusion import RULES
-from tests.service.test_gallery import brute_force, of_some_quality
+from tests.service.test_gallery import of_some_quality, template
 
 DIMENSION = 8
 STEPS = ["enrol", "enrol", "delete subject", "delete template", "move", "change the fusion", "search", "search"]
 
 
-class Node:
-    """What one server process has: a database, and an engine for its indexes."""
-
-    def __init__(self, url: str, milvus: MilvusOptions | None) -> None:
-        database = Database(open_engine(url))
-        self.store = Store(database)
-        self.engine = None if milvus is None else MilvusEngine(milvus, SharedIndexes(database))
-        self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.replica)
-
-    def follower(self, gallery: str = "g") -> Follower:
-        return self.followers.of(self.store.gallery(gallery))
-
-    def close(self) -> None:
-        self.followers.close()
-        if self.engine is not None:
-            self.engine.close()
-        self.store.close()
-
-
-Nodes = Callable[..., Node]
-
-
-@pytest.fixture
-def nodes(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> Iterator[Nodes]:
-    """Makes nodes over one fresh database, and over collections of the test's own in Milvus."""
-    url, prefix, made = database_url(), f"t{uuid.uuid4().hex[:12]}", list[Node]()
-
-    def make(engine: str = "milvus lite", kind: IndexKind = "FLAT", timeout_s: float = 10) -> Node:
-        options = None
-        if engine != "faiss":
-            lite = engine == "milvus lite"
-            uri = request.getfixturevalue("milvus_lite").uri if lite else request.getfixturevalue("milvus_server")
-            options = MilvusOptions(uri, index=kind, prefix=prefix, timeout_s=timeout_s)
-        made.append(Node(url, options))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.close()
-
-
-class Model:
-    """Who is enrolled, in plain lists."""
-
-    def __init__(self, fusion: Fusion) -> None:
-        self.fusion = fusion
-        self.enrolled: dict[str, list[NewTemplate]] = {}
-
-    def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
-        gallery = node.store.gallery("g")
-        names = {s.pk: s.id for s in node.store.list_subjects(gallery, None, 1000, SubjectFilter())}
-        keys = None if among is None else {pk for pk, name in names.items() if name in among}
-        results, compared = node.followers.of(gallery).search(probes, k, keys)
-        assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
-        for probe, hits in zip(probes, results, strict=True):
-            expected = brute_force(self.enrolled, probe, k, among, self.fusion)
-            assert [names[hit.subject_pk] for hit in hits] == [name for name, _ in expected]
-            assert np.allclose([hit.similarity for hit in hits], [s for _, s in expected], atol=1e-4)
-
-
+@pytest.mark.usefixtures("database_url")
 @pytest.mark.parametrize("fusion", RULES)
 @pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
 def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nodes) -> None:
@@ -120,3 +53,61 @@ def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nod
             among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}
             for node in (here, there):
                 model.check(node, probes, int(rng.integers(1, 6)), among)
+
+
+def at(cosine: float, probe: Float, rng: np.random.Generator) -> NewTemplate:
+    """A template of this similarity to the probe."""
+    aside = rng.normal(size=len(probe))
+    aside -= (aside @ probe) * probe
+    return template((cosine * probe + np.sqrt(1 - cosine**2) * aside / np.linalg.norm(aside)).astype(np.float32))
+
+
+@pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
+@pytest.mark.parametrize("fusion", ["max", "mean_top_k"])
+def test_subjects_are_found_below_one_persons_many_templates(
+    engine: str, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    node = nodes(engine)
+    gallery = node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    (probe,) = unit(rng.normal(size=(1, DIMENSION)))
+    model = Model(fusion)
+    model.enrolled["often"] = [at(0.8 + 0.0005 * i, probe, rng) for i in range(300)]
+    for i in range(20):
+        model.enrolled[f"once{i}"] = [at(c, probe, rng) for c in (0.7 + 0.003 * i, 0.0, 0.1)]
+    model.enrolled["steady"] = [at(c, probe, rng) for c in (0.55, 0.6, 0.65)]
+    for name, templates in model.enrolled.items():
+        node.store.enrol(gallery, name, templates, None)
+    for k in (1, 2, 5, 22, 50):
+        model.check(node, probe[None], k)
+        model.check(node, probe[None], k, {"steady", "once3", "often"})
+
+
+@pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX"])
+@pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
+def test_similarities_are_those_of_whole_vectors_in_every_index(
+    kind: IndexKind, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """Of so few vectors, an index that lists or links them finds all."""
+    node = nodes(kind=kind)
+    gallery = node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    model = Model(fusion)
+    for i in range(60):
+        model.enrolled[f"s{i}"] = [template(v) for v in unit(rng.normal(size=(3, DIMENSION)))]
+        node.store.enrol(gallery, f"s{i}", model.enrolled[f"s{i}"], None)
+    model.check(node, unit(rng.normal(size=(4, DIMENSION))), 3)
+    model.check(node, unit(rng.normal(size=(4, DIMENSION))), 3, {f"s{i}" for i in range(0, 60, 7)})
+
+
+def test_filters_longer_than_an_expression(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.gallery.milvus_index.KEYS_AT_ONCE", 4)
+    node = nodes()
+    gallery = node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    model = Model("max")
+    for i in range(30):
+        model.enrolled[f"s{i}"] = [template(v) for v in unit(rng.normal(size=(2, DIMENSION)))]
+        node.store.enrol(gallery, f"s{i}", model.enrolled[f"s{i}"], None)
+    for k in (1, 3, 20):
+        model.check(node, unit(rng.normal(size=(3, DIMENSION))), k, {f"s{i}" for i in range(17)} | {"nobody"})
+    model.check(node, unit(rng.normal(size=(3, DIMENSION))), 3, set())

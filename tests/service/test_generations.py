@@ -79,7 +79,7 @@ def fill(database: Database, generations: Generations, gallery: Gallery, generat
     """As the job does it."""
     rng = np.random.default_rng(seed)
     owned = job(database)
-    waiting = generations.waiting(gallery, generation, 0, 1000)
+    waiting = generations.waiting(generations.waiting_keys(gallery, generation))
     made = {one.pk: vector(rng, NEW_D) for one in waiting}
     generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
 
@@ -148,9 +148,11 @@ def test_transitions_and_their_repetitions(
     for _ in range(2):
         generations.finish(now(store), force=False)
     assert now(store).other is None
-    assert generations.drop_some(now(store), n, 100) == 1
-    assert generations.drop_some(now(store), n, 100) == 0
-    assert generations.drop_some(now(store), 0, 100) == 0  # it is not dropped
+    keys = generations.embedded_keys(now(store), n)
+    assert len(keys) == 1
+    for generation in (n, 0):  # the other is not dropped
+        generations.drop(now(store), generation, keys)
+    assert [generations.embedded_keys(now(store), generation) for generation in (n, 0)] == [[], keys]
     events = [line.event for line in store.audit_lines(gallery, None, 100)][::-1]
     assert events == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
@@ -189,8 +191,7 @@ def test_vectors_of_a_dropped_generation_do_not_come_back(
     generations.roll_back(now(store))
     generations.finish(now(store), force=False)
     store.enrol(now(store), "s", [examined], None)
-    assert generations.drop_some(now(store), n, 100) == 1
-    assert generations.coverage(gallery, n) == Coverage(2, 0, 0)
+    assert generations.coverage(gallery, n) == Coverage(2, 1, 0)
 
 
 def test_nothing_is_finished_that_would_lose_somebody(
@@ -248,7 +249,10 @@ def test_a_crop_goes_with_its_template(
     one = template(rng)
     store.enrol(gallery, "s", [one], None)
     n = started(store, generations)
-    (waiting,) = generations.waiting(gallery, n, 0, 10)
-    assert (waiting.id, waiting.crop) == (one.id, CROP)
+    keys = generations.waiting_keys(gallery, n)
+    (waiting,) = generations.waiting(keys)
+    assert (waiting.id, waiting.crop.image) == (one.id, CROP.image)
+    assert [tuple(point) for point in waiting.crop.landmarks_xy] == list(CROP.landmarks_xy)
     store.delete_template(now(store), "s", one.id)
-    assert generations.waiting(gallery, n, 0, 10) == []
+    assert generations.waiting(keys) == []
+    assert generations.waiting_keys(gallery, n) == []

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
+from models.recognition import unit
 from service.client import Kith, KithClientError
 from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
 from service.gallery.database import Database, open_engine
 from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings
+from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import jobs
-from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner
+from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
 from tests.postgres import DatabaseUrl
 
@@ -48,12 +53,8 @@ def gallery(database: Database) -> Gallery:
     return Store(database).create_gallery("g", "f" * 32, 8, GallerySettings())
 
 
-def always(job: Job) -> bool:
-    return True
-
-
 def taken(store: JobStore, process: str = "p", lease_s: float = 60) -> Job:
-    job = store.claim(process, lease_s, always)
+    job = store.claim(process, lease_s)
     assert job is not None
     return job
 
@@ -63,7 +64,7 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
     assert (made.state, made.gallery, made.parameters, made.progress.total) == ("queued", "g", {"from": "x"}, None)
     job = taken(store)
     assert (job.id, job.state) == (made.id, "running")
-    assert store.claim("other", 60, always) is None
+    assert store.claim("other", 60) is None
     store.record(job, [], 0.5, total=3)
     store.record(job, [ItemOutcome("a", "done"), ItemOutcome("b", "low_quality", PROBLEM)], 1.5, where="here")
     # What is recorded again keeps its first outcome, and counts once.
@@ -79,6 +80,31 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
     assert store.unfinished([job.id]) == set()
     with pytest.raises(LeaseLostError):
         store.record(job, [ItemOutcome("d", "done")], 3)
+
+
+def test_an_effect_and_its_record_happen_together_and_once(
+    store: JobStore, database: Database, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    vectors = unit(rng.normal(size=(3, 8)))
+    first, second, third = (NewTemplate(f"{i:032x}", v, "photo") for i, v in enumerate(vectors))
+    store.create(gallery, "work", {})
+    job = taken(store)
+    refusal = ItemOutcome("c", "low_quality", PROBLEM)
+    assert not store.enrol(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
+    assert store.job(job.id).progress.counts == {"enrolled": 2, "already_enrolled": 1, "low_quality": 1}
+    # Of another subject's, too: where it was moved to, it stays.
+    store.enrol(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
+    galleries = Store(database)
+    assert [len(galleries.list_templates(gallery, name)) for name in ("ada", "bob")] == [2, 1]
+    assert galleries.gallery("g").templates == 3
+    store.finish(job, "cancelled")
+    with pytest.raises(LeaseLostError):
+        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
+    assert galleries.gallery("g").subjects == 2
+    assert "g" not in store.done(job)
+    galleries.delete_gallery("g")
+    with pytest.raises(GalleryNotFoundError):
+        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
 
 
 def test_whoever_lost_the_lease_records_nothing_more(store: JobStore, gallery: Gallery) -> None:
@@ -99,11 +125,26 @@ def test_whoever_lost_the_lease_records_nothing_more(store: JobStore, gallery: G
     assert store.job(heir.id).progress.takeovers == 0
 
 
+def test_a_process_of_this_machine_that_ended_is_not_waited_for(store: JobStore, gallery: Gallery) -> None:
+    def work(context: JobContext) -> None:
+        context.record([ItemOutcome("a", "done")])
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(WAIT_S)
+    job = store.create(gallery, "work", {})
+    host, namespace, _, nonce = runner(store, work)._process.split(":")
+    for other, waits in ((f"{host}:{namespace}:{os.getpid()}", True), (f"elsewhere:{namespace}:{ended.pid}", True)):
+        assert has_ended(f"{other}:{nonce}:claim") is not waits
+    taken(store, f"{host}:{namespace}:{ended.pid}:{nonce}")
+    done = run_until(store, job, runner(store, work))
+    assert (done.state, done.progress.takeovers) == ("succeeded", 0)  # counted until something was done
+
+
 def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "work", {})
     job = taken(store, lease_s=-1)
     assert store.renew(job, 60) is False
-    assert store.claim("other", 60, always) is None
+    assert store.claim("other", 60) is None
     store.release(job)
     assert taken(store, "other").progress.takeovers == 0
 
@@ -111,7 +152,7 @@ def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> No
 def test_cancelling(store: JobStore, gallery: Gallery) -> None:
     waiting = store.create(gallery, "work", {})
     assert store.cancel(waiting.id).state == "cancelled"
-    assert store.claim("p", 60, always) is None
+    assert store.claim("p", 60) is None
     store.create(gallery, "work", {})
     job = taken(store)
     assert (store.cancel(job.id).state, store.job(job.id).cancel) == ("running", True)
@@ -147,7 +188,7 @@ def test_of_many_claims_at_once_each_job_gets_one(url: str, store: JobStore, gal
         start.wait(WAIT_S)
         found, misses = [], 0
         while misses < 3:  # a row that another one is about to take is passed over
-            job = processes[number].claim(f"p{number}", 60, always)
+            job = processes[number].claim(f"p{number}", 60)
             misses = misses + 1 if job is None else 0
             found += [] if job is None else [job.id]
         return found
@@ -201,10 +242,10 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
             context.check()
             context.record([ItemOutcome(item, "done")])
 
-    others = JobStore(Database(open_engine(url)))
+    second = JobStore(Database(open_engine(url)))
     made = [store.create(gallery, "work", {}) for _ in range(8)]
-    run_until(store, made[-1], runner(store, work), runner(others, work), others=made)
-    others._database.close()
+    run_until(store, made[-1], runner(store, work), runner(second, work), others=made)
+    second._database.close()
     ended = [store.job(job.id) for job in made]
     assert {job.state for job in ended} == {"succeeded"}
     assert sorted(runs) == sorted(job.id for job in made)
@@ -312,8 +353,7 @@ def test_a_runner_that_lost_its_job_stops(store: JobStore, gallery: Gallery) -> 
     ended = threading.Event()
 
     async def work(context: JobContext) -> None:
-        await context.run(_expire, store)
-        await context.run(taken, store, "heir")
+        await context.run(lambda: store.claim("heir", 60, dead=lambda owner: True))
         try:
             await asyncio.sleep(WAIT_S)
         finally:

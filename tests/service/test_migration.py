@@ -6,10 +6,12 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
@@ -18,6 +20,9 @@ from models.pack import ModelPack
 from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError
+from service.errors import StorageError
+from service.gallery.database import Database, open_engine
+from service.gallery.tables import crops, templates
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -33,8 +38,13 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> ModelPack:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, second: ModelPack) -> Iterator[str]:
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("data"), also=str(second.directory), log_level="WARNING")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def url(data_dir: Path, second: ModelPack) -> Iterator[str]:
+    settings = load_settings(data_dir=data_dir, also=str(second.directory), log_level="WARNING")
     with embedded(settings) as served:
         yield served
 
@@ -125,7 +135,9 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     assert told.other is not None and told.other.threshold is not None and told.current.threshold is not None
     assert told.other.threshold.threshold != told.current.threshold.threshold
 
+    promised = told.other.threshold
     cut = both.cut_over(g)
+    assert cut.current.threshold == promised
     assert (cut.state, cut.current.recogniser, cut.other and cut.other.recogniser) == ("cut_over", theirs, first)
     assert both.cut_over(g).state == "cut_over"
     assert (both.gallery(g).recogniser, both.gallery(g).dimension) == (theirs, PROJECTED)
@@ -179,6 +191,10 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     assert code(both.cut_over, g) == "migration_incomplete"
     # A stranger, and a face that is not good enough, stand for nobody.
     both.identify(g, people["friend1"])
+    assert settled(both, g).other == told.other
+    # Who is searched for among a few may be like somebody else.
+    both.put_subject(g, "eileen", tags=["crew"])
+    assert both.identify(g, darker(people["eileen"]), filter={"tags": ["crew"]}).results[0].outcome == "identified"
     assert settled(both, g).other == told.other
     for _ in range(2):  # the second time there is nothing left to be seen
         assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
@@ -277,6 +293,77 @@ def test_an_embedding_is_not_taken_for_another_recognisers(both: Kith, people: d
         assert code(call, g, embeddings=[vector]) == "embedding_invalid"
 
 
+def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "damaged", {"eileen": people["eileen"], "tom": people["tom"]}, keep_crops=True)
+    database = Database(open_engine(f"sqlite:///{data_dir / 'kith.db'}"))
+    (template,) = both.templates(g, "tom").templates
+    damaged = crops.update().where(
+        crops.c.template_pk == sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
+    )
+    with database.write(StorageError("unforeseen")) as connection:
+        connection.execute(damaged.values(image=b"RIFF"))
+    database.close()
+    (job,) = both.migrate(g, "projected").jobs
+    done = both.wait_for(job, WAIT_S)
+    assert (done.state, done.counts) == ("succeeded", {"embedded": 1, "image_damaged": 1})
+    (item,) = both.job_items(job, failed=True)
+    assert item.item == template.id
+    told = both.migration(g)
+    assert told.other is not None
+    assert (told.other.embedded, told.other.waiting_with_crop) == (1, 1)
+    assert code(both.cut_over, g) == "migration_incomplete"
+    assert both.cut_over(g, min_share=0.5).state == "cut_over"
+
+
+def test_every_process_follows_at_once(
+    url: str, both: Kith, data_dir: Path, second: ModelPack, people: dict[str, bytes]
+) -> None:
+    settings = load_settings(data_dir=data_dir, also=str(second.directory), log_level="WARNING")
+    alone = load_settings(data_dir=data_dir, log_level="WARNING")
+    g = enrolled(both, "followed", {"eileen": people["eileen"]}, keep_crops=True)
+    photo = darker(people["eileen"])
+    with embedded(settings) as other, Kith(other) as kith, embedded(alone) as third, Kith(third) as single:
+        # One that does not serve the new recogniser goes on until the cut-over.
+        for one in (both, kith, single):
+            assert one.identify(g, photo).model == "kith-compact"
+        both.migrate(g, "projected")
+        settled(both, g)
+        assert single.identify(g, photo).model == "kith-compact"
+        single.enrol(g, "tom", people["tom"])
+        both.cut_over(g, force=True)
+        (found,) = kith.identify(g, photo).results
+        assert (found.outcome, found.subject) == ("identified", "eileen")
+        assert kith.identify(g, photo).model == "projected"
+        assert code(single.identify, g, photo) == "recogniser_mismatch"
+        # Its enrolment had a crop, and is found too.
+        assert settled(both, g).current.embedded == 2
+        assert kith.identify(g, people["tom"]).results[0].subject == "tom"
+        kith.roll_back(g)
+        for one in (both, kith, single):
+            assert one.identify(g, photo).model == "kith-compact"
+
+
+def test_what_the_shadow_lacks_and_has_no_time_for(both: Kith, group: Photo, people: dict[str, bytes]) -> None:
+    g = enrolled(both, "busy", {"eileen": people["eileen"]})
+    both.migrate(g, "projected")
+    settled(both, g)
+    both.identify(g, darker(people["eileen"]))
+    shadow = settled(both, g).shadow
+    assert shadow is not None
+    assert (shadow.compared, shadow.agreed, shadow.absent) == (1, 0, 1)
+    assert shadow.disagreements[0].subject == "eileen"
+    assert (shadow.disagreements[0].outcome, shadow.disagreements[0].shadow_outcome) == ("identified", "unknown")
+    answered = both.identify(g, *[jpeg(group)] * 11, check_quality=False).results
+    assert len(answered) == 66
+    shadow = settled(both, g).shadow
+    assert shadow is not None
+    assert (shadow.compared, shadow.skipped) == (1, {"overload": 66})
+    # Whom it names is forgotten with the subject.
+    both.delete_subject(g, "eileen")
+    shadow = settled(both, g).shadow
+    assert shadow is not None and shadow.disagreements[0].subject is None
+
+
 def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "command", {"eileen": people["eileen"]}, keep_crops=True)
 
@@ -291,6 +378,10 @@ def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
     assert MigrationOut.model_validate_json(kith("--cut-over", "--json")).current.model == "projected"
     assert "set aside" in kith("--roll-back")
     assert "none" in kith("--finish")
+    both.update_gallery(g, risk={"threshold": 0.5})
+    kith("--to", "projected")
+    kith("--cut-over", "--fpir", "0.01")
+    assert both.gallery(g).risk == {"fpir": 0.01}
     assert CliRunner().invoke(app, ["gallery", "migrate", g, "--status", "--finish", "--url", url]).exit_code == 2
     audited = CliRunner().invoke(app, ["gallery", "audit", g, "--url", url, "--json"])
     assert audited.exit_code == 0 and "migration_finished" in audited.output

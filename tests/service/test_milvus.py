@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from models.recognition import unit
-from service.errors import SettingsError
+from models.runtime import Float
+from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
+from service.gallery.check import open_check
+from service.gallery.database import Database, open_engine
+from service.gallery.generations import Generations
+from service.gallery.subjects import GallerySettings, NewTemplate
+from service.gallery.tables import changes, galleries
 from service.server import embedded
 from service.settings import Settings, load_settings
+from tests.conftest import ROOT
 from tests.milvus_lite import MilvusLite
+from tests.nodes import Model, Node, Nodes
+from tests.service.test_gallery import template
 
 DIMENSION = 128
 HEALING_S = 30
@@ -78,3 +93,296 @@ def test_milvus_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     with pytest.raises(SettingsError, match=r"kith-face\[milvus\]"):
         Settings(milvus_uri="http://127.0.0.1:19530").check_extras()
+
+
+SMALL = 8
+
+
+def enrol(node: Node, model: Model, names: list[str], rng: np.random.Generator, gallery: str = "g") -> None:
+    for name in names:
+        new = [template(vector) for vector in unit(rng.normal(size=(3, SMALL)))]
+        node.store.enrol(node.store.gallery(gallery), name, new, None)
+        model.enrolled.setdefault(name, []).extend(new)
+
+
+def probes(rng: np.random.Generator) -> Float:
+    return unit(rng.normal(size=(3, SMALL)))
+
+
+@contextmanager
+def dying_node(node: Node, milvus: MilvusLite, act: str) -> Iterator[None]:
+    """Another process of the same installation, which does ``act`` while it has the turn. It is killed, before it gives
+    the turn back, when the block is left."""
+    assert node.engine is not None
+    script = f"""
+import sys
+from service.gallery.database import Database, open_engine
+from service.gallery.milvus_index import MilvusOptions
+from service.gallery.milvus_replica import MilvusEngine
+from service.gallery.shared_indexes import SharedIndexes
+from service.gallery.store import Store
+database = Database(open_engine({node.url!r}))
+shared, gallery = SharedIndexes(database), Store(database).gallery("g")
+replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)
+collection = replica.opened()
+with shared.turn(gallery, collection.engine) as turn:
+    {act}
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdin is not None
+    assert other.stdout.readline() == "done\n"
+    yield
+    other.kill()
+    other.wait()
+    other.stdout.close()
+    other.stdin.close()
+
+
+@pytest.mark.usefixtures("database_url")
+def test_a_node_that_dies_gives_its_turn_up(nodes: Nodes, milvus_lite: MilvusLite, rng: np.random.Generator) -> None:
+    """It is killed after it has written Milvus and before the database knows of it."""
+    node, model = nodes(), Model("max")
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    enrol(node, model, ["d"], rng)
+    searched = threading.Event()
+
+    def search() -> None:
+        model.check(node, probes(np.random.default_rng(1)), 4)
+        searched.set()
+
+    act = "replica.apply(collection, turn.next_changes())"
+    with ThreadPoolExecutor(1) as threads:
+        with dying_node(node, milvus_lite, act):
+            waiting = threads.submit(search)
+            assert not searched.wait(0.5)
+        waiting.result(timeout=20)
+    node.store.delete_template(node.store.gallery("g"), "d", model.enrolled["d"].pop().id)
+    model.check(node, probes(rng), 4)
+
+
+@pytest.mark.usefixtures("database_url")
+def test_many_nodes_write_and_search_at_once(nodes: Nodes, rng: np.random.Generator) -> None:
+    """Each finds at once what it has enrolled, moved or deleted itself; at last Milvus holds what the database does."""
+    several = [nodes() for _ in range(3)]
+    gallery = several[0].store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    models = [Model("max") for _ in several]
+
+    def work(number: int) -> None:
+        node, mine, rng = several[number], models[number], np.random.default_rng(number)
+
+        def holder(new: NewTemplate) -> str | None:
+            (hits,), _ = node.follower().search(new.vector[None], 1)
+            found = node.store.subjects_by_pk([hits[0].subject_pk]) if hits and hits[0].similarity > 0.9999 else {}
+            return next((subject.id for subject in found.values()), None)
+
+        for step in range(8):
+            name = f"{number}-{step % 3}"
+            new = [template(vector) for vector in unit(rng.normal(size=(2, SMALL)))]
+            node.store.enrol(gallery, name, new, None)
+            mine.enrolled.setdefault(name, []).extend(new)
+            assert holder(new[0]) == name
+            if step % 3 == 1:
+                node.store.move_template(gallery, name, new[1].id, f"{number}-0")
+                mine.enrolled[f"{number}-0"].append(mine.enrolled[name].pop())
+                assert holder(new[1]) == f"{number}-0"
+            if step % 3 == 2:
+                node.store.delete_template(gallery, name, new[0].id)
+                mine.enrolled[name].remove(new[0])
+                assert holder(new[0]) is None
+
+    with ThreadPoolExecutor(len(several)) as threads:
+        list(threads.map(work, range(len(several))))
+    together = Model("max")
+    for model in models:
+        together.enrolled |= model.enrolled
+    for node in several:
+        together.check(node, probes(rng), 5)
+    stored = set(several[0].store.snapshot(gallery).template_pks.tolist())
+    assert several[0].replica().opened().keys(f"gallery == {gallery.pk}") == stored
+
+
+def test_a_passage_that_was_cut_short_is_gone_on_with(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.gallery.shared_indexes.SUBJECTS_AT_ONCE", 4)
+    monkeypatch.setattr("service.gallery.shared_indexes.LINES_AT_ONCE", 1)
+    here, there, model = nodes(), nodes(), Model("centroid")
+    gallery = here.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="centroid"))
+    enrol(here, model, [f"s{i}" for i in range(10)], rng)
+    begun = here.replica()
+    for _ in range(2):
+        with here.shared.turn(gallery, begun.opened().engine) as turn:
+            begun.pass_on(begun.opened(), turn)
+    assert begun.opened().count(f"gallery == {gallery.pk}") == 8
+    position = there.shared.position(gallery, begun.opened().engine)
+    assert position.behind and position.applied is None
+    # Changed behind the passage's back: found in the log afterwards.
+    here.store.delete_subject(gallery, "s0")
+    del model.enrolled["s0"]
+    enrol(here, model, ["s1", "s11"], rng)
+    with there.shared.turn(gallery, begun.opened().engine) as turn:
+        assert turn.passed() > 0
+    with open_check(there.url) as check:
+        assert list(check.findings("g", repair=True)) == []
+    model.check(there, probes(rng), 5)
+
+
+def test_what_was_lost_in_milvus_is_found_in_the_database(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model("max")
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    rows = node.replica().opened()
+    lost = sorted(rows.keys(f"gallery == {gallery.pk}"))[:4]
+    rows.remove(lost)
+    stray = np.array([10**6])
+    rows.put(gallery.pk, stray, stray, unit(rng.normal(size=(1, SMALL))))
+    node.shared.start_over(gallery)
+    model.check(node, probes(rng), 3)
+    assert node.follower().stats().vectors == 9
+
+
+def test_a_template_filed_elsewhere_is_never_missing(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even between the two lines of the log that its move has written."""
+    monkeypatch.setattr("service.gallery.shared_indexes.LINES_AT_ONCE", 1)
+    node, model = nodes(), Model("max")
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    moved = model.enrolled["a"].pop(0)
+    node.store.move_template(gallery, "a", moved.id, "b")
+    model.enrolled["b"].append(moved)
+    replica = node.replica()
+    rows, steps = replica.opened(), 0
+    while node.shared.position(gallery, rows.engine).behind:
+        with node.shared.turn(gallery, rows.engine) as turn:
+            changed = turn.next_changes()
+            replica.apply(rows, changed)
+            turn.advance(changed.now.sequence)
+        steps += 1
+        assert rows.count(f"gallery == {gallery.pk}") == 6
+    assert steps == 2
+    model.check(node, probes(rng), 2)
+
+
+@pytest.mark.parametrize("rule", ["max", "centroid"])
+def test_an_index_behind_the_logs_floor_starts_anew(nodes: Nodes, rule: str, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model(rule)  # type: ignore[arg-type]
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion=rule))  # type: ignore[arg-type]
+    enrol(node, model, ["a", "b", "c", "d"], rng)
+    model.check(node, probes(rng), 4)
+    node.store.delete_subject(gallery, "b")
+    node.store.delete_subject(gallery, "d")
+    del model.enrolled["b"], model.enrolled["d"]
+    enrol(node, model, ["a", "e"], rng)
+    with sa.create_engine(node.url).begin() as connection:
+        last = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
+        connection.execute(changes.delete())
+        connection.execute(galleries.update().values(log_floor=last))
+    model.check(node, probes(rng), 4)
+    enrol(node, model, ["f"], rng)
+    model.check(node, probes(rng), 4)
+    assert node.follower().stats().sequence > last
+
+
+def test_a_collection_that_was_dropped_is_filled_anew(nodes: Nodes, rng: np.random.Generator) -> None:
+    here, there, model = nodes(), nodes(), Model("max")
+    here.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(here, model, ["a", "b", "c"], rng)
+    model.check(here, probes(rng), 3)
+    model.check(there, probes(rng), 3)
+    here.replica().opened().drop()
+    for node in (here, there):
+        with pytest.raises(IndexUnavailableError):
+            model.check(node, probes(rng), 3)
+        model.check(node, probes(rng), 3)
+    assert here.follower().stats().vectors == 9
+
+
+def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model, other = nodes(), Model("max"), Model("max")
+    assert node.engine is not None
+    first, second, third = (
+        node.store.create_gallery(name, "f" * 32, SMALL, GallerySettings(fusion="max")) for name in ("g", "h", "i")
+    )
+    enrol(node, model, ["a", "b"], rng)
+    for name in ("h", "i"):
+        enrol(node, other, ["a", "c"], rng, name)
+        node.follower(name).search(probes(rng), 1)
+    model.check(node, probes(rng), 5)
+    rows = node.replica().opened()
+    assert rows.galleries("gallery > 0") == {first.pk, second.pk, third.pk}
+
+    node.engine.forget(node.store.delete_gallery("h"))
+    assert rows.galleries("gallery > 0") == {first.pk, third.pk}
+    stale = node.engine.replica(third)
+    node.store.delete_gallery("i")  # by a node that died then
+    with pytest.raises(GalleryNotFoundError):
+        stale.catch_up()
+    node.engine.sweep()
+    assert rows.galleries("gallery > 0") == {first.pk}
+    model.check(node, probes(rng), 5)
+
+
+def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
+    """A gallery moves to another recogniser; what the one before left in Milvus goes when its generation does."""
+    node, model = nodes(), Model("max")
+    assert node.engine is not None
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 5)
+    database = Database(open_engine(node.url))
+    generations = Generations(database)
+    generations.start(gallery, "e" * 32, 2 * SMALL, "another", on_sight=True)
+    shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
+    pk = node.store.subject(gallery, "a").pk
+    (vector,) = unit(rng.normal(size=(1, 2 * SMALL)))
+    assert generations.see(gallery, 1, pk, vector, {})
+    ((hit,),), compared = node.followers.of(shadow).search(vector[None], 3)
+    assert (hit.subject_pk, compared) == (pk, 1)
+    assert hit.similarity == pytest.approx(1, abs=1e-5)
+    model.check(node, probes(rng), 5)
+
+    before = node.replica().opened()
+    generations.cut_over(gallery, 0, None)
+    generations.finish(node.store.gallery("g"), force=True)
+    node.engine.sweep()
+    assert before.galleries("gallery > 0") == set()
+    ((hit,),), _ = node.follower().search(vector[None], 3)
+    assert hit.subject_pk == pk
+    database.close()
+
+
+def test_milvus_that_does_not_answer_is_not_waited_for(
+    own_lite: MilvusLite, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    own_lite.start()
+    node, model = nodes(uri=own_lite.uri, timeout_s=1), Model("max")
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    own_lite.halt()
+    begun = time.monotonic()
+    with pytest.raises(IndexUnavailableError):
+        node.follower().search(probes(rng), 1)
+    assert time.monotonic() - begun < 5
+    enrol(node, model, ["c"], rng)
+    own_lite.go_on()
+    model.check(node, probes(rng), 3)
+
+
+def test_what_was_applied_long_ago_is_read_without_waiting(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.gallery.milvus_replica.SETTLED_S", -1.0)
+    node, model = nodes(), Model("mean_top_k")
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="mean_top_k"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)

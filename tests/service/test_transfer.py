@@ -11,7 +11,9 @@ import textwrap
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,10 @@ from models.recognition import unit
 from models.runtime import Float
 from service.cli import app
 from service.client import Kith, KithClientError
-from service.errors import ImportFileError, RecogniserMismatchError
+from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
@@ -238,6 +241,48 @@ def test_a_subject_that_exists_keeps_what_is_said_of_it(place: Place, rng: np.ra
     assert (subject.name, subject.metadata, subject.tags, subject.templates) == ("Ada", {"room": 1}, ["x"], 1)
 
 
+def test_what_the_database_refuses_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
+    place.take(line("a", vector(rng)))
+    with place.store._database.write(ItemError("")) as connection:
+        connection.exec_driver_sql("DROP TABLE labels")
+    with pytest.raises(StorageError, match="labels"):
+        place.take(line("b", vector(rng), tags=["x"]))
+    assert place.store.gallery("g").templates == len(place.contents()) == 1
+
+
+def test_long_lines_do_not_pile_up() -> None:
+    lines = ndjson.Lines(HEADER)
+    long = line("a", [1.0] * 8, metadata={"x": "y" * 5_000_000})
+    assert [len(block) for _ in range(30) for block in lines.feed(long)] == [13, 13]
+    assert [len(block) for block in lines.end()] == [4]
+
+
+def test_crops_go_along_if_asked_and_where_they_are_kept(
+    place: Place, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    face = {"crop": base64.b64encode(b"RIFF....WEBP\0\xff").decode(), "landmarks": [[1.5, 2.0]] * 5}
+    keeping = place.store.update_gallery("g", lambda settings: replace(settings, keep_crops=True))
+    report = place.take(
+        line("a", vector(rng), **face) + line("a", vector(rng)) + line("a", vector(rng), **face | {"landmarks": [[1]]}),
+        gallery=keeping,
+    )
+    assert [(r.number, r.error.code) for r in report.refusals] == [(3, "item_invalid")]
+    elsewhere = Place(f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    for kind in FORMATS:
+        file = b"".join(export(place.bulk, "g", kind, lambda _: {}, crops=True))
+        for keep in (True, False):
+            elsewhere.another(f"{kind}-{keep}")
+            kept = partial(replace, keep_crops=keep)
+            copy = elsewhere.store.update_gallery(f"{kind}-{keep}", kept)
+            assert elsewhere.take(file, kind, copy).templates == 2
+            out = b"".join(export(elsewhere.bulk, copy.name, "ndjson", lambda _: {}, crops=True))
+            _, with_crop, without = map(orjson.loads, out.splitlines())
+            assert {key: with_crop.get(key) for key in face} == (face if keep else dict.fromkeys(face))
+            assert "crop" not in without
+    assert b"crop" not in place.file()
+    elsewhere.store.close()
+
+
 def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
     file = b"".join(line(f"s{i}", vector(rng)) for i in range(5))
     report = place.take(file, skip=3)
@@ -381,6 +426,8 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
+    with open_check(url) as examined:
+        assert not list(examined.findings(None, repair=False))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -435,6 +482,11 @@ def test_more_than_a_request_may_have_goes_through_an_import(kith: Kith, gallery
 def test_gzip_is_unpacked(kith: Kith, gallery: str) -> None:
     packed = gzip.compress(header_of(kith) + people(kith, 10))
     assert rest(kith, gallery, packed, coding="gzip").json()["templates"] == 10
+    assert (
+        rest(kith, gallery, packed + packed, coding="gzip").json()["refused"] == 1
+    )  # a header where an item should be
+    short = rest(kith, gallery, packed[:-20], coding="gzip").json()
+    assert (short["code"], short["report"]["templates"]) == ("import_invalid", 0)
     assert rest(kith, gallery, b"not gzip", coding="gzip").json()["code"] == "import_invalid"
     assert rest(kith, gallery, packed, coding="br").json()["code"] == "unsupported_media_type"
 

@@ -1,0 +1,95 @@
+"""Archives on their way into a gallery, on this node's disk: one file a job, named after it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from service.errors import StorageFullError
+from service.gallery.job_store import Job, JobStore
+
+SPARE_BYTES: Final = 256_000_000
+"""Of the disk, left to the database."""
+ABANDONED_S: Final = 3600.0
+"""A file that nothing was written to for so long, and that no job waits for, is nobody's."""
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Spool:
+    """The files under ``folder``, which is made when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, job_id: str) -> Path:
+        return self._folder / job_id
+
+    def has(self, job: Job) -> bool:
+        return self.path(job.id).is_file()
+
+    def discard(self, job: Job) -> None:
+        self.path(job.id).unlink(missing_ok=True)
+
+    def check_room(self, size: int) -> None:
+        """Raises StorageFullError if so many bytes would fill the disk."""
+        with _room():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._folder).free
+        if size + SPARE_BYTES > free:
+            raise StorageFullError(f"{size} bytes were announced, and {max(0, free - SPARE_BYTES)} can be taken")
+
+    @contextmanager
+    def receiving(self, job_id: str) -> Iterator[BinaryIO]:
+        """A file to write a job's archive to; it is gone if the block raises.
+
+        Raises:
+            StorageFullError: there is no room for it.
+        """
+        path = self.path(job_id)
+        try:
+            with _room():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    yield file
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def sync(self, file: BinaryIO) -> None:
+        """Blocks until the file is on disk, and its name."""
+        file.flush()
+        os.fsync(file.fileno())
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def abandoned(self, store: JobStore) -> list[Path]:
+        """What is left of jobs that are over, and of uploads that broke off with their process."""
+        if not self._folder.is_dir():
+            return []
+        files = [path for path in self._folder.iterdir() if time.time() - path.stat().st_mtime > ABANDONED_S]
+        kept = store.unfinished([path.name for path in files])
+        return [path for path in files if path.name not in kept]
+
+    def tidy(self, store: JobStore) -> None:
+        """Remove what is abandoned."""
+        for path in self.abandoned(store):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise StorageFullError(f"an archive could not be written: {error.strerror}") from error
+        raise

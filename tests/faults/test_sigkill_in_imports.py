@@ -1,0 +1,73 @@
+"""Killed in the middle of an import: it has taken whole blocks, and the same file given again takes the rest."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy as np
+
+from service.gallery.bulk import BulkStore
+from service.gallery.database import Database, open_engine
+from service.gallery.importing import Import
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings
+from service.gallery.transfer import Items
+from tests.faults import LONG
+from tests.faults.killing import Killed
+from tests.faults.tally import Tally
+from tests.faults.test_sigkill import findings
+from tests.faults.workers import Node, template_id, vector_of
+from tests.postgres import DatabaseUrl
+
+DIMENSION = 32
+IN_BLOCK = 100
+BLOCKS = 12
+
+
+def block(number: int) -> list[str]:
+    return [template_id(7, number * IN_BLOCK + i) for i in range(IN_BLOCK)]
+
+
+def _import(url: str, gallery: str, pipe: Pipe) -> None:
+    database = Database(open_engine(url))
+    taking = Import(BulkStore(database), Store(database).gallery(gallery))
+    for number in range(BLOCKS):
+        ids = block(number)
+        nothing: list[None] = [None] * IN_BLOCK
+        vectors = np.stack([vector_of(template, DIMENSION) for template in ids])
+        subjects = [f"s{int(template, 16) % 500}" for template in ids]
+        numbers = range(number * IN_BLOCK + 1, (number + 1) * IN_BLOCK + 1)
+        columns: list[Any] = [
+            numbers,
+            subjects,
+            *[nothing] * 5,
+            ids,
+            *[nothing] * 5,
+            vectors,
+            np.ones(IN_BLOCK, np.bool_),
+        ]
+        taking.take(Items(*columns))
+        pipe.send(number)
+
+
+def test_an_import_killed_midway_goes_on_with_the_same_file(some_database_url: DatabaseUrl, tally: Tally) -> None:
+    url, rng = some_database_url(), np.random.default_rng()
+    for i in range(6 if LONG else 1):
+        name = f"g{i}"
+        with Node(url) as node:
+            node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        for _ in range(2):
+            said = Killed(_import, url, name).after(int(rng.integers(0, BLOCKS // 2)), rng.uniform(0, 0.05))
+            tally.kills["import"] += 1
+            with tally.judging(), Node(url) as node:
+                stored = node.templates(name)
+                whole = len(stored) // IN_BLOCK
+                assert set(stored) == {template for number in range(whole) for template in block(number)}
+                assert whole >= len(said)
+                assert findings(url, name) == []
+        finished = Killed(_import, url, name).at_its_end()
+        with tally.judging(), Node(url) as node:
+            assert finished == list(range(BLOCKS))
+            assert set(node.templates(name)) == {t for number in range(BLOCKS) for t in block(number)}
+            assert findings(url, name) == []

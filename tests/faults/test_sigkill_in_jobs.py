@@ -1,0 +1,64 @@
+"""A server killed again and again while it enrols an archive: each photo is decided on once, and the end is that of a
+server that was left alone."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.client import FileStream
+from service.gallery.database import Database
+from service.gallery.job_store import JobStore
+from tests.conftest import jpeg
+from tests.faults import LONG
+from tests.faults.killing import pause
+from tests.faults.servers import serving
+from tests.faults.tally import Tally
+from tests.faults.test_sigkill import findings
+from tests.faults.workers import Node
+from tests.postgres import DatabaseUrl
+
+PHOTOS = 200
+KILLS = 6
+
+
+@pytest.mark.skipif(not LONG, reason="make test-faults; tests/service/test_bulk.py has one kill of it")
+def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
+    some_database_url: DatabaseUrl, tmp_path: Path, astronaut: NDArray[np.uint8], tally: Tally
+) -> None:
+    archive, rng = tmp_path / "people.tar", np.random.default_rng(1)
+    with tarfile.open(archive, "w") as file:
+        for i in range(PHOTOS):
+            photo = jpeg((astronaut * rng.uniform(0.4, 1, 3)).astype(np.uint8))
+            entry = tarfile.TarInfo(f"s{i % 40}/{i}.jpg")
+            entry.size = len(photo)
+            file.addfile(entry, io.BytesIO(photo))
+    ends = []
+    for kills in (0, KILLS):
+        url = some_database_url()
+        with serving(tmp_path / f"{kills}-kills", url) as (server,), server.client(attempts=4) as kith:
+            kith.create_gallery("g", fusion="max")
+            job = kith.enrol_archive("g", FileStream(archive), allow_duplicate=True)
+            for _ in range(kills):
+                pause(rng.uniform(0, 2.0))
+                server.kill()
+                tally.kills["bulk enrolment"] += is_unfinished(url, job.id)
+                server.launch()
+                server.wait_until_ready()
+            ended = kith.wait_for(job.id, 300)
+            assert (ended.state, ended.done, ended.failed) == ("succeeded", PHOTOS, 0)
+        with tally.judging(), Node(url) as node:
+            ends.append(node.templates("g"))
+            assert len(ends[-1]) == PHOTOS
+            assert findings(url) == []
+    assert ends[0] == ends[1]
+
+
+def is_unfinished(url: str, job_id: str) -> bool:
+    with Node(url) as node:
+        return bool(JobStore(Database(node.engine)).unfinished([job_id]))

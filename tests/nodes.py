@@ -1,0 +1,67 @@
+"""Server processes without their HTTP, and a model of what they should answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from models.runtime import Float
+from service.gallery.database import Database, open_engine
+from service.gallery.follower import Follower, Followers
+from service.gallery.fusion import Fusion
+from service.gallery.milvus_index import MilvusOptions
+from service.gallery.milvus_replica import MilvusEngine, MilvusReplica
+from service.gallery.replicas import in_process
+from service.gallery.shared_indexes import SharedIndexes
+from service.gallery.store import Store
+from service.gallery.subjects import NewTemplate, SubjectFilter
+from tests.service.test_gallery import brute_force
+
+
+class Node:
+    """What one server process has: a database, and an engine for its indexes."""
+
+    def __init__(self, url: str, milvus: MilvusOptions | None) -> None:
+        database = Database(open_engine(url))
+        self.url = url
+        self.store = Store(database)
+        self.shared = SharedIndexes(database)
+        self.engine = None if milvus is None else MilvusEngine(milvus, self.shared)
+        self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.replica)
+
+    def follower(self, gallery: str = "g") -> Follower:
+        return self.followers.of(self.store.gallery(gallery))
+
+    def replica(self, gallery: str = "g") -> MilvusReplica:
+        """Of a node with Milvus."""
+        assert self.engine is not None
+        return self.engine.replica(self.store.gallery(gallery))
+
+    def close(self) -> None:
+        self.followers.close()
+        if self.engine is not None:
+            self.engine.close()
+        self.store.close()
+
+
+Nodes = Callable[..., Node]
+
+
+class Model:
+    """Who is enrolled, in plain lists."""
+
+    def __init__(self, fusion: Fusion) -> None:
+        self.fusion = fusion
+        self.enrolled: dict[str, list[NewTemplate]] = {}
+
+    def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
+        gallery = node.store.gallery("g")
+        names = {s.pk: s.id for s in node.store.list_subjects(gallery, None, 1000, SubjectFilter())}
+        keys = None if among is None else {pk for pk, name in names.items() if name in among}
+        results, compared = node.followers.of(gallery).search(probes, k, keys)
+        assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
+        for probe, hits in zip(probes, results, strict=True):
+            expected = brute_force(self.enrolled, probe, k, among, self.fusion)
+            assert [names[hit.subject_pk] for hit in hits] == [name for name, _ in expected]
+            assert np.allclose([hit.similarity for hit in hits], [s for _, s in expected], atol=1e-4)

@@ -1,0 +1,269 @@
+"""A backup is one moment of everything; restored it is the same in a database of either kind, or nothing happened."""
+
+from __future__ import annotations
+
+import stat
+import threading
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from models.recognition import unit
+from models.runtime import Float
+from service.cli import app
+from service.errors import BackupError
+from service.gallery.backup import TABLES, back_up, read_manifest, restore
+from service.gallery.check import open_check
+from service.gallery.database import Database, open_engine
+from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate
+from service.gallery.tables import audit, changes, crops, galleries, index_states, job_items, jobs, templates
+from tests.postgres import DatabaseUrl
+
+DIMENSION = 8
+Open = Callable[[], Database]
+
+
+@pytest.fixture
+def fresh(database_url: DatabaseUrl) -> Iterator[Open]:
+    opened: list[Database] = []
+
+    def another() -> Database:
+        opened.append(Database(open_engine(database_url())))
+        return opened[-1]
+
+    yield another
+    for database in opened:
+        database.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Database]:
+    database = Database(open_engine(f"sqlite:///{tmp_path / 'other.db'}"))
+    yield database
+    database.close()
+
+
+def enrol(store: Store, gallery: Gallery, subject: str, *vectors: Float, key: str | None = None) -> None:
+    new = [NewTemplate(uuid.uuid4().hex, v, "photo", {"score": 0.5}, 0.75) for v in vectors]
+    store.enrol(gallery, subject, new, Idempotent(key, "digest", "{}") if key else None)
+
+
+def vectors(count: int, seed: int = 0) -> Float:
+    return unit(np.random.default_rng(seed).normal(size=(count, DIMENSION)))
+
+
+def filled(database: Database) -> Store:
+    """Something in every table, and a deleted template whose key is not to return."""
+    store = Store(database)
+    one, two = (
+        store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max")) for name in ("one", "two")
+    )
+    for i, vector in enumerate(vectors(20)):
+        store.put_subject(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
+        enrol(store, one, f"s{i}", vector, key=f"key {i}")
+    enrol(store, two, "last", *vectors(2, 1))
+    last = store.list_templates(two, "last")[-1]
+    store.delete_template(two, "last", last.id)
+    now = sa.func.current_timestamp()
+    with database.write(BackupError("")) as connection:
+        template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
+        connection.execute(crops.insert().values(template_pk=template_pk, image=b"\0\xff", landmarks=[[1, 2.5]]))
+        line = {"at": now, "event": "e", "gallery_pk": one.pk, "gallery": "one", "details": {"a": None}}
+        connection.execute(audit.insert().values(**line))
+        job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
+        connection.execute(jobs.insert().values(**job, cancel=False, created_at=now, updated_at=now))
+        connection.execute(job_items.insert().values(job_pk=1, item="photo", problem={"code": "c"}, at=now))
+        state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
+        connection.execute(index_states.insert().values(**state))
+    return store
+
+
+def everything(database: Database) -> dict[str, list[Any]]:
+    """All rows; galleries by name instead of key."""
+    with database.read() as connection:
+        names = dict(connection.execute(sa.select(galleries.c.pk, galleries.c.name)).all())
+        of_gallery = {t.name: "pk" if t is galleries else "gallery_pk" for t in TABLES}
+        return {
+            t.name: sorted(
+                repr({k: names.get(v) if k == of_gallery[t.name] else v for k, v in row._mapping.items()})
+                for row in connection.execute(sa.select(t))
+            )
+            for t in TABLES
+        }
+
+
+def check(database: Database) -> None:
+    url = database._writer.engine.url.render_as_string(hide_password=False)
+    with open_check(url) as examined:
+        assert not list(examined.findings(None, repair=False))
+
+
+def names(store: Store, gallery: str, followers: Followers) -> list[str]:
+    """Whom a search for each of the vectors finds."""
+    found = store.gallery(gallery)
+    hits, _ = followers.of(found).search(vectors(20), 1)
+    subjects = store.subjects_by_pk([hit.subject_pk for (hit,) in hits])
+    return [subjects[hit.subject_pk].id for (hit,) in hits]
+
+
+def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
+    origin, file = fresh(), tmp_path / "backup"
+    filled(origin)
+    manifest = back_up(origin, file)
+    assert manifest.recognisers == [{"fingerprint": "f" * 32, "dimension": DIMENSION, "model": None}]
+    assert all(count for table, count in manifest.rows.items() if table != "evidence")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for target in (fresh(), sqlite):
+        restore(target, file)
+        assert everything(target) == everything(origin)
+        check(target)
+        store = Store(target)
+        assert names(store, "one", Followers(in_process(store))) == [f"s{i}" for i in range(20)]
+        with target.read() as connection:
+            highest = connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar_one()
+            line = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
+        enrol(store, store.gallery("two"), "new", *vectors(1))
+        (change,) = store.changes_after(store.gallery("two"), line)
+        assert change.template_pk > highest + 1  # the deleted one's key does not return
+
+
+def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    store = filled(database)
+    followers = Followers(in_process(store))
+    before = store.gallery("one")
+    expected = names(store, "one", followers)
+    back_up(database, file)
+    store.delete_subject(before, "s3")
+    enrol(store, before, "s4", *vectors(20))
+    assert names(store, "one", followers) != expected
+    restore(database, file, replace=True)
+    assert names(store, "one", followers) == expected
+    after = store.gallery("one")
+    assert after.pk > before.pk
+    assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
+    assert store.answered(after, "key 5", "digest") == "{}"
+    assert [line.event for line in store.audit_lines(after, None, 10)] == ["e"]
+    enrol(store, after, "s20", *vectors(1, 9))
+    assert len(store.changes_after(after, 0)) == 21
+    restore(database, file, replace=True)
+    assert names(store, "one", followers) == expected
+    check(database)
+
+
+def test_a_database_that_holds_something_is_left_alone(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    filled(database)
+    back_up(database, file)
+    before = everything(database)
+    with pytest.raises(BackupError, match="holds 2 galleries with 21 templates"):
+        restore(database, file)
+    assert everything(database) == before
+
+
+def test_a_damaged_backup_changes_nothing(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    filled(database)
+    back_up(database, file)
+    before, whole = everything(database), file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        offset = archive.getinfo("vectors.arrow").header_offset
+    for damaged in (
+        b"",
+        b"no zip",
+        whole[: len(whole) // 2],
+        whole[: offset + 900] + bytes([whole[offset + 900] ^ 1]) + whole[offset + 901 :],
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(BackupError):
+            restore(database, file, replace=True)
+        assert everything(database) == before
+
+
+def test_a_restore_that_fails_midway_changes_nothing(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    filled(database)
+    back_up(database, file)
+    before = everything(database)
+
+    def fail_at(line: str) -> None:
+        if line.startswith("templates"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore(database, file, replace=True, said=fail_at)
+    assert everything(database) == before
+
+
+def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> None:
+    origin, file = fresh(), tmp_path / "backup"
+    filled(origin)
+    with origin.write(BackupError("")) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
+    back_up(origin, file)
+    with pytest.raises(BackupError, match="revision 0000"):
+        restore(fresh(), file)
+
+
+def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) -> None:
+    origin = fresh()
+    store = Store(origin)
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    stop = threading.Event()
+
+    def write() -> None:
+        for i in range(10_000):
+            if stop.is_set():
+                return
+            enrol(store, gallery, f"s{i:05d}", *vectors(2, i))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while store.gallery("g").templates < 20:
+            pass
+        for number in range(3):
+            file, copy = tmp_path / str(number), fresh()
+            back_up(origin, file)
+            restore(copy, file)
+            there = Store(copy).gallery("g")
+            assert there.templates == 2 * there.subjects >= 20
+            with copy.read() as connection:
+                owners = connection.execute(sa.select(templates.c.subject_pk)).scalars().all()
+                lines = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar()
+            assert len(owners) == there.templates == lines
+            assert sorted(owners) == sorted(2 * list(set(owners)))
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kith.backup"
+    filled(fresh())
+    for folder in ("here", "there"):
+        monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / folder))
+        if folder == "here":
+            database = Database(open_engine(f"sqlite:///{tmp_path / folder / 'kith.db'}"))
+            filled(database)
+            database.close()
+            assert "2 galleries" in CliRunner().invoke(app, ["backup", str(file)]).stdout
+        else:
+            done = CliRunner().invoke(app, ["restore", str(file)])
+            assert done.exit_code == 0, done.output
+            assert "21 templates" in done.stdout
+    assert isinstance(CliRunner().invoke(app, ["restore", str(file)]).exception, BackupError)
+    assert read_manifest(file).rows["galleries"] == 2
+    with database.read() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 2
+    database.close()

@@ -1,0 +1,76 @@
+"""What a kept crop shows suffices for any alignment."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from models import dlib_pack
+from models.alignment import STANDARD, Alignment, align, standard
+from models.detection import Detector
+from models.recognition import Recogniser
+from service import crops
+from service.gallery.subjects import Crop
+
+Photo = NDArray[np.uint8]
+
+
+def of(detector: Detector, photo: Photo, max_side_px: int = crops.MAX_SIDE_PX) -> tuple[Crop, NDArray[np.float32]]:
+    (faces,) = detector.detect([photo])
+    row = int(np.argmax((faces.boxes_xyxy[:, 2:] - faces.boxes_xyxy[:, :2]).prod(1)))
+    return crops.cut(photo, faces.boxes_xyxy[row], faces.landmarks_xy[row], max_side_px), faces.landmarks_xy[row][None]
+
+
+@pytest.mark.parametrize("scale", [1, 3])
+@pytest.mark.parametrize("turned", [0, 40])
+def test_a_crop_is_embedded_like_its_photo(
+    detector: Detector, recogniser: Recogniser, astronaut: Photo, scale: int, turned: int
+) -> None:
+    about = cv2.getRotationMatrix2D((astronaut.shape[1] / 2, astronaut.shape[0] / 3), turned, 1)
+    photo = np.asarray(cv2.warpAffine(astronaut, about, astronaut.shape[1::-1]), np.uint8)
+    photo = np.asarray(cv2.resize(photo, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC), np.uint8)
+    crop, landmarks = of(detector, photo)
+    image, points = crops.read(crop)
+    assert max(image.shape) <= crops.MAX_SIDE_PX
+    ((first, second),) = [recogniser.embed(np.concatenate([align(photo, landmarks), align(image, points[None])]))]
+    assert float(first @ second) > 0.99
+
+
+def test_it_shows_what_other_alignments_want(detector: Detector, astronaut: Photo) -> None:
+    wider = Alignment(150, tuple((0.65 * x * 150 / 112 + 28, 0.65 * y * 150 / 112 + 26) for x, y in STANDARD.template))
+    crop, landmarks = of(detector, astronaut)
+    image, points = crops.read(crop)
+    for alignment in (wider, dlib_pack.alignment(), standard(224)):
+        direct, again = align(astronaut, landmarks, alignment), align(image, points[None], alignment)
+        difference = cv2.GaussianBlur(direct[0], (5, 5), 0).astype(int) - cv2.GaussianBlur(again[0], (5, 5), 0)
+        assert np.abs(difference).mean() < 3
+        assert (again[0].max(2) == 0).mean() <= (direct[0].max(2) == 0).mean() + 0.001  # nothing is missing
+
+
+def test_at_the_border_nothing_is_made_up(detector: Detector, astronaut: Photo) -> None:
+    (faces,) = detector.detect([astronaut])
+    x0, y0, *_ = faces.boxes_xyxy[0].astype(int)
+    crop, landmarks = of(detector, np.ascontiguousarray(astronaut[y0:, x0:]))
+    _, points = crops.read(crop)
+    assert points == pytest.approx(landmarks[0], abs=0.01)
+
+
+def test_a_damaged_crop_is_refused_and_a_huge_one() -> None:
+    with pytest.raises(OSError):
+        crops.read(Crop(b"RIFF....WEBP", ((0.0, 0.0),) * 5))
+    huge = io.BytesIO()
+    Image.new("RGB", (crops.MAX_READ_PX + 1, 8)).save(huge, "WEBP")
+    with pytest.raises(ValueError, match="1025 x 8"):
+        crops.read(Crop(huge.getvalue(), ((0.0, 0.0),) * 5))
+
+
+@pytest.mark.parametrize("landmarks", [None, {}, "x", [[1, 2]] * 4, [["a", "b"]] * 5, [[None, 1]] * 5])
+def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
+    with pytest.raises(ValueError):
+        crops.read(Crop(b"", landmarks))
