@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -39,7 +38,7 @@ from service.gallery.faiss_index import api as faiss
 from service.gallery.faiss_index import builders
 from service.gallery.follower import Followers
 from service.gallery.index import Kind
-from service.gallery.replicas import in_process
+from service.gallery.replicas import in_process, stand_back
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Rows
 from service.gallery.store import ROWS_AT_ONCE, Store
@@ -217,7 +216,7 @@ def in_order(size: int) -> Row:
     done = threading.Event()
 
     def order() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        stand_back()
         keys = np.arange(0, size, 4)[: size // 5]
         for part in np.array_split(keys, max(1, len(keys) // 20_000)):
             index.apply([Batch(part, Rows(part, part // 2, held[part]), 1)])
