@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-hygiene bench-open-set bench-transfer clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-fusion bench-hygiene bench-open-set bench-transfer bench-scale clean
 
 setup: $(INSTALLED)
 
@@ -51,6 +51,9 @@ bench-transfer: setup
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion
+
+bench-scale: setup
+	$(BIN)/python -m bench.scale
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output
