@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -34,7 +33,9 @@ from service.spool import Spool
 
 KIND: Final = "enrolment"
 IN_FLIGHT: Final = 16
-"""Photos being looked at: two full batches of the detector, so that it never waits."""
+"""Photos in memory, being looked at: two full batches of the detector, so that it never waits."""
+AHEAD: Final = 64
+"""Photos that were looked at, or are, and are not decided on yet."""
 TOGETHER: Final = 32
 """Most photos of a person that are stored in one transaction."""
 log = logging.getLogger(__name__)
@@ -81,14 +82,10 @@ class BulkEnrolment:
         await run.derive_risk()  # as a process that died may have left it to be
         waiting = _waiting(members(path, self.limits), found, done)
         try:
-            while block := await context.run(_read, waiting):
-                await run.take(block)
-            await run.finish()
+            await run.decide_all(waiting)
         except GalleryMovedError as error:
             # What the other recogniser saw is of no use any more: from the last photo stored, with the new one.
             raise JobStoppedError from error
-        finally:
-            await run.close()
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,16 @@ class _Item:
     subject: str | None
     payload: bytes | KithError
     template_id: str
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """An item that is being looked at, without its bytes."""
+
+    name: str
+    subject: str | None
+    template_id: str
+    seen: asyncio.Task[Photo | KithError]
 
 
 _NOT_THERE: Final = InvalidRequestError("the manifest names it, and the archive does not have it")
@@ -117,31 +124,48 @@ class _Run:
         self._overrides = Overrides(options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality)
         self.gallery = gallery
         work.recognisers.of(gallery)  # where it is not served the job fails, not each photo
-        self._flying: deque[tuple[_Item, asyncio.Task[Photo | KithError]]] = deque()
+        self._seats = asyncio.Semaphore(IN_FLIGHT)
+        self._looking: set[asyncio.Task[Photo | KithError]] = set()
+        self._ahead: asyncio.Queue[_Ahead | Exception | None] = asyncio.Queue(AHEAD)
         self._subject: str | None = None
         self._admitted: list[tuple[str, NewTemplate]] = []
         self._refused: list[ItemOutcome] = []
 
-    async def take(self, block: list[_Item]) -> None:
-        known = await self._context.run(
-            self._work.store.known_templates, self.gallery, [item.template_id for item in block]
-        )
-        for item in block:
-            while len(self._flying) >= IN_FLIGHT:
-                await self._decide_next()
-            self._flying.append((item, asyncio.create_task(self._look(item, item.template_id in known))))
+    async def decide_all(self, waiting: Iterator[_Item]) -> None:
+        """Store every photo that may be enrolled, and record what became of the others. Raises what the archive, the
+        database or the job's end raise; nothing is being looked at any more then."""
+        reader = asyncio.create_task(self._read_ahead(waiting))
+        try:
+            while (next_one := await self._ahead.get()) is not None:
+                if isinstance(next_one, Exception):
+                    raise next_one
+                await self._decide(next_one)
+            await self._store()
+        finally:
+            for task in (reader, *self._looking):
+                task.cancel()
+            await asyncio.gather(reader, *self._looking, return_exceptions=True)
 
-    async def finish(self) -> None:
-        while self._flying:
-            await self._decide_next()
-        await self._store()
+    async def _read_ahead(self, waiting: Iterator[_Item]) -> None:
+        """So that the networks have work while somebody's photos are being stored."""
+        ending: Exception | None = None
+        try:
+            while block := await self._context.run(_read, waiting):
+                ids = [item.template_id for item in block]
+                known = await self._context.run(self._work.store.known_templates, self.gallery, ids)
+                for item in block:
+                    await self._seats.acquire()
+                    task = asyncio.create_task(self._look(item, item.template_id in known))
+                    self._looking.add(task)
+                    task.add_done_callback(self._looked)
+                    await self._ahead.put(_Ahead(item.name, item.subject, item.template_id, task))
+        except Exception as error:
+            ending = error
+        await self._ahead.put(ending)
 
-    async def close(self) -> None:
-        """Let go of what is being looked at."""
-        tasks = [task for _, task in self._flying]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _looked(self, task: asyncio.Task[Photo | KithError]) -> None:
+        self._looking.discard(task)
+        self._seats.release()
 
     async def derive_risk(self) -> None:
         """Bring the gallery's risk up to date now, not in the background: which photos are refused must not depend on
@@ -172,9 +196,8 @@ class _Run:
             log.exception("job %s: a photo could not be looked at", self._context.job.id)
             return KithError(f"an unforeseen error; the log has the details under job {self._context.job.id}")
 
-    async def _decide_next(self) -> None:
-        item, task = self._flying.popleft()
-        seen = await task
+    async def _decide(self, item: _Ahead) -> None:
+        seen = await item.seen
         if item.subject != self._subject or len(self._admitted) + len(self._refused) >= TOGETHER:
             await self._store()
             self._context.check()
@@ -193,7 +216,7 @@ class _Run:
         else:
             self._admitted.append((item.name, template))
 
-    def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
+    def _admit(self, item: _Ahead, photo: Photo) -> NewTemplate:
         face = choose_face(photo, self._choice)
         template = template_from_face(face, self.gallery, self._overrides, item.template_id)
         assert item.subject is not None  # noqa: S101 - looked at only where there is one

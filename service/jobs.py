@@ -127,8 +127,8 @@ class Runner:
         self._lease_s = lease_s
         self._poll_s = poll_s
         self._process = f"{_machine()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        # One thread for each job, one for each job's lease, one to look for more.
-        self._threads = ThreadPoolExecutor(2 * at_once + 1, thread_name_prefix="jobs")
+        # Two threads for each job, one for each job's lease, one to look for more.
+        self._threads = ThreadPoolExecutor(3 * at_once + 1, thread_name_prefix="jobs")
         self._contexts: set[JobContext] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()

@@ -40,6 +40,7 @@ from service.settings import Settings, load_settings
 from service.spool import ABANDONED_S, Spool
 from tests.conftest import jpeg
 from tests.faults.servers import serving
+from tests.packs import projected_pack
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
 FILES = {"ada/1.jpg": b"first", "ada/old/2.JPEG": b"second", "bob/1.png": b"third", "bob/notes.txt": b"no photo"}
@@ -565,3 +566,26 @@ def kith_was_cut_off(folder: Path) -> bool:
         (state,) = database.execute("SELECT state FROM jobs").fetchone()
     database.close()
     return bool(state == "running")
+
+
+def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recogniser(
+    tmp_path: Path, photos: dict[str, bytes]
+) -> None:
+    second = projected_pack(tmp_path / "packs")
+    served = load_settings(data_dir=tmp_path / "data", also=str(second.directory), log_level="ERROR")
+    with embedded(served) as url, Kith(url) as kith:
+        kith.create_gallery("g", risk={"fpir": 0.01}, keep_crops=True)
+        job = kith.enrol_archive("g", Bytes(many(photos, 60)))
+        kith_has_done(kith, job, 5)
+        kith.migrate("g", "projected")
+        kith_has_done(kith, job, 15)
+        kith.cut_over("g", force=True)
+        ended = kith.wait_for(job.id, 60)
+        assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 60})
+        assert kith.gallery("g").templates == 60
+        deadline = time.monotonic() + 60
+        while kith.migration("g").jobs:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+        assert kith.gallery("g").recogniser == second.recognition.fingerprint()
+        assert kith.migration("g").current.embedded == 60

@@ -12,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
+from models.recognition import unit
 from service.client import Kith, KithClientError
 from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
 from service.gallery.database import Database, open_engine
 from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings
+from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import jobs
 from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
@@ -78,6 +80,31 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
     assert store.unfinished([job.id]) == set()
     with pytest.raises(LeaseLostError):
         store.record(job, [ItemOutcome("d", "done")], 3)
+
+
+def test_an_effect_and_its_record_happen_together_and_once(
+    store: JobStore, database: Database, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    vectors = unit(rng.normal(size=(3, 8)))
+    first, second, third = (NewTemplate(f"{i:032x}", v, "photo") for i, v in enumerate(vectors))
+    store.create(gallery, "work", {})
+    job = taken(store)
+    refusal = ItemOutcome("c", "low_quality", PROBLEM)
+    assert not store.enrol(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
+    assert store.job(job.id).progress.counts == {"enrolled": 2, "already_enrolled": 1, "low_quality": 1}
+    # Of another subject's, too: where it was moved to, it stays.
+    store.enrol(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
+    galleries = Store(database)
+    assert [len(galleries.list_templates(gallery, name)) for name in ("ada", "bob")] == [2, 1]
+    assert galleries.gallery("g").templates == 3
+    store.finish(job, "cancelled")
+    with pytest.raises(LeaseLostError):
+        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
+    assert galleries.gallery("g").subjects == 2
+    assert "g" not in store.done(job)
+    galleries.delete_gallery("g")
+    with pytest.raises(GalleryNotFoundError):
+        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
 
 
 def test_whoever_lost_the_lease_records_nothing_more(store: JobStore, gallery: Gallery) -> None:
