@@ -367,7 +367,8 @@ def gallery_check(
     from service.spool import Spool
 
     settings = load_settings()
-    with open_check(settings.sql_url, Spool(settings.data_dir / "spool").abandoned) as check:
+    spool = Spool(settings.data_dir / "spool")
+    with open_check(settings.sql_url, spool.abandoned, settings.index_path) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

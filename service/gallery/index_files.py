@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from models.runtime import Float
 from service.gallery.faiss_index import Graph
 from service.gallery.index import Keys
-from service.gallery.segments import ROWS_AT_ONCE, Rows, Segment
+from service.gallery.segments import ROWS_PICKED, Rows, Segment
 from service.gallery.subjects import Gallery
 
 MAGIC: Final = b"kith graph 1\n"
@@ -205,8 +205,8 @@ def _hashes(vectors: Float, rows: Keys | None = None) -> NDArray[np.uint64]:
 
 
 def _slices(rows: Keys) -> Iterator[Keys]:
-    for start in range(0, len(rows), ROWS_AT_ONCE // 4):
-        yield rows[start : start + ROWS_AT_ONCE // 4]
+    for start in range(0, len(rows), ROWS_PICKED):
+        yield rows[start : start + ROWS_PICKED]
 
 
 def _checksum(parts: Iterable[bytes | memoryview]) -> str:

@@ -18,7 +18,7 @@ from service.gallery.index import Builder, IndexStats, Keys, Kind, Recall, Stopp
 from service.gallery.index_choice import Choice, Failure, Sizes, choose
 from service.gallery.index_files import IndexFiles
 from service.gallery.recall import expected, probes_of, recall_of, sample_of
-from service.gallery.segments import ROWS_AT_ONCE, Found, Rows, Segment, View
+from service.gallery.segments import ROWS_AT_ONCE, ROWS_PICKED, Found, Rows, Segment, View
 from service.gallery.subjects import IndexSetting
 
 TRAIN_ON: Final = 50_000
@@ -298,9 +298,8 @@ class SegmentedIndex:
         vectors = np.empty((len(order), self._dimension), np.float32)
         start = 0
         for segment, rows in zip(old, alive, strict=True):
-            # In slices: numpy lets nobody else run while it picks rows.
-            for i in range(0, len(rows), ROWS_AT_ONCE // 4):
-                part = rows[i : i + ROWS_AT_ONCE // 4]
+            for i in range(0, len(rows), ROWS_PICKED):
+                part = rows[i : i + ROWS_PICKED]
                 vectors[places[start + i : start + i + len(part)]] = segment.vectors[part]
                 time.sleep(0)
             start += len(rows)

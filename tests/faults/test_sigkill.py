@@ -213,7 +213,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
             dimension = kith.model().dimension
             # By max, a subject answers for each of its templates.
             kith.create_gallery("g", fusion="max")
-        for kill in range(12 if LONG else 2):
+        for kill in range(12 if LONG else 1):
             alive, dead = threading.Semaphore(0), threading.Event()
 
             def write(writer: int, kill: int = kill, alive: Any = alive, dead: threading.Event = dead) -> None:
