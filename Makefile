@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-hygiene bench-open-set bench-transfer \
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene bench-open-set bench-transfer \
         clean
 
 setup: $(INSTALLED)
@@ -55,6 +55,9 @@ bench-transfer: setup
 
 bench-fusion: setup
 	$(BIN)/python -m bench.fusion
+
+bench-gallery: setup
+	$(BIN)/python -m bench.gallery
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

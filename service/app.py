@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,6 +43,7 @@ from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
+from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
@@ -79,7 +81,10 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store(database)
         milvus = _milvus(settings, database)
         if milvus is None:
-            followers = Followers(in_process(store, InProcess(settings.index_device)), settings.index_memory)
+            here = InProcess(settings.index_device, settings.index_path)
+            followers = Followers(
+                in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path)
+            )
         else:
             followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())

@@ -212,9 +212,16 @@ def gallery_list(url: Url = None, api_key: Key = None, as_json: AsJson = False) 
 
 
 @gallery_app.command("create")
-def gallery_create(name: str, fpir: Fpir = None, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+def gallery_create(
+    name: str,
+    fpir: Fpir = None,
+    keep_crops: Annotated[bool, typer.Option(help="Keep the faces enrolled, for another recogniser.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Create a gallery."""
-    settings: dict[str, Any] = {} if fpir is None else {"risk": {"fpir": fpir}}
+    settings: dict[str, Any] = {"keep_crops": keep_crops} | ({} if fpir is None else {"risk": {"fpir": fpir}})
     with connect(url, api_key) as kith:
         created = kith.create_gallery(name, **settings)
     _print_json(created) if as_json else print(f"created {created.name}")
@@ -357,8 +364,11 @@ def gallery_check(
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
     data directory's), also while services run on it; exit 1 if something is left to do."""
     from service.gallery.check import open_check
+    from service.spool import Spool
 
-    with open_check(load_settings().sql_url) as check:
+    settings = load_settings()
+    spool = Spool(settings.data_dir / "spool")
+    with open_check(settings.sql_url, spool.abandoned, settings.index_path) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

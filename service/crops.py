@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from models.alignment import POINTS
 from models.runtime import Float
 from service.gallery.subjects import Crop
 
@@ -19,6 +20,8 @@ GROWTH: Final = 0.5
 MAX_SIDE_PX: Final = 320
 QUALITY: Final = 95
 """Of WebP."""
+MAX_READ_PX: Final = 1024
+"""Of a side; what is larger was imported, and is not believed."""
 
 
 def cut(
@@ -53,5 +56,13 @@ def read(crop: Crop) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     Raises:
         OSError, ValueError: the crop is damaged.
     """
+    try:
+        points = np.array(crop.landmarks_xy, np.float64)
+    except TypeError as error:
+        raise ValueError("landmarks are numbers") from error
+    if points.shape != (POINTS, 2) or not np.isfinite(points).all():
+        raise ValueError(f"a crop has {POINTS} finite landmarks")
     with Image.open(io.BytesIO(crop.image), formats=["WEBP"]) as image:
-        return np.asarray(image.convert("RGB")), np.array(crop.landmarks_xy)
+        if max(image.size) > MAX_READ_PX:
+            raise ValueError(f"a crop of {image.width} x {image.height} pixels was not cut here")
+        return np.asarray(image.convert("RGB")), points

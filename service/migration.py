@@ -16,7 +16,7 @@ from models.alignment import align
 from models.runtime import Float
 from service import crops
 from service.errors import GalleryMovedError, ImageDamagedError
-from service.gallery.generations import DROP, FILL, Generations, Waiting
+from service.gallery.generations import DROP, FILL, Generations
 from service.gallery.job_store import ItemOutcome, Job
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
@@ -44,26 +44,25 @@ class Migrations:
     def is_served(self, job: Job) -> bool:
         return self.recognisers.get(job.parameters["fingerprint"]) is not None
 
-    def fill(self, context: JobContext) -> None:
-        """Give every template with a crop a vector of the job's generation; what is enrolled meanwhile too."""
+    async def fill(self, context: JobContext) -> None:
+        """Give every template with a crop a vector of the job's generation; what is enrolled meanwhile too. Requests
+        come first."""
         generation: int = context.job.parameters["generation"]
-        view = self._view(context)
-        if view is None:
-            return
+        view = await context.run(self._view, context)
         known = context.job.progress.done - context.job.progress.failed
         found = True
-        while found:
-            keys, found = self.generations.waiting_keys(view, generation), False
-            context.record([], total=known + len(keys))
+        while found and view is not None:
+            keys, found = await context.run(self.generations.waiting_keys, view, generation), False
+            await context.run(lambda total: context.record([], total=total), known + len(keys))
             for start in range(0, len(keys), EMBEDDED_AT_ONCE):
                 context.check()
-                view = self._view(context)
+                view = await context.run(self._view, context)
                 if view is None:
                     return
-                waiting = self.generations.waiting(keys[start : start + EMBEDDED_AT_ONCE])
-                embedded = self._embed(context, view, generation, waiting)
+                embedded = await self._embed(context, view, keys[start : start + EMBEDDED_AT_ONCE])
                 known, found = known + embedded, found or embedded > 0
-        self.risks.follow(view)
+        if view is not None:
+            self.risks.follow(view)
 
     def _view(self, context: JobContext) -> Gallery | None:
         """The gallery as the job's generation sees it; None: it is of no use any more."""
@@ -76,23 +75,34 @@ class Migrations:
             return None
         return gallery.under(generation)
 
-    def _embed(self, context: JobContext, view: Gallery, generation: int, waiting: list[Waiting]) -> int:
-        """Tells how many could be embedded."""
+    async def _embed(self, context: JobContext, view: Gallery, keys: list[int]) -> int:
+        """Tells how many of these templates could be embedded."""
         served = self.recognisers.of(view)
+        cut, outcomes = await context.run(self._read, keys, served)
+        made = await served.batcher.submit(list(cut.values()), background=True)
+        vectors = dict(zip(cut, made, strict=True))
+        await context.run(self._write, context, view, vectors, outcomes)
+        return len(vectors)
+
+    def _read(self, keys: list[int], served: Served) -> tuple[dict[int, NDArray[np.uint8]], list[ItemOutcome]]:
+        """Aligned faces by template, and what became of each."""
         cut, outcomes = {}, []
-        for one in waiting:
+        for one in self.generations.waiting(keys):
             try:
                 cut[one.pk] = aligned(one.crop, served)
                 outcomes.append(ItemOutcome(one.id, "embedded"))
             except (OSError, ValueError) as error:
                 problem = ImageDamagedError(f"the kept crop cannot be read: {error}").document()
                 outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
-        made = served.recogniser.embed(np.stack(list(cut.values()))) if cut else np.empty((0, served.dimension))
-        vectors: dict[int, Float] = dict(zip(cut, made, strict=True))
-        # Cut over or rolled back meanwhile, it may still be wanted.
+        return cut, outcomes
+
+    def _write(
+        self, context: JobContext, view: Gallery, vectors: dict[int, Float], outcomes: list[ItemOutcome]
+    ) -> None:
+        # Cut over or rolled back meanwhile, it may still be wanted: the next pass finds what was not written.
         with suppress(GalleryMovedError):
-            context.asked(self.generations.add(view, generation, vectors, context.job, outcomes, context.seconds))
-        return len(vectors)
+            added = self.generations.add(view, view.generation, vectors, context.job, outcomes, context.seconds)
+            context.asked(added)
 
     def drop(self, context: JobContext) -> None:
         """Delete the vectors of the job's generation."""

@@ -87,6 +87,10 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
 
     @property
+    def index_path(self) -> Path:
+        return self.data_dir / "index"
+
+    @property
     def models_path(self) -> Path:
         return self.models_dir or self.data_dir / "models"
 

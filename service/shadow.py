@@ -101,7 +101,7 @@ class Shadow:
             view = gallery.under(shadow)
             served = self._recognisers.of(view)
             cut = [one.face.other_crop for one in answered if one.face.other_crop is not None]
-            vectors = np.stack(await served.batcher.submit(cut))
+            vectors = np.stack(await served.batcher.submit(cut, background=True))
             found = await self._pipeline.identify(view, vectors, target, 1, among)
             for one, vector, then in zip(answered, vectors, found, strict=True):
                 disagreement = compared(one.found.decision, then.decision)
@@ -111,7 +111,8 @@ class Shadow:
                     nearest = disagreement.subject_pks[0]
                     lacking = nearest is not None and await self._lacks(shadow, nearest)
                     counts["absent"] += lacking
-                await self._pipeline.in_thread(self._see, gallery, one, vector)
+                if among is None:  # else somebody who was left out may be nearer
+                    await self._pipeline.in_thread(self._see, gallery, one, vector)
         except KithError as error:
             counts[f"skipped_{error.code}"] += len(answered) - counts["compared"]
         except Exception:  # nobody waits for this answer: whatever it is, the log has it

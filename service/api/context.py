@@ -12,8 +12,9 @@ from models.runtime import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.bulk import BulkStore
-from service.gallery.follower import Followers, SharedEngine
+from service.gallery.follower import Followers
 from service.gallery.generations import Generations
+from service.gallery.index import SharedEngine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
 from service.jobs import Runner

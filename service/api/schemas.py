@@ -25,12 +25,12 @@ from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
-from service.gallery.index import IndexSetting
 from service.gallery.job_store import Job, JobItem, JobState
 from service.gallery.subjects import (
     SUBJECT_ID,
     Gallery,
     GallerySettings,
+    IndexSetting,
     Subject,
     Template,
     TemplateKind,
@@ -185,14 +185,14 @@ class GallerySettingsIn(Request):
     min_margin: FiniteFloat | None = Field(
         None, ge=0, le=1, description="Two subjects nearer to each other than this are lookalikes: neither is named."
     )
-    keep_crops: bool | None = Field(
-        None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
-    )
     index: IndexSetting | None = Field(
         None, description="How vectors are searched: exact compares every one; auto picks by the gallery's size."
     )
     recall: FiniteFloat | None = Field(
         None, ge=0.5, le=1, description="How often an index that is not exact must find the most similar vector."
+    )
+    keep_crops: bool | None = Field(
+        None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
 
     def over(self, current: GallerySettings) -> GallerySettings:
@@ -206,9 +206,9 @@ class GallerySettingsIn(Request):
             else current.quality_gate,
             review_factor=current.review_factor if self.review_factor is None else self.review_factor,
             min_margin=current.min_margin if self.min_margin is None else self.min_margin,
-            keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
+            keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
         )
 
 
@@ -396,9 +396,9 @@ class GalleryOut(BaseModel):
     quality_gate: QualityGateIn
     review_factor: float
     min_margin: float
-    keep_crops: bool
     index: IndexSetting
     recall: float
+    keep_crops: bool
     subjects: int
     templates: int
     created_at: datetime
@@ -416,9 +416,9 @@ class GalleryOut(BaseModel):
             quality_gate=QualityGateIn(**vars(settings.quality_gate)),
             review_factor=settings.review_factor,
             min_margin=settings.min_margin,
-            keep_crops=settings.keep_crops,
             index=settings.index,
             recall=settings.recall,
+            keep_crops=settings.keep_crops,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,

@@ -38,7 +38,7 @@ MEDIA_TYPES: Final[dict[str, Format]] = {
 }
 PIECE_BYTES: Final = 8_000_000
 """Of a body, what is read before it is worked on."""
-SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin"})
+SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin", "keep_crops"})
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 FILE: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
 FORMATS: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -171,8 +172,9 @@ def restore(
     """Put everything of a backup into a database that holds nothing, or in place of all that it holds: wholly, or not
     at all. ``said`` is told of each table done.
 
-    Keys that the database has given before are not given again: all of the backup's are moved beyond them, so that a
-    server that is running finds galleries it has not seen, and no index of its own that seems to fit.
+    Keys that the database has given before are not given again: all of the backup's are moved beyond them, and those of
+    galleries beyond any given elsewhere, so that a server that is running finds galleries it has not seen, and no index
+    anywhere seems to fit.
 
     Raises:
         BackupError: the file is damaged or of another version, or the database holds something.
@@ -194,9 +196,7 @@ def restore(
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
             _make_room(connection, replace)
-            # Where there never was a gallery, nobody has met a key of anything.
-            used = rows.highest(connection, galleries) > 0
-            moved = {table.name: rows.highest(connection, table) if used else 0 for table in COUNTED}
+            moved = _beyond(connection)
             for table in TABLES:
                 with archive.open(_entry(table.name)) as entry:
                     count = _read_table(connection, table, entry, moved)
@@ -205,6 +205,18 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
+
+
+def _beyond(connection: Connection) -> dict[str, int]:
+    """By how much the keys of each table are moved.
+
+    Galleries' always, and beyond any that a database which was lost can have given: an index outside the database, in
+    Milvus or on disk, is known by its gallery's key and may be of later than the backup.
+    """
+    highest = {table.name: rows.highest(connection, table) for table in COUNTED}
+    # Where there never was a gallery, nobody has met a key of anything in it.
+    moved = highest if highest[galleries.name] else dict.fromkeys(highest, 0)
+    return moved | {galleries.name: max(highest[galleries.name], int(time.time()))}
 
 
 def _make_room(connection: Connection, replace: bool) -> None:

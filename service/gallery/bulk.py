@@ -182,9 +182,15 @@ def _add_templates(connection: Connection, gallery: Gallery, items: Items, subje
     rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
     rows.insert_vectors(connection, keys, gallery.generation, raw.tobytes(), raw.itemsize * raw.shape[1])
-    kept = [
-        (key, crop[0], rows.as_json(crop[1])) for key, crop in zip(keys, items.crops, strict=True) if crop is not None
-    ]
+    kept = (
+        []
+        if not gallery.settings.keep_crops
+        else [
+            (key, crop[0], rows.as_json(crop[1]))
+            for key, crop in zip(keys, items.crops, strict=True)
+            if crop is not None
+        ]
+    )
     if kept:
         rows.insert(connection, crops, ("template_pk", "image", "landmarks"), kept)
     lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,16 +15,25 @@ from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, 
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
 from service.gallery.fusion import scores
+from service.gallery.index_files import check_index_files
+from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery
+from service.gallery.subjects import Gallery, Snapshot
 
 PROBES: Final = 32
 NEAREST: Final = 10
 SIMILARITY_TOLERANCE: Final = 1e-4
+FEWEST_FOUND: Final = 0.9
+"""Of the NEAREST to all probes, where not every vector is compared: an index measures its recall itself, and finer;
+this is to notice one of other vectors."""
 ATTEMPTS: Final = 5
 """At one look at SQL and index together, where others write meanwhile."""
 PAGE: Final = 1000
+FILES: Final = {
+    "abandoned": ("files of jobs that are over, or never began", "They are deleted."),
+    "index_files": ("index files are damaged, or of a deleted gallery", "They are deleted, and made anew if needed."),
+}
 
 
 @dataclass(frozen=True)
@@ -40,22 +50,51 @@ class Finding:
 
 
 @contextmanager
-def open_check(database_url: str) -> Iterator[GalleryCheck]:
-    """A check of the database at ``database_url``, by indexes of its own. Raises StorageError."""
+def open_check(
+    database_url: str,
+    abandoned: Callable[[JobStore], list[Path]] = lambda _: [],
+    index_folder: Path | None = None,
+) -> Iterator[GalleryCheck]:
+    """A check of the database at ``database_url``, by indexes of its own, and of files on this node: those that are
+    ``abandoned``, as no job waits for them, and those of indexes. Raises StorageError."""
     database = Database(open_engine(database_url))
     store = Store(database)
     followers = Followers(in_process(store))
     try:
-        yield GalleryCheck(store, Consistency(database), followers)
+        files = {
+            "abandoned": lambda: abandoned(JobStore(database)),
+            "index_files": lambda: [] if index_folder is None else _damaged(index_folder, store),
+        }
+        yield GalleryCheck(store, Consistency(database), followers, files)
     finally:
         followers.close()
         store.close()
 
 
+def _damaged(index_folder: Path, store: Store) -> list[Path]:
+    known = [gallery.pk for gallery in every_gallery(store)]
+    return [found.path for found in check_index_files(index_folder, known)]
+
+
+def every_gallery(store: Store) -> Iterator[Gallery]:
+    after: str | None = None
+    while page := store.list_galleries(after, PAGE):
+        yield from page
+        after = page[-1].name
+
+
 class GalleryCheck:
     """Looks at a database and the indexes that follow it; services may go on meanwhile."""
 
-    def __init__(self, store: Store, consistency: Consistency, followers: Followers) -> None:
+    def __init__(
+        self,
+        store: Store,
+        consistency: Consistency,
+        followers: Followers,
+        files: Mapping[str, Callable[[], list[Path]]],
+    ) -> None:
+        """``files``: by each of FILES, those that are wrong."""
+        self._wrong_files = files
         self._store = store
         self._consistency = consistency
         self._followers = followers
@@ -71,14 +110,9 @@ class GalleryCheck:
         yield from of_database
         if any(finding.kind == PAGES.kind for finding in of_database):
             return  # there is no use in reading further
-        for gallery in [self._store.gallery(name)] if name is not None else self._all():
+        yield from self._files(repair)
+        for gallery in [self._store.gallery(name)] if name is not None else every_gallery(self._store):
             yield from self._of(gallery, repair)
-
-    def _all(self) -> Iterator[Gallery]:
-        after: str | None = None
-        while page := self._store.list_galleries(after, PAGE):
-            yield from page
-            after = page[-1].name
 
     def _database(self, repair: bool) -> Iterator[Finding]:
         for check in DATABASE_CHECKS:
@@ -89,6 +123,14 @@ class GalleryCheck:
                 yield Finding(check.kind, None, count, check.what, check.action, check.mend is not None, mended)
                 if check is PAGES:
                     return
+
+    def _files(self, repair: bool) -> Iterator[Finding]:
+        for kind, wrong in self._wrong_files.items():
+            if files := wrong():
+                for path in files if repair else []:
+                    path.unlink(missing_ok=True)
+                what, action = FILES[kind]
+                yield Finding(kind, None, len(files), what, action, True, repair)
 
     def _of(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
         unsearchable = 0
@@ -103,14 +145,16 @@ class GalleryCheck:
         # What damaged vectors do to an index is not the index's fault.
         if not unsearchable:
             yield from self._index(gallery)
+            if gallery.other is not None:
+                yield from self._index(gallery.under(gallery.other.number))
 
     def _index(self, gallery: Gallery) -> Iterator[Finding]:
-        """Answers of an index against brute force over SQL."""
+        """Answers of an index against brute force over SQL, of one recogniser's vectors."""
         follower = self._followers.of(gallery)
         for _ in range(ATTEMPTS):
-            before = self._store.snapshot(gallery)
-            wrong = self._wrong_answers(gallery, follower)
-            if self._store.changes_since(gallery, before.sequence) == 0:
+            taken = self._store.snapshot(gallery)
+            wrong = _wrong_answers(gallery, taken, follower)
+            if self._store.changes_since(gallery, taken.sequence) == 0:
                 break
         else:
             return  # too busy to be seen at one moment; whoever asks again later will
@@ -125,29 +169,27 @@ class GalleryCheck:
                 False,
             )
 
-    def _wrong_answers(self, gallery: Gallery, follower: Follower) -> int:
-        """Of PROBES searches for templates of the gallery, a little aside."""
-        taken = self._store.snapshot(gallery)
-        if not len(taken.template_pks):
-            return 0
-        rng = np.random.default_rng(len(taken.template_pks))
-        drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
-        probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
-        results, compared = follower.search(probes, NEAREST)
-        subject_pks = np.unique(taken.subject_pks)
-        expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
-        if compared != len(subject_pks):
-            return len(probes)
-        wrong = 0
-        for hits, row in zip(results, expected, strict=True):
-            columns = np.searchsorted(subject_pks, [hit.subject_pk for hit in hits])
-            best = np.sort(row)[::-1][: len(hits)]
-            said = np.array([hit.similarity for hit in hits])
-            right = (
-                len(hits) == min(NEAREST, len(subject_pks))
-                and np.isin([hit.subject_pk for hit in hits], subject_pks).all()
-                and np.allclose(said, row[columns], rtol=0, atol=SIMILARITY_TOLERANCE)
-                and np.allclose(said, best, rtol=0, atol=SIMILARITY_TOLERANCE)
-            )
-            wrong += not right
-        return wrong
+
+def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int:
+    """Of PROBES searches for templates of the gallery, a little aside."""
+    if not len(taken.template_pks):
+        return 0
+    rng = np.random.default_rng(len(taken.template_pks))
+    drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
+    probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
+    results, compared = follower.search(probes, NEAREST)
+    subject_pks = np.unique(taken.subject_pks)
+    expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
+    if compared != len(subject_pks):
+        return len(probes)
+    wrong, found = 0, 0
+    wanted = min(NEAREST, len(subject_pks))
+    for hits, row in zip(results, expected, strict=True):
+        keys, said = [hit.subject_pk for hit in hits], [hit.similarity for hit in hits]
+        own = row[np.minimum(np.searchsorted(subject_pks, keys), len(subject_pks) - 1)]
+        best = np.sort(row)[::-1][:wanted]
+        sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
+        wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
+        found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
+    fewest = 1.0 if follower.stats().kind == "exact" else FEWEST_FOUND
+    return wrong or (found < fewest * wanted * len(probes))

@@ -273,12 +273,11 @@ def _count_unseen(connection: Connection, gallery: Gallery) -> int:
 def _unlogged(gallery: Gallery) -> sa.Select[Any]:
     """Templates that a follower from the log's beginning would not meet. Of a log that was trimmed there is no
     saying: who comes late to it starts from a snapshot."""
-    line = sa.select(changes.c.sequence).where(
-        changes.c.gallery_pk == gallery.pk, changes.c.template_pk == templates.c.pk
-    )
+    # As a set that is made once: there is no index of the log by template.
+    logged = sa.select(changes.c.template_pk).where(changes.c.gallery_pk == gallery.pk)
     whole = sa.literal(gallery.log_floor) == 0
     return sa.select(templates.c.pk, templates.c.subject_pk).where(
-        templates.c.gallery_pk == gallery.pk, whole, ~line.exists()
+        templates.c.gallery_pk == gallery.pk, whole, templates.c.pk.not_in(logged)
     )
 
 

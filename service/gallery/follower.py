@@ -33,16 +33,6 @@ class Replica(Protocol):
         """Give back what it holds. Nothing is begun afterwards, but a search under way may still come to its end."""
 
 
-class SharedEngine(Protocol):
-    """Where indexes are that all nodes share."""
-
-    def check(self) -> None:
-        """Prove that it answers. Raises IndexUnavailableError."""
-
-    def forget(self, gallery: Gallery) -> None:
-        """Remove what it holds of a deleted gallery, sooner or later."""
-
-
 class Follower:
     """The searchable replica of one gallery. Safe to share between threads."""
 
@@ -69,11 +59,17 @@ class Follower:
 class Followers:
     """One follower for each gallery and generation in use, made on first search by ``make_replica``, and made anew when
     a setting that its index depends on is another. Those searched least lately go when all vectors together would need
-    more than ``memory`` bytes; None: they stay."""
+    more than ``memory`` bytes; None: they stay. ``forget``: what else to do about a gallery that was deleted."""
 
-    def __init__(self, make_replica: Callable[[Gallery], Replica], memory: int | None = None) -> None:
+    def __init__(
+        self,
+        make_replica: Callable[[Gallery], Replica],
+        memory: int | None = None,
+        forget: Callable[[Gallery], None] | None = None,
+    ) -> None:
         self._make_replica = make_replica
         self._memory = memory
+        self._forget = forget
         self._followers: OrderedDict[tuple[int, int], Follower] = OrderedDict()
         self._held: dict[tuple[int, int], int] = {}
         self._total = 0
@@ -98,10 +94,12 @@ class Followers:
             return follower
 
     def drop(self, gallery: Gallery) -> None:
-        """Forget a gallery in all its generations."""
+        """Forget a deleted gallery in all its generations."""
         with self._lock:
             for key in [key for key in self._followers if key[0] == gallery.pk]:
                 self._close(key)
+        if self._forget is not None:
+            self._forget(gallery)
 
     def close(self) -> None:
         with self._lock:

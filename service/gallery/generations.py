@@ -135,8 +135,8 @@ class Generations:
                     )
                 )
             if not rest or rest[0].state != "shadow":
-                details = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
-                _audit(connection, gallery, "migration_started", details)
+                said = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
+                _audit(connection, gallery, "migration_started", said)
             _queue(connection, gallery, FILL, number, fingerprint)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
@@ -217,18 +217,18 @@ class Generations:
                 return
             if not rest or rest[0].state == "shadow":
                 raise MigrationStateError(f"gallery {gallery.name!r} has no migration that was cut over or rolled back")
-            (away,) = rest
-            lost = _coverage(connection, gallery, current.number)
-            lost_count = connection.execute(
-                sa.select(sa.func.count())
-                .select_from(templates)
-                .where(templates.c.gallery_pk == gallery.pk, ~_has(current.number), _has(away.number))
-            ).scalar_one()
-            if lost_count and not force:
+            away = rest[0]
+            only_there = sa.select(sa.func.count()).select_from(templates)
+            only_there = only_there.where(
+                templates.c.gallery_pk == gallery.pk, ~_has(current.number), _has(away.number)
+            )
+            lost = connection.execute(only_there).scalar_one()
+            if lost and not force:
+                covered = _coverage(connection, gallery, current.number)
                 raise MigrationIncompleteError(
-                    f"{lost_count} templates have no vector but those that would go",
-                    embedded=lost.embedded,
-                    templates=lost.templates,
+                    f"{lost} templates have no vector but those that would go",
+                    embedded=covered.embedded,
+                    templates=covered.templates,
                 )
             changed = {"state": "dropped", "updated_at": datetime.now(UTC)}
             connection.execute(generations.update().where(_is(gallery, away.number)).values(**changed))
@@ -237,7 +237,7 @@ class Generations:
                     table.delete().where(table.c.gallery_pk == gallery.pk, table.c.generation == away.number)
                 )
             _queue(connection, gallery, DROP, away.number, away.fingerprint)
-            _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost_count})
+            _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost})
 
     def drop(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
         """Delete the vectors of these templates by a dropped generation; those of another one stay."""
@@ -273,10 +273,7 @@ class Generations:
             .where(templates.c.pk.in_(list(keys)))
         )
         with self._database.read() as connection:
-            return [
-                Waiting(row.pk, row.id, Crop(row.image, tuple((x, y) for x, y in row.landmarks)))
-                for row in connection.execute(query)
-            ]
+            return [Waiting(row.pk, row.id, Crop(row.image, row.landmarks)) for row in connection.execute(query)]
 
     def add(
         self,

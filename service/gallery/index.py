@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
+from service.gallery.subjects import Gallery
 
 Keys = NDArray[np.int64]
 Kind = Literal["exact", "compact", "graph"]
-IndexSetting = Literal["auto", "exact", "compact", "graph"]
-DEFAULT_RECALL: Final = 0.999
 
 
 class Structure(Protocol):
@@ -84,3 +83,13 @@ class IndexStats:
     recall: Recall | None = None
     compacted_at: datetime | None = None
     problem: str | None = None
+
+
+class SharedEngine(Protocol):
+    """Where indexes are that all nodes share."""
+
+    def check(self) -> None:
+        """Prove that it answers. Raises IndexUnavailableError."""
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove what it holds of a deleted gallery, sooner or later."""

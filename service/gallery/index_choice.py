@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from service.gallery.index import IndexSetting, Kind
+from service.gallery.index import Kind
+from service.gallery.subjects import IndexSetting
 
 CODED_DIMENSIONS: Final = 4
 """Coded together: a vector's length must be a multiple of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from models.recognition import unit
 from models.runtime import Float
 from service.gallery.index import Recall
-from service.gallery.segments import View
+from service.gallery.segments import ROWS_PICKED, View
 
 SAMPLE: Final = 1000
 """Probes: of a promise of 0.999 one miss."""
@@ -27,7 +28,7 @@ def probes_of(view: View, rng: np.random.Generator) -> Float:
     """(q, d) unit vectors, each as similar to one of the gallery's as PROBE_SIMILARITY. The rest of it is another
     vector's, so that probes lie where the gallery's vectors do."""
     sample = sample_of(view, 2 * min(SAMPLE, len(view) // 2), rng)
-    own, others = np.split(sample, 2)
+    own, others = np.split(rng.permutation(sample), 2)
     # A little of no direction in particular, for the two may be one.
     others = others + NOISE * rng.standard_normal(others.shape, np.float32)
     aside = unit(others - (own * others).sum(1, keepdims=True) * own)
@@ -35,14 +36,20 @@ def probes_of(view: View, rng: np.random.Generator) -> Float:
 
 
 def sample_of(view: View, size: int, rng: np.random.Generator) -> Float:
-    """(size, d) of the living vectors, none twice."""
+    """(size, d) of the living vectors, none twice, in the order in which they are held."""
     places = np.sort(rng.choice(len(view), size, replace=False))
-    ends = np.cumsum([segment.live for segment in view.segments])
-    taken: list[Float] = []
-    for segment, part in zip(view.segments, np.split(places, np.searchsorted(places, ends[:-1])), strict=True):
-        rows = np.flatnonzero(segment.alive)[part - (ends[len(taken)] - segment.live)]
-        taken.append(segment.vectors[rows])
-    return np.asarray(rng.permutation(np.concatenate(taken)), np.float32)
+    sample = np.empty((size, view.segments[0].vectors.shape[1]), np.float32)
+    before = taken = 0
+    for segment in view.segments:
+        chosen = places[np.searchsorted(places, before) : np.searchsorted(places, before + segment.live)]
+        rows = np.flatnonzero(segment.alive)[chosen - before]
+        for start in range(0, len(rows), ROWS_PICKED):
+            part = rows[start : start + ROWS_PICKED]
+            sample[taken : taken + len(part)] = segment.vectors[part]
+            taken += len(part)
+            time.sleep(0)
+        before += segment.live
+    return sample
 
 
 def expected(view: View, probes: Float) -> Float:

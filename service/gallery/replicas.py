@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
 from service.gallery.index import IndexStats, Keys
 from service.gallery.index_choice import Sizes
+from service.gallery.index_files import IndexFiles
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Found, Rows, View
 from service.gallery.store import KEEP_LINES, Store
@@ -40,9 +42,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InProcess:
-    """How indexes in this process are kept. ``device``: ``cpu`` or ``gpu``."""
+    """How indexes in this process are kept. ``device``: ``cpu`` or ``gpu``; ``folder``: for the files of those that
+    take long to build, None: there are none."""
 
     device: str = "cpu"
+    folder: Path | None = None
     sizes: Sizes = field(default_factory=Sizes)
 
 
@@ -70,6 +74,7 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
             later,
             chosen.sizes,
             chosen.device == "gpu",
+            None if chosen.folder is None else IndexFiles(chosen.folder, gallery),
         )
         match settings.fusion:
             case "max":
@@ -131,7 +136,9 @@ class Following(ABC):
 
     def _load(self) -> None:
         snapshot = self._store.snapshot(self._gallery)
-        self._index.load(self._rows(snapshot), snapshot.sequence)
+        rows, sequence = self._rows(snapshot), snapshot.sequence
+        del snapshot  # the index copies what it keeps: never three of each
+        self._index.load(rows, sequence)
         self._loaded = True
 
     @abstractmethod

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from models.runtime import Float
-from service.gallery.index import Builder, IndexSetting, IndexStats, Keys, Kind, Recall, StoppedError
+from service.gallery.index import Builder, IndexStats, Keys, Kind, Recall, StoppedError
 from service.gallery.index_choice import Choice, Failure, Sizes, choose
+from service.gallery.index_files import IndexFiles
 from service.gallery.recall import expected, probes_of, recall_of, sample_of
-from service.gallery.segments import ROWS_AT_ONCE, Found, Rows, Segment, View
+from service.gallery.segments import ROWS_AT_ONCE, ROWS_PICKED, Found, Rows, Segment, View
+from service.gallery.subjects import IndexSetting
 
 TRAIN_ON: Final = 50_000
 DEAD_SHARE: Final = 0.2
@@ -28,6 +30,8 @@ MEASURE_AGAIN: Final = 0.2
 MANY_SMALL: Final = 8
 """Segments, of less than half the greatest length, that are worth merging."""
 GROWTH: Final = 1.5
+WRITE_AGAIN_S: Final = 600
+"""After which graphs are written again that lost their file to a deletion."""
 log = logging.getLogger(__name__)
 
 
@@ -61,11 +65,15 @@ class SegmentedIndex:
         later: Callable[[Callable[[], None]], None],
         sizes: Sizes | None = None,
         accelerated: bool = False,
+        files: IndexFiles | None = None,
     ) -> None:
         self._dimension, self._wanted, self._promise = dimension, wanted, promise
         self._build_for, self._later = build_for, later
         self._sizes = sizes or Sizes()
         self._accelerated = accelerated
+        self._files = files
+        self._files_written = -float(WRITE_AGAIN_S)
+        self._problem: str | None = None
         self.view = View()
         self._epoch = 0
         self._number = 0
@@ -88,7 +96,8 @@ class SegmentedIndex:
         """Hold these rows, sorted by owner and key, instead of whatever there was."""
         with self._changing:
             self._epoch += 1
-            self.view = View(tuple(self._cut(rows)), sequence, _owners(rows))
+            stored, rest = self._stored(rows)
+            self.view = View((*stored, *self._cut(rest)), sequence, _owners(rows))
         self._order()
 
     def apply(self, batches: Iterable[Batch]) -> None:
@@ -115,6 +124,7 @@ class SegmentedIndex:
             self._depth() if view.structured else None,
             measured.recall if measured and view.structured else None,
             self._compacted_at,
+            self._problem,
         )
 
     def close(self) -> None:
@@ -127,6 +137,7 @@ class SegmentedIndex:
         left = [segment.owners[before[segment.number]] for segment in view.segments]
         touched = np.unique(np.concatenate([*left, batch.rows.owners]))
         had = view.count_of(touched) > 0
+        self._forget_files(view, before, batch)
         segments = [
             segment.without(before[segment.number]) if len(before[segment.number]) else segment
             for segment in view.segments
@@ -181,7 +192,7 @@ class SegmentedIndex:
         if choice.kind != self._choice.kind:
             return True
         self._choice = choice
-        return bool(self._worst(view))
+        return bool(self._worst(view)) or self._unmeasured(view) or bool(self._unwritten(view))
 
     def _wants(self, segment: Segment, kind: Kind) -> bool:
         """Whether a segment is not as it should be."""
@@ -218,6 +229,7 @@ class SegmentedIndex:
             while self._round() or self._fallen():
                 pass
             self._compacted_at = datetime.now(UTC)
+            self._write_files()
 
     def _round(self) -> bool:
         """Make one group of segments anew; whether there was one."""
@@ -286,9 +298,8 @@ class SegmentedIndex:
         vectors = np.empty((len(order), self._dimension), np.float32)
         start = 0
         for segment, rows in zip(old, alive, strict=True):
-            # In slices: numpy lets nobody else run while it picks rows.
-            for i in range(0, len(rows), ROWS_AT_ONCE // 4):
-                part = rows[i : i + ROWS_AT_ONCE // 4]
+            for i in range(0, len(rows), ROWS_PICKED):
+                part = rows[i : i + ROWS_PICKED]
                 vectors[places[start + i : start + i + len(part)]] = segment.vectors[part]
                 time.sleep(0)
             start += len(rows)
@@ -320,15 +331,13 @@ class SegmentedIndex:
     def _fallen(self) -> bool:
         """Measure recall if the gallery is another than when it was measured; whether it must fall back."""
         view = self.view
-        if not view.structured or len(view) < 2 or self._builder is None:
+        if not self._unmeasured(view):
             return False
-        size = len(view)
-        if self._measured is not None and abs(size - self._measured.size) < MEASURE_AGAIN * self._measured.size:
-            return False
+        size, builder = len(view), self._builder_for(view)
         rng = np.random.default_rng(size)
         probes = probes_of(view, rng)
         best = expected(view, probes)
-        for depth in self._builder[0].depths:
+        for depth in builder.depths:
             if self._closed:
                 raise StoppedError
             recall = recall_of(view, probes, best, depth, self._promise)
@@ -340,6 +349,57 @@ class SegmentedIndex:
             self._accelerated = False
         self._failed = Failure(self._choice.kind, size, recall.at_1, self._promise)
         return True
+
+    def _unmeasured(self, view: View) -> bool:
+        if not view.structured or len(view) < 2:
+            return False
+        then = self._measured.size if self._measured else 0
+        return abs(len(view) - then) > MEASURE_AGAIN * then
+
+    # Files
+
+    def _stored(self, rows: Rows) -> tuple[list[Segment], Rows]:
+        """Segments whose graph lies in a file, and the rows that are in none."""
+        choice = choose(self._wanted, len(rows.keys), self._dimension, self._sizes, self._failed, self._choice.kind)
+        if self._files is None or choice.kind != "graph":
+            return [], rows
+        self._choice = choice
+        return self._files.read(rows, self._next, self._report)
+
+    def _unwritten(self, view: View) -> list[Segment]:
+        """Graphs that have no file, unless some were written just now."""
+        if self._files is None or time.monotonic() - self._files_written < WRITE_AGAIN_S:
+            return []
+        files, graph = self._files, self._choice.kind == "graph"
+        return [s for s in view.segments if graph and s.structure is not None and not files.has(s)]
+
+    def _write_files(self) -> None:
+        if self._files is None:
+            return
+        view = self.view
+        self._files.keep(view.segments)
+        for segment in self._unwritten(view):
+            try:
+                self._files.write(segment)
+            except OSError as error:
+                self._report(f"a graph could not be written, and will be built again after a restart: {error}")
+                break
+            # Somebody in it may have been deleted while it was written.
+            now = {each.number: each for each in self.view.segments}.get(segment.number)
+            if now is None or now.live != segment.live:
+                self._files.remove(segment.number)
+        self._files_written = time.monotonic()
+
+    def _forget_files(self, view: View, before: dict[int, Keys], batch: Batch) -> None:
+        """Who is deleted, and not only changed, is to be found in no file."""
+        if self._files is not None:
+            for segment in view.segments:
+                if len(np.setdiff1d(segment.keys[before[segment.number]], batch.rows.keys)):
+                    self._files.remove(segment.number)
+
+    def _report(self, problem: str) -> None:
+        log.warning("%s", problem)
+        self._problem = problem
 
 
 def _owners(rows: Rows) -> int:

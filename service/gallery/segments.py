@@ -23,6 +23,8 @@ from service.gallery.index import Keys, Structure
 Mask = NDArray[np.bool_]
 ROWS_AT_ONCE: Final = 16_384
 """Of similarities being ranked: few enough to stay in a processor's cache with those of a few probes."""
+ROWS_PICKED: Final = 4096
+"""At once: numpy lets no other thread run meanwhile."""
 FEW_PROBES: Final = 4
 """Up to which ranking in numpy beats FAISS's own."""
 GATHER_EXACT: Final = 0.3

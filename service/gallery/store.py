@@ -66,6 +66,7 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
+LATER_SETTINGS: Final = ("review_factor", "min_margin", "keep_crops", "index", "recall")
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 
@@ -484,7 +485,9 @@ class Store:
         if not doomed:
             return 0
         with self._database.change(gallery) as connection:
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=doomed[-1]))
+            # Another process may have trimmed further meanwhile: what is gone must stay known to be gone.
+            floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
             return connection.execute(changes.delete().where(here, changes.c.sequence <= doomed[-1])).rowcount
 
 
@@ -686,11 +689,7 @@ def read_snapshot(
 def _gallery(row: sa.Row[Any]) -> Gallery:
     stored = row.settings
     # What a gallery was created before keeps its default.
-    others = {
-        name: stored[name]
-        for name in ("review_factor", "min_margin", "keep_crops", "index", "recall")
-        if name in stored
-    }
+    others = {name: stored[name] for name in LATER_SETTINGS if name in stored}
     settings = GallerySettings(
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )

@@ -16,11 +16,12 @@ from models.runtime import Float
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
-from service.gallery.index import DEFAULT_RECALL, IndexSetting
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
+IndexSetting = Literal["auto", "exact", "compact", "graph"]
+DEFAULT_RECALL: Final = 0.999
 
 
 def printable(text: str) -> str:

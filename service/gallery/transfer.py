@@ -185,6 +185,7 @@ def _faults(items: Items) -> Iterator[tuple[int, KithError]]:
     yield from _where(items.kinds, lambda kind: kind is None or kind in KINDS, "kind: must be photo or embedding")
     yield from _where(items.qualities, _is_quality, "quality: must be an object of numbers")
     yield from _where(items.detection_scores, _is_number, "detection_score: must be a finite number")
+    yield from _where(items.crops, _is_crop, "crop: must be WebP with five landmarks, x and y each")
     for row in np.flatnonzero(~items.given).tolist():
         if items.templates[row] is not None:
             yield row, EmbeddingError("a template needs an embedding")
@@ -240,6 +241,21 @@ def _is_id(text: Any) -> bool:
 def _is_quality(quality: Any) -> bool:
     return quality is None or (
         isinstance(quality, dict) and len(quality) <= 20 and all(map(_is_number, quality.values()))
+    )
+
+
+def _is_crop(crop: Any) -> bool:
+    if crop is None:
+        return True
+    image, landmarks = crop
+    return (
+        image[:4] == b"RIFF"
+        and image[8:12] == b"WEBP"
+        and isinstance(landmarks, list)
+        and len(landmarks) == 5
+        and all(
+            isinstance(at, list) and len(at) == 2 and None not in at and all(map(_is_number, at)) for at in landmarks
+        )
     )
 
 

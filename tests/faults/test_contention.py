@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
 from service.errors import StorageBusyError, StorageError
 from service.gallery.database import Database, open_engine
 from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
+from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate
 from service.gallery.tables import galleries
-from tests.postgres import Postgres
+from tests.faults.workers import Node
+from tests.postgres import DatabaseUrl, Postgres
 
 
 def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
@@ -30,6 +33,32 @@ def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
     store.create_gallery("g", "f" * 32, 8, GallerySettings())
     store.close()
     other.dispose()
+
+
+def test_who_trims_the_log_late_does_not_forget_what_others_trimmed(
+    database_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a follower between the two places would pass over the lines that are gone."""
+    url = database_url()
+    with Node(url) as slow, Node(url) as quick:
+        gallery = slow.store.create_gallery("g", "f" * 32, 8, GallerySettings())
+        vector = np.eye(8, dtype=np.float32)[0]
+        for number in range(20):
+            slow.enrol("g", "a", [NewTemplate(f"{number:032x}", vector, "embedding")])
+            slow.delete_subject("g", "a")
+        begin = Database.change
+
+        def after_another(database: Database, gallery: Gallery) -> Any:
+            monkeypatch.undo()
+            assert quick.store.trim_log(gallery, 5) == 35
+            return begin(database, gallery)
+
+        monkeypatch.setattr(Database, "change", after_another)
+        slow.store.trim_log(gallery, 25)
+        kept = slow.store.changes_after(slow.store.gallery("g"), slow.store.gallery("g").log_floor)
+        assert len(kept) == 5
+        with pytest.raises(LogTrimmedError):
+            slow.store.changes_after(gallery, kept[0].sequence - 2)
 
 
 def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -> None:

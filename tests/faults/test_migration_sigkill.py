@@ -36,7 +36,7 @@ from tests.faults.tally import Tally
 from tests.packs import projected_pack
 from tests.postgres import Postgres
 
-TEMPLATES = 600 if LONG else 100
+TEMPLATES = 300 if LONG else 100
 KILLS = 12 if LONG else 1
 WAIT_S = 120
 Step = Callable[[Kith], MigrationOut]

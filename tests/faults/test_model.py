@@ -215,7 +215,7 @@ def fresh(url: str, fusion: Fusion, *galleries: str) -> str:
 
 def at_once(url: str, gallery: str, shared_subjects: int, steps: int, unlocked: bool = False) -> list[list[Any]]:
     """Writers at work on a gallery; what each asked and was answered."""
-    weights = {"enrol": 3.0, "delete": 1.0, "delete subject": 0.5, "read": 5.0}
+    weights = {"enrol": 3.0, "delete": 1.0, "delete subject": 0.5, "trim": 0.3, "read": 5.0}
     if shared_subjects:
         weights["move"] = 3.0
     counters = CONTEXT.Array("q", WRITERS, lock=False)

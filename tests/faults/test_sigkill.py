@@ -37,6 +37,7 @@ WORK = {
     "enrolment": {"enrol": 1.0},
     "deletion": {"enrol": 1.0, "delete": 1.0, "delete subject": 0.5},
     "moving": {"enrol": 1.0, "move": 3.0},
+    "trimming of the log": {"enrol": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
 }
 
 
@@ -212,7 +213,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
             dimension = kith.model().dimension
             # By max, a subject answers for each of its templates.
             kith.create_gallery("g", fusion="max")
-        for kill in range(12 if LONG else 2):
+        for kill in range(12 if LONG else 1):
             alive, dead = threading.Semaphore(0), threading.Event()
 
             def write(writer: int, kill: int = kill, alive: Any = alive, dead: threading.Event = dead) -> None:

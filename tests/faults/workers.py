@@ -28,6 +28,8 @@ from tests.faults.history import NEVER, Kind
 ANSWER_TIMEOUT_S = 60
 EXACT = 0.999
 """A template's similarity to its own vector, and nobody else's."""
+KEPT_LINES = 5
+"""Of the change log, where a writer shortens it: so few that those who follow it are too late."""
 Found = list[list[tuple[str, float]]]
 # Started once, with everything imported: a worker is then a fork of it, in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -252,6 +254,8 @@ class _Steps:
                     self._delete()
                 case "delete subject":
                     self._delete_subject()
+                case "trim":
+                    self._node.store.trim_log(self._node.store.gallery(self._gallery.name), KEPT_LINES)
                 case "read":
                     self._search()
 

@@ -20,6 +20,7 @@ from models.runtime import Float
 from service.cli import app
 from service.errors import BackupError
 from service.gallery.backup import TABLES, back_up, read_manifest, restore
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.replicas import in_process
@@ -88,8 +89,23 @@ def filled(database: Database) -> Store:
 
 
 def everything(database: Database) -> dict[str, list[Any]]:
+    """All rows; galleries by name instead of key."""
     with database.read() as connection:
-        return {t.name: sorted(map(repr, connection.execute(sa.select(t)))) for t in TABLES}
+        names = dict(connection.execute(sa.select(galleries.c.pk, galleries.c.name)).all())
+        of_gallery = {t.name: "pk" if t is galleries else "gallery_pk" for t in TABLES}
+        return {
+            t.name: sorted(
+                repr({k: names.get(v) if k == of_gallery[t.name] else v for k, v in row._mapping.items()})
+                for row in connection.execute(sa.select(t))
+            )
+            for t in TABLES
+        }
+
+
+def check(database: Database) -> None:
+    url = database._writer.engine.url.render_as_string(hide_password=False)
+    with open_check(url) as examined:
+        assert not list(examined.findings(None, repair=False))
 
 
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:
@@ -110,6 +126,7 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
     for target in (fresh(), sqlite):
         restore(target, file)
         assert everything(target) == everything(origin)
+        check(target)
         store = Store(target)
         assert names(store, "one", Followers(in_process(store))) == [f"s{i}" for i in range(20)]
         with target.read() as connection:
@@ -141,6 +158,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     assert len(store.changes_after(after, 0)) == 21
     restore(database, file, replace=True)
     assert names(store, "one", followers) == expected
+    check(database)
 
 
 def test_a_database_that_holds_something_is_left_alone(fresh: Open, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from service.errors import StorageDamagedError
 from service.gallery.check import open_check
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, DatabaseCheck
 from service.gallery.subjects import GallerySettings, NewTemplate
+from service.spool import ABANDONED_S, Spool
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
 
@@ -150,6 +153,19 @@ def test_the_index_is_checked_against_the_database(url: str) -> None:
         damage(url, a_vector(vector))
         assert [finding.kind for finding in check.findings("g", False)] == ["index"]
     assert found(url) == {}
+
+
+def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    for name in ("0" * 32, "1" * 32):
+        with spool.receiving(name) as file:
+            file.write(b"half an archive")
+    long_ago = time.time() - 2 * ABANDONED_S
+    os.utime(spool.path("0" * 32), (long_ago, long_ago))
+    for repair, expected in ((False, {"abandoned": False}), (True, {"abandoned": True}), (False, {})):
+        with open_check(url, spool.abandoned) as check:
+            assert {finding.kind: finding.repaired for finding in check.findings("g", repair)} == expected
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1" * 32]
 
 
 def test_every_check_says_what_to_do() -> None:

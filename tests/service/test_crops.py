@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from models import dlib_pack
 from models.alignment import STANDARD, Alignment, align, standard
@@ -57,6 +61,16 @@ def test_at_the_border_nothing_is_made_up(detector: Detector, astronaut: Photo) 
     assert points == pytest.approx(landmarks[0], abs=0.01)
 
 
-def test_a_damaged_crop_is_refused() -> None:
+def test_a_damaged_crop_is_refused_and_a_huge_one() -> None:
     with pytest.raises(OSError):
         crops.read(Crop(b"RIFF....WEBP", ((0.0, 0.0),) * 5))
+    huge = io.BytesIO()
+    Image.new("RGB", (crops.MAX_READ_PX + 1, 8)).save(huge, "WEBP")
+    with pytest.raises(ValueError, match="1025 x 8"):
+        crops.read(Crop(huge.getvalue(), ((0.0, 0.0),) * 5))
+
+
+@pytest.mark.parametrize("landmarks", [None, {}, "x", [[1, 2]] * 4, [["a", "b"]] * 5, [[None, 1]] * 5])
+def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
+    with pytest.raises(ValueError):
+        crops.read(Crop(b"", landmarks))

@@ -251,7 +251,8 @@ def test_a_crop_goes_with_its_template(
     n = started(store, generations)
     keys = generations.waiting_keys(gallery, n)
     (waiting,) = generations.waiting(keys)
-    assert (waiting.id, waiting.crop) == (one.id, CROP)
+    assert (waiting.id, waiting.crop.image) == (one.id, CROP.image)
+    assert [tuple(point) for point in waiting.crop.landmarks_xy] == list(CROP.landmarks_xy)
     store.delete_template(now(store), "s", one.id)
     assert generations.waiting(keys) == []
     assert generations.waiting_keys(gallery, n) == []

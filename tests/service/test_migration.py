@@ -192,6 +192,10 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     # A stranger, and a face that is not good enough, stand for nobody.
     both.identify(g, people["friend1"])
     assert settled(both, g).other == told.other
+    # Who is searched for among a few may be like somebody else.
+    both.put_subject(g, "eileen", tags=["crew"])
+    assert both.identify(g, darker(people["eileen"]), filter={"tags": ["crew"]}).results[0].outcome == "identified"
+    assert settled(both, g).other == told.other
     for _ in range(2):  # the second time there is nothing left to be seen
         assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
     told = settled(both, g)

@@ -11,7 +11,9 @@ import textwrap
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from service.client import Kith, KithClientError
 from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
+from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
@@ -254,19 +257,28 @@ def test_long_lines_do_not_pile_up() -> None:
     assert [len(block) for block in lines.end()] == [4]
 
 
-def test_crops_go_along_if_asked(place: Place, rng: np.random.Generator, tmp_path: Path) -> None:
-    face = {"crop": base64.b64encode(b"\0\xffface").decode(), "landmarks": [[1.5, 2.0]]}
-    place.take(line("a", vector(rng), **face) + line("a", vector(rng)))
+def test_crops_go_along_if_asked_and_where_they_are_kept(
+    place: Place, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    face = {"crop": base64.b64encode(b"RIFF....WEBP\0\xff").decode(), "landmarks": [[1.5, 2.0]] * 5}
+    keeping = place.store.update_gallery("g", lambda settings: replace(settings, keep_crops=True))
+    report = place.take(
+        line("a", vector(rng), **face) + line("a", vector(rng)) + line("a", vector(rng), **face | {"landmarks": [[1]]}),
+        gallery=keeping,
+    )
+    assert [(r.number, r.error.code) for r in report.refusals] == [(3, "item_invalid")]
     elsewhere = Place(f"sqlite:///{tmp_path / 'elsewhere.db'}")
     for kind in FORMATS:
         file = b"".join(export(place.bulk, "g", kind, lambda _: {}, crops=True))
-        copy = elsewhere.another(kind)
-        assert elsewhere.take(file, kind, copy).templates == 2
-        (_, with_crop, without) = b"".join(
-            export(elsewhere.bulk, kind, "ndjson", lambda _: {}, crops=True)
-        ).splitlines()
-        assert {key: orjson.loads(with_crop)[key] for key in face} == face
-        assert "crop" not in orjson.loads(without)
+        for keep in (True, False):
+            elsewhere.another(f"{kind}-{keep}")
+            kept = partial(replace, keep_crops=keep)
+            copy = elsewhere.store.update_gallery(f"{kind}-{keep}", kept)
+            assert elsewhere.take(file, kind, copy).templates == 2
+            out = b"".join(export(elsewhere.bulk, copy.name, "ndjson", lambda _: {}, crops=True))
+            _, with_crop, without = map(orjson.loads, out.splitlines())
+            assert {key: with_crop.get(key) for key in face} == (face if keep else dict.fromkeys(face))
+            assert "crop" not in without
     assert b"crop" not in place.file()
     elsewhere.store.close()
 
@@ -414,6 +426,8 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
+    with open_check(url) as examined:
+        assert not list(examined.findings(None, repair=False))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,475 @@
+"""Searching a large gallery, beside faiss.IndexFlatIP in the same run, and what following the change log costs.
+
+Simulated people of two photos each: clusters of cosine 0.67 around random centres; probes are third photos. Prints, and
+writes bench/results/gallery.json and .md.
+
+    python -m bench.gallery [--templates 1000000] [--kinds exact compact graph] [--graph-templates 200000]
+                            [--galleries 10000] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from bench.accuracy import RESULTS
+from models.recognition import unit
+from models.runtime import Float, available_cores
+from service.gallery.database import Database, open_engine
+from service.gallery.faiss_index import api as faiss
+from service.gallery.faiss_index import builders
+from service.gallery.follower import Followers
+from service.gallery.index import Kind
+from service.gallery.replicas import in_process
+from service.gallery.segmented import Batch, SegmentedIndex
+from service.gallery.segments import Rows
+from service.gallery.store import ROWS_AT_ONCE, Store
+from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
+from service.gallery.tables import changes, galleries, subjects, templates, vectors
+
+DIMENSION: Final = 512
+SPREAD: Final = 0.7
+PROBES: Final = 1000
+BATCH: Final = 64
+K: Final = 10
+SEED: Final = 11
+OTHER_PROCESS: Final = """
+import sys, numpy, bench.gallery as bench
+bench.enrol_for_each_line(*sys.argv[1:])
+"""
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--templates", type=int, default=1_000_000)
+    parser.add_argument("--kinds", nargs="+", default=["exact", "compact", "graph"])
+    parser.add_argument(
+        "--graph-templates", type=int, default=200_000, help="a graph takes minutes where codes take seconds"
+    )
+    parser.add_argument("--galleries", type=int, default=10_000)
+    parser.add_argument("--people", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to try the script")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.quick:
+        options.templates, options.graph_templates, options.galleries = 50_000, 20_000, 500
+    searches: list[Row] = []
+    for size, kinds in (
+        (options.templates, [kind for kind in options.kinds if kind != "graph"]),
+        (options.graph_templates, [kind for kind in options.kinds if kind == "graph"]),
+    ):
+        if kinds:
+            searches += compared(size, kinds)
+    report = {
+        "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
+        "searches": searches,
+        "order": in_order(options.templates),
+        "log": following(options.templates),
+        "many": many(options.galleries, options.people),
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "gallery.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (options.output / "gallery.md").write_text(text(report), encoding="utf-8")
+    print(text(report))
+
+
+# Data
+
+
+def people(count: int, rng: np.random.Generator) -> Iterator[Float]:
+    """Unit vectors, 16,384 at a time."""
+    for start in range(0, count, 16_384):
+        yield rng.standard_normal((min(16_384, count - start), DIMENSION), np.float32) / np.sqrt(DIMENSION)
+
+
+def photos(centres: Float, rng: np.random.Generator) -> Float:
+    noise = rng.standard_normal(centres.shape, np.float32) / np.sqrt(DIMENSION)
+    return unit(centres + np.float32(SPREAD) * noise)
+
+
+@cache
+def gallery(size: int) -> tuple[Float, Float, NDArray[np.int64]]:
+    """(size, d) templates, person by person; (PROBES, d) other photos of some; and whose these are."""
+    rng = np.random.default_rng(SEED)
+    held, probes, owners = np.empty((size, DIMENSION), np.float32), [], []
+    start = 0
+    for centres in people(size // 2, rng):
+        for photo in (0, 1):
+            held[start + photo : start + 2 * len(centres) : 2] = photos(centres, rng)
+        chosen = rng.choice(len(centres), min(len(centres), -(-PROBES * 2 * len(centres) // size)), replace=False)
+        probes.append(photos(centres[chosen], rng))
+        owners.append(start // 2 + chosen)
+        start += 2 * len(centres)
+    order = rng.permutation(sum(map(len, probes)))[:PROBES]
+    return held, np.concatenate(probes)[order], np.concatenate(owners)[order]
+
+
+# Searches beside FAISS's own
+
+
+def compared(size: int, kinds: list[Kind]) -> list[Row]:
+    held, probes, _ = gallery(size)
+    say(f"{size:,} templates; probes' best similarity {float((probes[:50] @ held.T).max(1).mean()):.2f}")
+    rows = []
+    faiss.omp_set_num_threads(available_cores())
+    flat = faiss.IndexFlatIP(DIMENSION)
+    started = time.perf_counter()
+    flat.add(held)
+    built = time.perf_counter() - started
+    truth = np.concatenate([flat.search(probes[i : i + BATCH], K)[0] for i in range(0, len(probes), BATCH)])
+    for name, threshold in (("IndexFlatIP as it comes", 128_000), ("IndexFlatIP with BLAS", 20)):
+        faiss.cvar.distance_compute_blas_threshold = threshold
+        rows.append({"index": name, "templates": size, "build_s": built, "memory_bytes": held.nbytes})
+        rows[-1] |= speed(partial(flat.search, k=K), probes, 30) | {"recall_1": 1.0, "recall_10": 1.0}
+    del flat
+    gc.collect()
+    for kind in kinds:
+        say(f"building {kind}")
+        started = time.perf_counter()
+        index = SegmentedIndex(DIMENSION, kind, 0.999, builders("cpu"), lambda _: None)
+        index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
+        loaded = time.perf_counter()
+        while index._round():  # what compact does before it measures recall
+            pass
+        ready = time.perf_counter()
+        index.compact()
+        measured, stats = time.perf_counter(), index.stats()
+        own = speed(
+            lambda some, index=index: index.search(index.view, some, K),  # type: ignore[misc]
+            probes,
+            50 if kind == "exact" else 500,
+        )
+        found = np.concatenate(
+            [index.search(index.view, probes[i : i + BATCH], K).similarities for i in range(0, len(probes), BATCH)]
+        )
+        rows.append(
+            {
+                "index": f"Kith {stats.kind}",
+                "templates": size,
+                "build_s": ready - loaded,
+                "measuring_s": measured - ready,
+                "memory_bytes": stats.memory_bytes,
+                "segments": stats.segments,
+                "depth": stats.depth,
+                "own_recall": None if stats.recall is None else [stats.recall.at_1, stats.recall.at_10],
+                **own,
+                "recall_1": float((found[:, 0] >= truth[:, 0] - 1e-5).mean()),
+                "recall_10": float((found >= truth[:, -1:] - 1e-5).mean()),
+            }
+        )
+        del index
+        gc.collect()
+    return rows
+
+
+def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row:
+    """Latency of one query, ms, and best queries a second in batches."""
+    for _ in range(3):
+        search(probes[:1])
+    single = [timed(search, probes[i % len(probes)][None]) for i in range(singles)]
+    search(probes[:BATCH])
+    batches = [timed(search, probes[i * BATCH : (i + 1) * BATCH]) for i in range(5)]
+    return {
+        "p50_ms": float(np.percentile(single, 50)),
+        "p99_ms": float(np.percentile(single, 99)),
+        "batch_qps": BATCH * 1000 / min(batches),
+        "batch_qps_median": BATCH * 1000 / float(np.median(batches)),
+    }
+
+
+def timed(function: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    function(*arguments)
+    return (time.perf_counter() - started) * 1000
+
+
+# Order
+
+
+def in_order(size: int) -> Row:
+    """Searches while a fifth of the gallery is replaced, and its segments are made anew behind them."""
+    say("putting in order under searches")
+    held, probes, _ = gallery(size)
+    index = SegmentedIndex(DIMENSION, "compact", 0.999, builders("cpu"), lambda _: None)
+    index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
+    index.compact()
+    quiet = [timed(index.search, index.view, probes[i % PROBES][None], K) for i in range(300)]
+    done = threading.Event()
+
+    def order() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        keys = np.arange(0, size, 4)[: size // 5]
+        for part in np.array_split(keys, max(1, len(keys) // 20_000)):
+            index.apply([Batch(part, Rows(part, part // 2, held[part]), 1)])
+            index.compact()
+        done.set()
+
+    thread = threading.Thread(target=order)
+    started = time.perf_counter()
+    thread.start()
+    busy: list[float] = []
+    while not done.is_set():
+        busy.append(timed(index.search, index.view, probes[len(busy) % PROBES][None], K))
+    thread.join()
+    return {
+        "templates": size,
+        "replaced": len(np.arange(0, size, 4)[: size // 5]),
+        "seconds": time.perf_counter() - started,
+        "searches": len(busy),
+        "quiet_p50_ms": float(np.median(quiet)),
+        "busy_p50_ms": float(np.median(busy)),
+        "busy_p99_ms": float(np.percentile(busy, 99)),
+        "longest_ms": max(busy),
+        "stall_ms": max(busy) - float(np.median(quiet)),
+    }
+
+
+# The change log
+
+
+def following(size: int) -> Row:
+    """A gallery in SQLite: the first catching-up, what another process' writes cost the next search, and writes."""
+    say(f"following the log of {size:,} templates")
+    held, probes, _ = gallery(size)
+    with database() as (store, url):
+        made = store.create_gallery("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        with open_engine(url).execution_options(write=True).begin() as connection:
+            fill(connection, made.pk, held, 2)
+        gc.collect()
+        found = store.gallery("large")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
+        before = resident()
+        followers = Followers(in_process(store))
+        follower = followers.of(found)
+        first = timed(follower.search, probes[:1], K)
+        while follower.stats().compacted_at is None:
+            time.sleep(0.2)
+        plain = [timed(follower.search, probes[i : i + 1], K) for i in range(100)]
+        after, peak = resident(), peak_resident()
+        own = np.random.default_rng(7)
+        enrolled, deleted, seen = [], [], []
+        for number in range(50):
+            new = NewTemplate(uuid.uuid4().hex, photos(np.zeros((1, DIMENSION), np.float32), own)[0], "embedding")
+            enrolled.append(timed(store.enrol, found, f"new{number}", [new], None))
+            seen.append(timed(follower.search, new.vector[None], K))
+            deleted.append(timed(store.delete_subject, found, f"new{number}"))
+            follower.search(probes[:1], K)
+        lag = after_another_process(url, follower.search)
+        stats = follower.stats()
+        followers.close()
+    return {
+        "templates": size,
+        "first_search_s": first / 1000,
+        "kind": stats.kind,
+        "raw_bytes": size * DIMENSION * 4,
+        "index_bytes": stats.memory_bytes,
+        "resident_bytes": after - before,
+        "peak_bytes": peak - before,
+        "search_p50_ms": float(np.median(plain)),
+        "search_p99_ms": float(np.percentile(plain, 99)),
+        "enrol_p50_ms": float(np.median(enrolled)),
+        "enrol_p99_ms": float(np.percentile(enrolled, 99)),
+        "delete_p50_ms": float(np.median(deleted)),
+        "delete_p99_ms": float(np.percentile(deleted, 99)),
+        "after_own_write_ms": float(np.median(seen)),
+        "after_others_write_ms": float(np.median(lag)),
+        "after_others_write_p99_ms": float(np.percentile(lag, 99)),
+        "lag_ms": float(np.median(lag)) - float(np.median(plain)),
+    }
+
+
+def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list[float]:
+    """Of the first search that sees what another process has just enrolled, ms."""
+    command = [sys.executable, "-c", OTHER_PROCESS, url, "large"]
+    taken = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101 - they are pipes
+        for seed in range(50):
+            print(seed, file=process.stdin, flush=True)
+            if process.stdout.readline().strip() != "stored":
+                raise RuntimeError("the other process stored nothing")
+            probe = stranger(seed)[None]
+            started = time.perf_counter()
+            ((best, *_),), _ = search(probe, K)
+            taken.append((time.perf_counter() - started) * 1000)
+            if best.similarity < 0.9999:
+                raise RuntimeError("what another process enrolled was not found")
+        process.stdin.close()
+    return taken
+
+
+def enrol_for_each_line(url: str, name: str) -> None:
+    """The other process: for each seed on standard input one subject, and a line when it is stored."""
+    store = Store(Database(open_engine(url)))
+    for line in sys.stdin:
+        template = NewTemplate(uuid.uuid4().hex, stranger(int(line)), "embedding")
+        store.enrol(store.gallery(name), f"other{int(line)}", [template], None)
+        print("stored", flush=True)
+    store.close()
+
+
+def stranger(seed: int) -> Float:
+    return np.asarray(unit(np.random.default_rng(1000 + seed).standard_normal((1, DIMENSION)))[0], np.float32)
+
+
+def many(count: int, size: int) -> Row:
+    """Many small galleries, each searched once, and then again."""
+    say(f"{count:,} galleries of {size} people")
+    rng = np.random.default_rng(SEED)
+    with database() as (store, url):
+        first_pk = store.create_gallery("first", "f" * 32, DIMENSION, GallerySettings()).pk
+        with open_engine(url).execution_options(write=True).begin() as connection:
+            for pk in range(first_pk + 1, first_pk + 1 + count):
+                row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
+                connection.execute(galleries.insert().values(**row | {"pk": pk, "name": f"g{pk:05d}"}))
+                fill(connection, pk, photos(next(people(size, rng)), rng), 1)
+        found = [each for each in every(store) if each.pk != first_pk]
+        gc.collect()
+        before = resident()
+        followers = Followers(in_process(store))
+        probe = stranger(0)[None]
+        first = [timed(followers.of(each).search, probe, 2) for each in found]
+        after = resident()
+        again = [timed(followers.of(each).search, probe, 2) for each in found]
+        followers.close()
+    raw = count * size * DIMENSION * 4
+    return {
+        "galleries": count,
+        "people": size,
+        "raw_bytes": raw,
+        "resident_bytes": after - before,
+        "times_raw": (after - before) / raw,
+        "first_p50_ms": float(np.median(first)),
+        "first_p99_ms": float(np.percentile(first, 99)),
+        "again_p50_ms": float(np.median(again)),
+        "again_p99_ms": float(np.percentile(again, 99)),
+    }
+
+
+@contextmanager
+def database() -> Iterator[tuple[Store, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder) / 'kith.db'}"
+        store = Store(Database(open_engine(url)))
+        yield store, url
+        store.close()
+
+
+def every(store: Store) -> Iterator[Gallery]:
+    page: list[Gallery] = store.list_galleries(None, 1000)
+    while page:
+        yield from page
+        page = store.list_galleries(page[-1].name, 1000)
+
+
+def fill(connection: sa.Connection, gallery_pk: int, held: Float, each: int) -> None:
+    """Write a gallery's rows as enrolment would, many in one transaction."""
+    now = datetime.now(UTC)
+    here = {"gallery_pk": gallery_pk}
+    first_subject = (connection.execute(sa.select(sa.func.max(subjects.c.pk))).scalar() or 0) + 1
+    first_template = (connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar() or 0) + 1
+    count = -(-len(held) // each)
+    of_subject = {**here, "metadata": {}, "tags": [], "created_at": now, "updated_at": now}
+    of_template = {**here, "kind": "embedding", "created_at": now}
+    for start in range(0, count, ROWS_AT_ONCE):
+        block = range(start, min(count, start + ROWS_AT_ONCE))
+        connection.execute(subjects.insert(), [{**of_subject, "pk": first_subject + i, "id": f"s{i}"} for i in block])
+    for start in range(0, len(held), ROWS_AT_ONCE):
+        block = range(start, min(len(held), start + ROWS_AT_ONCE))
+        pks = [(i, first_template + i, first_subject + i // each) for i in block]
+        connection.execute(
+            templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for _, t, s in pks]
+        )
+        connection.execute(
+            vectors.insert(), [{"template_pk": t, "generation": 0, "vector": held[i].tobytes()} for i, t, _ in pks]
+        )
+        connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for _, t, s in pks])
+    counts = {"subject_count": count, "template_count": len(held)}
+    connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**counts))
+
+
+def resident() -> int:
+    return _status("VmRSS")
+
+
+def peak_resident() -> int:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# Report
+
+
+def text(report: Row) -> str:
+    flat = {row["templates"]: row for row in report["searches"] if row["index"] == "IndexFlatIP with BLAS"}
+    machine, order, log, small = (report[part] for part in ("machine", "order", "log", "many"))
+    lines = [
+        f"# Searching a gallery\n\n`python -m bench.gallery`; {machine['cores']} cores, faiss {machine['faiss']}. One "
+        f"query at a time, and batches of {BATCH}; {DIMENSION} numbers a vector, {K} results. Ratios are to "
+        "IndexFlatIP with BLAS.\n",
+        "| Index | Templates | One query p50, ms | p99 | faster by | Batch, queries/s | more by | Recall@1 | @10 | GB "
+        "| Build, s |\n|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["searches"]:
+        base = flat[row["templates"]]
+        faster, more = base["p50_ms"] / row["p50_ms"], row["batch_qps"] / base["batch_qps"]
+        lines.append(
+            f"| {row['index']} | {row['templates']:,} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {faster:.1f} | "
+            f"{row['batch_qps']:.0f} | {more:.1f} | {row['recall_1']:.4f} | {row['recall_10']:.3f} | "
+            f"{row['memory_bytes'] / 1e9:.2f} | {row['build_s']:.1f} |"
+        )
+    held, most = log["resident_bytes"] / log["raw_bytes"], log["peak_bytes"] / log["raw_bytes"]
+    return "\n".join(
+        [
+            *lines,
+            f"\nPutting in order: {order['replaced']:,} of {order['templates']:,} vectors replaced and their segments "
+            f"made anew in {order['seconds']:.0f} s, under {order['searches']:,} searches: p50 "
+            f"{order['busy_p50_ms']:.1f} ms (quiet {order['quiet_p50_ms']:.1f}), p99 {order['busy_p99_ms']:.1f}, "
+            f"longest {order['longest_ms']:.1f}: a stall of {order['stall_ms']:.1f} ms.",
+            f"\nFollowing SQLite with {log['templates']:,} templates: the first search takes "
+            f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the "
+            f"highest. A search takes {log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after "
+            f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 "
+            f"{log['after_others_write_p99_ms']:.2f}): a lag of {log['lag_ms']:.2f} ms. Enrol "
+            f"{log['enrol_p50_ms']:.2f} ms (p99 {log['enrol_p99_ms']:.2f}), delete {log['delete_p50_ms']:.2f} ms (p99 "
+            f"{log['delete_p99_ms']:.2f}), each flushed to disk.",
+            f"\n{small['galleries']:,} galleries of {small['people']} people: {small['times_raw']:.2f} times the raw "
+            f"vectors resident; a gallery's first search {small['first_p50_ms']:.2f} ms (p99 "
+            f"{small['first_p99_ms']:.2f}), later ones {small['again_p50_ms']:.2f} ms (p99 "
+            f"{small['again_p99_ms']:.2f}).\n",
+        ]
+    )
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

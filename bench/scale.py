@@ -1,0 +1,258 @@
+"""What a gallery needs at a million, a hundred million and a billion vectors of 512 numbers.
+
+Measures what can be measured on one machine: how many bytes a template takes in SQLite and PostgreSQL and in their
+logs, how fast a gallery is read, and how fast one core reads memory. The rest is arithmetic, in this file. Prints the
+tables, writes bench/results/scale.json, and puts the tables into docs/scale.md; with ``--tables``, from the figures
+that are there.
+
+    python -m bench.scale [--templates 20000] [--tables]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import sqlalchemy as sa
+
+from models.recognition import unit
+from service.gallery.database import Database, open_engine
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.postgres import Postgres
+
+ROOT: Final = Path(__file__).parent.parent
+RESULT: Final = ROOT / "bench" / "results" / "scale.json"
+DOCUMENT: Final = ROOT / "docs" / "scale.md"
+BEGIN: Final = "<!-- by bench/scale.py -->"
+END: Final = "<!-- end -->"
+
+DIMENSION: Final = 512
+COUNTS: Final = {"1 M": 10**6, "100 M": 10**8, "1 B": 10**9}
+TEMPLATES_OF_A_SUBJECT: Final = 5
+M: Final = 32
+"""Links of an HNSW node in each layer; twice as many in the lowest."""
+EF: Final = 256
+SEARCH_LIST: Final = 100
+SEGMENT_BYTES: Final = 2**30
+"""Of vectors; Milvus' default (``dataCoord.segment.maxSize``)."""
+LISTS: Final = 1024
+PROBED: Final = 128
+NODE_BYTES: Final = 128e9
+USABLE: Final = 0.7
+"""Of a node's memory, for vectors: the rest is for growing segments, index building and queries."""
+
+
+class Kind(NamedTuple):
+    """An index: bytes a vector in memory, on disk, and to look at it; and whether a search looks at a share of all
+    vectors, or at so many in each segment."""
+
+    name: str
+    memory: float
+    disk: float
+    looked: float
+    share: float = 0.0
+    visited: int = 0
+
+
+WHOLE: Final = 4 * DIMENSION
+LINKS: Final = 4 * (2 * M + M / (M - 1))
+"""Bytes: the lowest layer, and the layers above, each of which has 1/M of the nodes below it."""
+KINDS: Final = [
+    Kind("in process, `exact`", WHOLE, 0, WHOLE, share=1),
+    Kind("in process, `compact`", WHOLE + DIMENSION / 8, 0, DIMENSION / 8, share=1),
+    Kind("Milvus `FLAT`", WHOLE, WHOLE, WHOLE, share=1),
+    Kind("Milvus `HNSW`", WHOLE + LINKS, 2 * WHOLE + LINKS, WHOLE, visited=EF * M),
+    Kind("Milvus `IVF_FLAT`", WHOLE, 2 * WHOLE, WHOLE, share=PROBED / LISTS),
+    Kind("Milvus `IVF_SQ8`", DIMENSION, WHOLE + DIMENSION, DIMENSION, share=PROBED / LISTS),
+    Kind("Milvus `DISKANN`", DIMENSION / 4, 2 * WHOLE + 4 * 2 * M, DIMENSION / 4, visited=SEARCH_LIST * M),
+]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes a template, templates a second, bytes a second of one core."""
+
+    machine: str
+    templates: int
+    sqlite_bytes: float
+    postgresql_bytes: float
+    postgresql_wal_bytes: float
+    sqlite_read: float
+    postgresql_read: float
+    memory_read: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--templates", type=int, default=20_000)
+    parser.add_argument("--tables", action="store_true")
+    options = parser.parse_args()
+    if not options.tables:
+        RESULT.write_text(json.dumps(asdict(measure(options.templates)), indent=2) + "\n")
+    text = tables(Measured(**json.loads(RESULT.read_text())))
+    before, rest = DOCUMENT.read_text().split(BEGIN)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+    print(text)
+
+
+def tables(measured: Measured) -> str:
+    """The arithmetic, as Markdown."""
+    return "\n\n".join([_memory(), _nodes(), _cost(measured), _database(measured), _footing(measured)]) + "\n"
+
+
+def _memory() -> str:
+    rows = [[k.name, f"{k.memory:,.0f}", *(_bytes(n * k.memory) for n in COUNTS.values())] for k in KINDS]
+    return _table("Memory for the vectors", ["Index", "Bytes a vector", *COUNTS], rows)
+
+
+def _nodes() -> str:
+    usable = NODE_BYTES * USABLE
+    rows = []
+    for kind in KINDS:
+        needed = [n * kind.memory / usable for n in COUNTS.values()]
+        if kind.name.startswith("in process"):
+            shares = [f"{share:.0%} of each" if share < 1 else "too large" for share in needed]
+            rows.append([kind.name, *shares, "—"])
+        else:
+            rows.append([kind.name, *(f"{math.ceil(n):,}" for n in needed), _bytes(COUNTS["1 B"] * kind.disk)])
+    title = f"Nodes of {NODE_BYTES / 1e9:.0f} GB, {USABLE:.0%} of it for vectors, that hold them once"
+    return _table(title, ["Index", *COUNTS, "Object storage at 1 B"], rows)
+
+
+def _cost(measured: Measured) -> str:
+    def cell(kind: Kind, n: int) -> str:
+        read = (n * kind.share + _segments(n) * kind.visited) * kind.looked
+        disk = f", {_segments(n) * SEARCH_LIST:,} reads of a disk" if kind.name.endswith("`DISKANN`") else ""
+        return f"{_bytes(read)}, {_seconds(read / measured.memory_read)}{disk}"
+
+    rows = [[kind.name, *(cell(kind, n) for n in COUNTS.values())] for kind in KINDS]
+    rows.append(["segments in Milvus", *(f"{_segments(n):,}" for n in COUNTS.values())])
+    return _table("A search by itself: bytes read, and time of one core to read them", ["Index", *COUNTS], rows)
+
+
+def _segments(n: int) -> int:
+    return math.ceil(n * WHOLE / SEGMENT_BYTES)
+
+
+def _database(m: Measured) -> str:
+    sizes = {
+        "SQLite, file": m.sqlite_bytes,
+        "PostgreSQL, tables": m.postgresql_bytes,
+        "PostgreSQL, WAL of enrolling them": m.postgresql_wal_bytes,
+    }
+    rows = [[name, f"{size:,.0f}", *(_bytes(n * size) for n in COUNTS.values())] for name, size in sizes.items()]
+    rates = {"read once from SQLite": m.sqlite_read, "read once from PostgreSQL": m.postgresql_read}
+    rows += [[name, "", *(_seconds(n / rate) for n in COUNTS.values())] for name, rate in rates.items()]
+    return _table("The truth, by templates", ["", "Bytes a template", *COUNTS], rows)
+
+
+def _footing(m: Measured) -> str:
+    return (
+        f"Measured with {m.templates:,} templates on {m.machine}: bytes a template; {m.postgresql_read:,.0f} and "
+        f"{m.sqlite_read:,.0f} templates/s read from PostgreSQL and SQLite; {m.memory_read / 1e9:.1f} GB/s of memory "
+        "read by a core."
+    )
+
+
+def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _bytes(size: float) -> str:
+    for unit_, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.{0 if size >= 100 * scale else 1}f} {unit_}"
+    return f"{size / 1e3:.0f} kB"
+
+
+def _seconds(seconds: float) -> str:
+    for unit_, scale in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:,.0f} {unit_}"
+    return f"{seconds * 1000:.{0 if seconds > 0.01 else 1}f} ms"
+
+
+def measure(templates: int) -> Measured:
+    folder = Path(tempfile.mkdtemp(prefix="kith-scale-"))
+    cluster = Postgres(folder)
+    cluster.start()
+    try:
+        url = cluster.create("scale")
+        postgresql = _filled(url, templates)
+        with tempfile.TemporaryDirectory() as own:
+            sqlite = _filled(f"sqlite:///{own}/kith.db", templates)
+            size = sum(path.stat().st_size for path in Path(own).iterdir())
+    finally:
+        cluster.stop("immediate")
+        shutil.rmtree(folder)
+    return Measured(
+        machine=f"{platform.machine()}, {os.cpu_count()} cores",
+        templates=templates,
+        sqlite_bytes=size / templates,
+        postgresql_bytes=postgresql["bytes"] / templates,
+        postgresql_wal_bytes=postgresql["wal"] / templates,
+        sqlite_read=sqlite["read"],
+        postgresql_read=postgresql["read"],
+        memory_read=_memory_read(),
+    )
+
+
+def _filled(url: str, templates: int) -> dict[str, float]:
+    """Enrol subjects one at a time; what a database is larger by than an empty one, and how fast it is read."""
+    rng = np.random.default_rng(0)
+    store = Store(Database(open_engine(url)))
+    gallery = store.create_gallery("scale", "f" * 32, DIMENSION, GallerySettings())
+    before = _sizes(url)
+    for i in range(templates // TEMPLATES_OF_A_SUBJECT):
+        vectors = unit(rng.normal(size=(TEMPLATES_OF_A_SUBJECT, DIMENSION)))
+        new = [
+            NewTemplate(uuid.uuid4().hex, v, "photo", {"score": 0.5, "sharpness": 0.5, "size": 80.0}, 0.9)
+            for v in vectors
+        ]
+        store.enrol(gallery, f"subject-{i}", new, None)
+    after = _sizes(url)
+    start = time.perf_counter()
+    read = len(store.snapshot(gallery).template_pks)
+    seconds = time.perf_counter() - start
+    store.close()
+    return {"read": read / seconds, **{name: after[name] - before[name] for name in after}}
+
+
+def _sizes(url: str) -> dict[str, float]:
+    """Of PostgreSQL; SQLite's is its file."""
+    if url.startswith("sqlite"):
+        return {}
+    queries = {
+        "bytes": "SELECT pg_database_size(current_database())",
+        "wal": "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn",
+    }
+    with sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:")).connect() as connection:
+        return {name: float(connection.exec_driver_sql(query).scalar_one()) for name, query in queries.items()}
+
+
+def _memory_read() -> float:
+    """Bytes a second of a sum over an array that no cache holds, the best of five."""
+    values = np.ones(2**27, np.float32)
+    rates = []
+    for _ in range(5):
+        start = time.perf_counter()
+        values.max()
+        rates.append(values.nbytes / (time.perf_counter() - start))
+    return max(rates)
+
+
+if __name__ == "__main__":
+    main()

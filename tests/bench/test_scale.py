@@ -1,0 +1,24 @@
+"""docs/scale.md has the tables as the script prints them, of the figures that are stored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.scale import BEGIN, DOCUMENT, END, KINDS, RESULT, Measured, tables
+
+
+def test_the_document_has_the_tables() -> None:
+    measured = Measured(**json.loads(RESULT.read_text()))
+    between = DOCUMENT.read_text().split(BEGIN)[1].split(END)[0]
+    assert between.strip() == tables(measured).strip()
+
+
+def test_bytes_a_vector() -> None:
+    """Counted anew: a thousand vectors, their codes, and a graph's links layer by layer."""
+    memory = {kind.name: kind.memory for kind in KINDS}
+    assert memory["Milvus `FLAT`"] * 1000 == 1000 * 512 * 4
+    assert memory["in process, `compact`"] - memory["in process, `exact`"] == 512 / 4 * 4 / 8
+    layers = [32**-layer * (64 if layer == 0 else 32) * 4 for layer in range(8)]
+    assert memory["Milvus `HNSW`"] - memory["Milvus `FLAT`"] == pytest.approx(sum(layers), abs=1)
