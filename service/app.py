@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -39,6 +39,7 @@ from service.archives import ArchiveLimits
 from service.batching import Batcher
 from service.bulk import KIND, BulkEnrolment
 from service.drift import Watches
+from service.engines import open_milvus
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
@@ -47,7 +48,6 @@ from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
-from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import Runner
@@ -58,10 +58,6 @@ from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
 from service.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from service.gallery.milvus_index import IndexKind
-    from service.gallery.milvus_replica import MilvusEngine
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -79,13 +75,14 @@ def create_app(settings: Settings) -> FastAPI:
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
-        milvus = _milvus(settings, database)
+        milvus = open_milvus(settings, database)
         if milvus is None:
             here = InProcess(settings.index_device, settings.index_path)
             followers = Followers(
                 in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path)
             )
         else:
+            milvus.start()
             followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
@@ -162,21 +159,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
-
-
-def _milvus(settings: Settings, database: Database) -> MilvusEngine | None:
-    if settings.milvus_uri is None:
-        return None
-    from service.gallery.milvus_index import MilvusOptions  # an extra, and slow to import
-    from service.gallery.milvus_replica import MilvusEngine
-
-    token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
-    options = MilvusOptions(
-        settings.milvus_uri, token, cast("IndexKind", settings.milvus_index), settings.milvus_prefix
-    )
-    milvus = MilvusEngine(options, SharedIndexes(database))
-    milvus.start()
-    return milvus
 
 
 @asynccontextmanager

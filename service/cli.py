@@ -363,12 +363,16 @@ def gallery_check(
     as_json: AsJson = False,
 ) -> None:
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
-    data directory's), also while services run on it; exit 1 if something is left to do."""
+    data directory's) and at Milvus if KITH_MILVUS_URI names it, also while services run on them; exit 1 if something
+    is left to do."""
+    from service.engines import open_milvus
     from service.gallery.check import open_check
     from service.spool import Spool
 
     settings = load_settings()
-    with open_check(settings.sql_url, Spool(settings.data_dir / "spool").abandoned) as check:
+    spool = Spool(settings.data_dir / "spool")
+    milvus = partial(open_milvus, settings)
+    with open_check(settings.sql_url, spool.abandoned, settings.index_path, milvus) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

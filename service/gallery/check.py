@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from models.recognition import unit
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
-from service.gallery.fusion import scores
+from service.gallery.fusion import ONE_VECTOR, scores
+from service.gallery.index_files import check_index_files
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery
+from service.gallery.subjects import Gallery, Snapshot
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_replica import MilvusEngine
 
 PROBES: Final = 32
 NEAREST: Final = 10
@@ -29,6 +33,10 @@ this is to notice one of other vectors."""
 ATTEMPTS: Final = 5
 """At one look at SQL and index together, where others write meanwhile."""
 PAGE: Final = 1000
+FILES: Final = {
+    "abandoned": ("files of jobs that are over, or never began", "They are deleted."),
+    "index_files": ("index files are damaged, or of a deleted gallery", "They are deleted, and made anew if needed."),
+}
 
 
 @dataclass(frozen=True)
@@ -45,29 +53,61 @@ class Finding:
 
 
 @contextmanager
-def open_check(database_url: str, abandoned: Callable[[JobStore], list[Path]] = lambda _: []) -> Iterator[GalleryCheck]:
-    """A check of the database at ``database_url``, by indexes of its own; ``abandoned``: files that no job waits for.
-    Raises StorageError."""
+def open_check(
+    database_url: str,
+    abandoned: Callable[[JobStore], list[Path]] = lambda _: [],
+    index_folder: Path | None = None,
+    open_milvus: Callable[[Database], MilvusEngine | None] = lambda _: None,
+) -> Iterator[GalleryCheck]:
+    """A check of the database at ``database_url``, of its indexes (those in Milvus, if ``open_milvus`` gives it, or
+    else indexes of the check's own), and of files on this node: those that are ``abandoned``, as no job waits for them,
+    and those of indexes. Raises StorageError."""
     database = Database(open_engine(database_url))
     store = Store(database)
-    followers = Followers(in_process(store))
+    milvus = open_milvus(database)
+    followers = Followers(in_process(store) if milvus is None else milvus.replica)
     try:
-        yield GalleryCheck(store, Consistency(database), followers, lambda: abandoned(JobStore(database)))
+        files = {
+            "abandoned": lambda: abandoned(JobStore(database)),
+            "index_files": lambda: [] if index_folder is None else _damaged(index_folder, store),
+        }
+        yield GalleryCheck(store, Consistency(database), followers, files, milvus)
     finally:
         followers.close()
+        if milvus is not None:
+            milvus.close()
         store.close()
+
+
+def _damaged(index_folder: Path, store: Store) -> list[Path]:
+    known = [gallery.pk for gallery in every_gallery(store)]
+    return [found.path for found in check_index_files(index_folder, known)]
+
+
+def every_gallery(store: Store) -> Iterator[Gallery]:
+    after: str | None = None
+    while page := store.list_galleries(after, PAGE):
+        yield from page
+        after = page[-1].name
 
 
 class GalleryCheck:
     """Looks at a database and the indexes that follow it; services may go on meanwhile."""
 
     def __init__(
-        self, store: Store, consistency: Consistency, followers: Followers, abandoned: Callable[[], list[Path]]
+        self,
+        store: Store,
+        consistency: Consistency,
+        followers: Followers,
+        files: Mapping[str, Callable[[], list[Path]]],
+        milvus: MilvusEngine | None = None,
     ) -> None:
-        self._abandoned = abandoned
+        """``files``: by each of FILES, those that are wrong."""
+        self._wrong_files = files
         self._store = store
         self._consistency = consistency
         self._followers = followers
+        self._milvus = milvus
 
     def findings(self, name: str | None, repair: bool) -> Iterator[Finding]:
         """Of one gallery, or of all; of the database in both cases.
@@ -75,20 +115,15 @@ class GalleryCheck:
         Raises:
             GalleryNotFoundError: there is none of this name.
             StorageError: the database cannot be read, or not be mended.
+            IndexUnavailableError: Milvus does not answer.
         """
         of_database = list(self._database(repair))
         yield from of_database
         if any(finding.kind == PAGES.kind for finding in of_database):
             return  # there is no use in reading further
         yield from self._files(repair)
-        for gallery in [self._store.gallery(name)] if name is not None else self._all():
+        for gallery in [self._store.gallery(name)] if name is not None else every_gallery(self._store):
             yield from self._of(gallery, repair)
-
-    def _all(self) -> Iterator[Gallery]:
-        after: str | None = None
-        while page := self._store.list_galleries(after, PAGE):
-            yield from page
-            after = page[-1].name
 
     def _database(self, repair: bool) -> Iterator[Finding]:
         for check in DATABASE_CHECKS:
@@ -101,11 +136,12 @@ class GalleryCheck:
                     return
 
     def _files(self, repair: bool) -> Iterator[Finding]:
-        if files := self._abandoned():
-            for path in files if repair else []:
-                path.unlink(missing_ok=True)
-            what = "files of jobs that are over, or never began"
-            yield Finding("files", None, len(files), what, "They are deleted.", True, repair)
+        for kind, wrong in self._wrong_files.items():
+            if files := wrong():
+                for path in files if repair else []:
+                    path.unlink(missing_ok=True)
+                what, action = FILES[kind]
+                yield Finding(kind, None, len(files), what, action, True, repair)
 
     def _of(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
         unsearchable = 0
@@ -119,52 +155,58 @@ class GalleryCheck:
                 yield Finding(check.kind, gallery.name, count, check.what, check.action, check.mend is not None, mended)
         # What damaged vectors do to an index is not the index's fault.
         if not unsearchable:
-            yield from self._index(gallery)
+            yield from self._index(gallery, repair)
             if gallery.other is not None:
-                yield from self._index(gallery.under(gallery.other.number))
+                yield from self._index(gallery.under(gallery.other.number), repair)
 
-    def _index(self, gallery: Gallery) -> Iterator[Finding]:
+    def _index(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
         """Answers of an index against brute force over SQL, of one recogniser's vectors."""
         follower = self._followers.of(gallery)
         for _ in range(ATTEMPTS):
-            before = self._store.snapshot(gallery)
-            wrong = self._wrong_answers(gallery, follower)
-            if self._store.changes_since(gallery, before.sequence) == 0:
+            taken = self._store.snapshot(gallery)
+            wrong = _wrong_answers(gallery, taken, follower)
+            if self._store.changes_since(gallery, taken.sequence) == 0:
                 break
         else:
             return  # too busy to be seen at one moment; whoever asks again later will
-        if wrong:
-            yield Finding(
-                "index",
-                gallery.name,
-                wrong,
-                "searches are answered otherwise than by brute force over the database",
-                "Restart the service: indexes are made anew from the database. Please report it.",
-                False,
-                False,
-            )
+        if not wrong:
+            return
+        what = "searches are answered otherwise than by brute force over the database"
+        if self._milvus is None:
+            action = "Restart the service: indexes are made anew from the database. Please report it."
+            yield Finding("index", gallery.name, wrong, what, action, False, False)
+            return
+        action = "The index in Milvus is to be gone through from the beginning. Please report it."
+        if repair:
+            self._milvus.start_over(gallery)
+        mended = repair and not _wrong_answers(gallery, self._store.snapshot(gallery), follower)
+        yield Finding("index", gallery.name, wrong, what, action, True, mended)
 
-    def _wrong_answers(self, gallery: Gallery, follower: Follower) -> int:
-        """Of PROBES searches for templates of the gallery, a little aside."""
-        taken = self._store.snapshot(gallery)
-        if not len(taken.template_pks):
-            return 0
-        rng = np.random.default_rng(len(taken.template_pks))
-        drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
-        probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
-        results, compared = follower.search(probes, NEAREST)
-        subject_pks = np.unique(taken.subject_pks)
-        expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
-        if compared != len(subject_pks):
-            return len(probes)
-        wrong, found = 0, 0
-        wanted = min(NEAREST, len(subject_pks))
-        for hits, row in zip(results, expected, strict=True):
-            keys, said = [hit.subject_pk for hit in hits], [hit.similarity for hit in hits]
-            own = row[np.minimum(np.searchsorted(subject_pks, keys), len(subject_pks) - 1)]
-            best = np.sort(row)[::-1][:wanted]
-            sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
-            wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
-            found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
-        fewest = 1.0 if follower.stats().kind == "exact" else FEWEST_FOUND
-        return wrong or (found < fewest * wanted * len(probes))
+
+def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int:
+    """Of PROBES searches for templates of the gallery, a little aside."""
+    if not len(taken.template_pks):
+        return 0
+    rng = np.random.default_rng(len(taken.template_pks))
+    drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
+    probes = unit(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
+    results, compared = follower.search(probes, NEAREST)
+    subject_pks = np.unique(taken.subject_pks)
+    expected = scores(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
+    if compared != len(subject_pks):
+        return len(probes)
+    stats = follower.stats()
+    rows = subject_pks if gallery.settings.fusion in ONE_VECTOR else taken.template_pks
+    if stats.engine == "milvus" and stats.vectors != len(rows):
+        return len(probes)  # what was deleted must not lie there either
+    wrong, found = 0, 0
+    wanted = min(NEAREST, len(subject_pks))
+    for hits, row in zip(results, expected, strict=True):
+        keys, said = [hit.subject_pk for hit in hits], [hit.similarity for hit in hits]
+        own = row[np.minimum(np.searchsorted(subject_pks, keys), len(subject_pks) - 1)]
+        best = np.sort(row)[::-1][:wanted]
+        sound = len(hits) == wanted and np.isin(keys, subject_pks).all()
+        wrong += not (sound and np.allclose(said, own, rtol=0, atol=SIMILARITY_TOLERANCE))
+        found += int((np.array(said) >= best[-1] - SIMILARITY_TOLERANCE).sum())
+    fewest = 1.0 if stats.kind == "exact" else FEWEST_FOUND
+    return wrong or (found < fewest * wanted * len(probes))

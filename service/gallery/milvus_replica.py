@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
-from service.errors import IndexUnavailableError, KithError
+from service.errors import GalleryNotFoundError, IndexUnavailableError, KithError
 from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
 from service.gallery.index import IndexStats
 from service.gallery.milvus_index import (
@@ -26,7 +26,7 @@ from service.gallery.milvus_index import (
     RowKind,
     parts,
 )
-from service.gallery.shared_indexes import Changed, SharedIndexes, Turn
+from service.gallery.shared_indexes import Changed, Position, SharedIndexes, Turn
 from service.gallery.subjects import Gallery, Hit, Snapshot
 
 SETTLED_S: Final = 15.0
@@ -52,8 +52,8 @@ class MilvusReplica:
         self._best = TOP_K if self._fusion == "mean_top_k" else 1
         self._collection: Collection | None = None
         self._lock = threading.Lock()
-        self._seen = (-1, time.monotonic())
-        self._count = (-1, 0)
+        self._seen, self._seen_at = Position(None, None, 0), time.monotonic()
+        self._count = (self._seen, 0)
 
     def catch_up(self) -> None:
         collection = self.opened()
@@ -63,8 +63,8 @@ class MilvusReplica:
             with self._lock, self._forgetting_what_is_gone():
                 self._follow(collection, position.last)
             position = self._shared.position(self._gallery, collection.engine)
-        if position.applied is not None and position.applied != self._seen[0]:
-            self._seen = (position.applied, time.monotonic())
+        if position.applied is not None and position != self._seen:
+            self._seen, self._seen_at = position, time.monotonic()
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
         with self._forgetting_what_is_gone():
@@ -81,7 +81,11 @@ class MilvusReplica:
             collection = self.opened()
             kind = self._milvus.options.index
             return IndexStats(
-                "milvus", kind.lower(), "KITH_MILVUS_INDEX says so", collection.count(self._own), self._seen[0]
+                "milvus",
+                kind.lower(),
+                "KITH_MILVUS_INDEX says so",
+                collection.count(self._own),
+                self._seen.applied or 0,
             )
 
     def close(self) -> None:
@@ -155,8 +159,8 @@ class MilvusReplica:
         collection = self.opened()
         if among is not None:
             return sum(collection.count(f"{where} and first == true") for where in self._within(among))
-        sequence, count = self._count
-        if sequence != (now := self._seen[0]):
+        counted, count = self._count
+        if counted != (now := self._seen):
             count = collection.count(f"{self._own} and first == true")
             self._count = (now, count)
         return count
@@ -213,7 +217,7 @@ class MilvusReplica:
 
     @property
     def _settled(self) -> bool:
-        return time.monotonic() - self._seen[1] > SETTLED_S
+        return time.monotonic() - self._seen_at > SETTLED_S
 
 
 def _best(hits: list[Hit], k: int) -> list[Hit]:
@@ -235,6 +239,7 @@ class MilvusEngine:
         self.options = options
         self._milvus = Milvus(options)
         self._shared = shared
+        self._served: set[str] = set()
         self._stop = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep_at_times, name="milvus-sweeper", daemon=True)
 
@@ -248,11 +253,16 @@ class MilvusEngine:
         self._milvus.close()
 
     def replica(self, gallery: Gallery) -> MilvusReplica:
+        self._served.add(gallery.name)
         return MilvusReplica(self._milvus, self._shared, gallery)
 
     def check(self) -> None:
         """Prove that Milvus answers. Raises IndexUnavailableError."""
         self._milvus.check()
+
+    def start_over(self, gallery: Gallery) -> None:
+        """Trust nothing that Milvus holds of a gallery: the next search goes through all of its subjects first."""
+        self._shared.start_over(gallery)
 
     def forget(self, gallery: Gallery) -> None:
         """Remove the rows of a deleted gallery. If Milvus is away, they go with a later sweep."""
@@ -274,11 +284,20 @@ class MilvusEngine:
                     break
                 collection.remove_where(f"gallery in {sorted(gone)}")
 
+    def shorten_logs(self) -> None:
+        """Of the galleries served here. Raises StorageError."""
+        for name in sorted(self._served):
+            try:
+                self._shared.shorten_log(name)
+            except GalleryNotFoundError:
+                self._served.discard(name)
+
     def _sweep_at_times(self) -> None:
         while True:
-            try:
-                self.sweep()
-            except KithError as error:
-                log.warning("galleries that are gone may have rows left in the index: %s", error.detail)
+            for task in (self.sweep, self.shorten_logs):
+                try:
+                    task()
+                except KithError as error:
+                    log.warning("what is to be removed stays for now: %s", error.detail)
             if self._stop.wait(SWEEP_S):
                 return

@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
-from service.gallery.faiss_index import builders
+from service.errors import GalleryNotFoundError, RecogniserMismatchError
+from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
 from service.gallery.index import IndexStats, Keys
@@ -58,7 +59,7 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     """
     chosen = options or InProcess()
     build_for = builders(chosen.device)
-    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=_stand_back)
+    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=stand_back)
 
     def later(work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
@@ -87,8 +88,10 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     return make
 
 
-def _stand_back() -> None:
-    """Linux counts niceness by thread; elsewhere it is the process', and stays."""
+def stand_back() -> None:
+    """Let the calling thread take no processor that a search wants. Linux counts niceness by thread; elsewhere it is
+    the process', and stays."""
+    use_one_thread()
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
@@ -160,6 +163,8 @@ class Following(ABC):
             try:
                 if not self._closed:
                     self._store.trim_log(self._gallery)
+            except (GalleryNotFoundError, RecogniserMismatchError):
+                pass  # deleted, or moved, since it was read for this follower
             except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
                 log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
 

@@ -45,7 +45,7 @@ def test_a_killed_backup_leaves_the_one_before(some_database_url: DatabaseUrl, t
     started = time.monotonic()
     assert Killed(_back_up, url, path).at_its_end() == ["begun", "done"]
     took, before = time.monotonic() - started, read_manifest(path)
-    for _ in range(8 if LONG else 2):
+    for _ in range(8 if LONG else 1):
         Killed(_back_up, url, path).after(1, rng.uniform(0, took))
         tally.kills["backup"] += 1
         with tally.judging():
@@ -59,7 +59,7 @@ def _restores(source: str, url: str, path: Path, took: float, tally: Tally) -> N
         node.store.create_gallery("before", "f" * 32, DIMENSION, GallerySettings())
         node.enrol("before", "a", [new_template(template_id(4, 0))])
     state = "before"
-    for _ in range(8 if LONG else 2):
+    for _ in range(8 if LONG else 1):
         said = Killed(_restore, url, path).after(1, rng.uniform(0, 1.5 * took))
         tally.kills["restore"] += 1
         with tally.judging(), Node(url) as node:

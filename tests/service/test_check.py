@@ -162,7 +162,7 @@ def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
             file.write(b"half an archive")
     long_ago = time.time() - 2 * ABANDONED_S
     os.utime(spool.path("0" * 32), (long_ago, long_ago))
-    for repair, expected in ((False, {"files": False}), (True, {"files": True}), (False, {})):
+    for repair, expected in ((False, {"abandoned": False}), (True, {"abandoned": True}), (False, {})):
         with open_check(url, spool.abandoned) as check:
             assert {finding.kind: finding.repaired for finding in check.findings("g", repair)} == expected
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1" * 32]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
@@ -23,8 +24,11 @@ from service.errors import GalleryNotFoundError, IndexUnavailableError, Settings
 from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
+from service.gallery.milvus_replica import MilvusEngine
+from service.gallery.shared_indexes import SharedIndexes
+from service.gallery.store import KEEP_LINES
 from service.gallery.subjects import GallerySettings, NewTemplate
-from service.gallery.tables import changes, galleries
+from service.gallery.tables import changes, galleries, index_states
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
@@ -232,44 +236,54 @@ def test_a_passage_that_was_cut_short_is_gone_on_with(
     model.check(there, probes(rng), 5)
 
 
-def test_what_was_lost_in_milvus_is_found_in_the_database(nodes: Nodes, rng: np.random.Generator) -> None:
+def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model("max")
+    assert node.engine is not None
+    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    reached = node.follower().stats().sequence
+    line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(changes.insert(), [line] * (KEEP_LINES + 50))
+    node.engine.shorten_logs()
+    assert node.store.gallery("g").log_floor == reached  # not beyond
+    model.check(node, probes(rng), 2)
+    other = {"gallery_pk": gallery.pk, "generation": 0, "engine": "milvus/other", "sequence": reached}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(index_states.insert(), [other | {"updated_at": datetime.now(UTC)}])
+    node.engine.shorten_logs()
+    assert node.store.gallery("g").log_floor == reached
+    with sa.create_engine(node.url).begin() as connection:
+        week = datetime.now(UTC) - timedelta(days=8)
+        connection.execute(index_states.update().where(index_states.c.engine == other["engine"]), {"updated_at": week})
+    node.engine.shorten_logs()
+    assert node.store.gallery("g").log_floor == reached + 50
+    model.check(node, probes(rng), 2)
+
+
+def test_what_was_lost_in_milvus_is_found_by_the_check_and_mended(nodes: Nodes, rng: np.random.Generator) -> None:
     node, model = nodes(), Model("max")
     gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
     enrol(node, model, ["a", "b", "c"], rng)
     model.check(node, probes(rng), 3)
+
+    def found(repair: bool) -> list[tuple[str, bool]]:
+        options = node.engine.options if node.engine else None
+        assert options is not None
+        with open_check(node.url, open_milvus=lambda database: MilvusEngine(options, SharedIndexes(database))) as check:
+            return [(finding.kind, finding.repaired) for finding in check.findings("g", repair)]
+
+    assert found(repair=True) == []
     rows = node.replica().opened()
-    lost = sorted(rows.keys(f"gallery == {gallery.pk}"))[:4]
-    rows.remove(lost)
+    rows.remove(sorted(rows.keys(f"gallery == {gallery.pk}"))[4:5])
     stray = np.array([10**6])
     rows.put(gallery.pk, stray, stray, unit(rng.normal(size=(1, SMALL))))
-    node.shared.start_over(gallery)
+    assert found(repair=False) == [("index", False)]
+    assert found(repair=True) == [("index", True)]
+    assert found(repair=False) == []
     model.check(node, probes(rng), 3)
     assert node.follower().stats().vectors == 9
-
-
-def test_a_template_filed_elsewhere_is_never_missing(
-    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even between the two lines of the log that its move has written."""
-    monkeypatch.setattr("service.gallery.shared_indexes.LINES_AT_ONCE", 1)
-    node, model = nodes(), Model("max")
-    gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
-    enrol(node, model, ["a", "b"], rng)
-    model.check(node, probes(rng), 2)
-    moved = model.enrolled["a"].pop(0)
-    node.store.move_template(gallery, "a", moved.id, "b")
-    model.enrolled["b"].append(moved)
-    replica = node.replica()
-    rows, steps = replica.opened(), 0
-    while node.shared.position(gallery, rows.engine).behind:
-        with node.shared.turn(gallery, rows.engine) as turn:
-            changed = turn.next_changes()
-            replica.apply(rows, changed)
-            turn.advance(changed.now.sequence)
-        steps += 1
-        assert rows.count(f"gallery == {gallery.pk}") == 6
-    assert steps == 2
-    model.check(node, probes(rng), 2)
 
 
 @pytest.mark.parametrize("rule", ["max", "centroid"])
