@@ -275,6 +275,7 @@ def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.r
         "quality": pa.array([[1, 2], None]),
         "crop": pa.array([7, None]),
         "created_at": pa.array(["yesterday", "2026-01-31T12:00:00Z"]),
+        "subject_created_at": pa.array(["yesterday", None]).dictionary_encode(),
         "tags": pa.array([7, None]),
         "detection_score": pa.array(["high", None]),
     }.items():
@@ -287,6 +288,45 @@ def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.r
     table = pa.table({"subject": ["mapped"], "embedding": embeddings[:1], "metadata": described})
     Import(place.bulk, place.gallery).take_all(parquet.Reader(parquet_of(table), HEADER))
     assert place.store.subject(place.gallery, "mapped").metadata == {"room": "12"}
+
+
+def bombs() -> dict[str, pa.Table]:
+    """Tables that are small as files and large in memory: what their rows hold is the same."""
+    long, n = "x" * 100_000, 8000
+    ids, one = pa.array([f"s{i}" for i in range(n)]), pa.array([0] * n, pa.int32())
+    text = pa.DictionaryArray.from_arrays(one, pa.array([long]))
+    words = pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), text)
+    return {
+        "name": pa.table({"subject": ids, "name": text}),
+        "tags": pa.table({"subject": ids, "tags": words}),
+        "metadata": pa.table({"subject": ids, "metadata": pa.StructArray.from_arrays([text], ["room"])}),
+        "map": pa.table(
+            {"subject": ids, "metadata": pa.MapArray.from_arrays(range(n + 1), pa.array(["room"] * n), text)}
+        ),
+        "unknown": pa.table({"subject": ids, "comment": text}),
+        "plain": pa.table({"subject": ids[:2000], "name": [long] * 2000}),
+        "one": pa.table({"subject": ["a"], "name": ["x" * 100_000_000]}),
+        "long lists": pa.table({"subject": ["a"], "embedding": [np.zeros(30_000_000, np.float32)]}),
+    }
+
+
+@pytest.mark.parametrize("name", ["name", "tags", "metadata", "map", "unknown", "plain", "one", "long lists"])
+def test_small_files_do_not_become_large_in_memory(name: str) -> None:
+    table = bombs()[name]
+    file = parquet_of(table, use_dictionary=name != "plain" and name != "one", compression="zstd")
+    assert len(file.getvalue()) < 200_000
+    del table
+    before, read = pa.total_allocated_bytes(), 0
+    try:
+        for items in parquet.Reader(file, HEADER):
+            read += len(items)
+            texts = sum(len(str(v)) for column in (items.names, items.tags, items.metadata) for v in column if v)
+            assert texts < 70_000_000
+            assert pa.total_allocated_bytes() - before < 200_000_000
+    except ImportFileError:
+        assert name in ("one", "long lists")
+    else:
+        assert read == (2000 if name == "plain" else 8000)
 
 
 @pytest.mark.parametrize("score", [1e300, -0.1, None, "high"])
