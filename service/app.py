@@ -40,7 +40,6 @@ from service.batching import Batcher
 from service.bulk import KIND, BulkEnrolment
 from service.drift import Watches
 from service.engines import open_milvus
-from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
@@ -58,6 +57,7 @@ from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
 from service.telemetry import Telemetry
+from service.transfers import Transfers
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -94,6 +94,8 @@ def create_app(settings: Settings) -> FastAPI:
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
+                transfers = Transfers(database)
+                opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
                     detect,
@@ -128,7 +130,7 @@ def create_app(settings: Settings) -> FastAPI:
                         Telemetry(watches),
                         runner,
                         spool,
-                        BulkStore(database),
+                        transfers,
                     )
                     for served in recognisers:
                         log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
