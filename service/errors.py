@@ -214,6 +214,13 @@ class JobCrashedError(KithError):
     remedy = "Start it again, it skips what is done; if it happens again, report it with the job's id."
 
 
+class JobUnrunnableError(KithError):
+    """What the problem of a failed job says; no request is answered with it."""
+
+    code, title = "job_unrunnable", "No server had what the job needs"
+    remedy = "Send its archive again, or serve the pack it needs and start it again; what it did stays."
+
+
 # Load and storage
 
 
