@@ -120,7 +120,10 @@ class TemplateNotFoundError(KithError):
 
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
-    remedy = "Serve the gallery's own pack too (KITH_ALSO), or move the gallery to another (docs/migration.md)."
+    remedy = (
+        "Say whose embeddings are, and send the gallery's own recogniser's. Serve its pack too (KITH_ALSO), or move "
+        "the gallery to another (docs/migration.md)."
+    )
 
 
 class GalleryMovedError(RecogniserMismatchError):

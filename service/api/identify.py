@@ -34,7 +34,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
     body = await read_photos(request, IdentifyIn, kith.settings)
     found = await kith.gallery(gallery)
     by = kith.recognisers.of(found)
-    if body.recogniser is not None:
+    if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
