@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.transfer import VECTOR_TYPE, Header, Items, rows_in_block
 
+READ_BYTES: Final = 1 << 20
 KEY: Final = b"kith"
 TIME: Final = pa.timestamp("us", "UTC")
 
@@ -127,7 +128,8 @@ class Reader:
 
     def __init__(self, file: IO[bytes], default: Header | None = None) -> None:
         try:
-            self._file = pq.ParquetFile(file)
+            # What it reads ahead by default it also keeps: the whole file, in the end.
+            self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES)
             self._schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ImportFileError(f"this is no Parquet file: {error}") from error

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
+from service.errors import GalleryNotFoundError, RecogniserMismatchError
 from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
@@ -160,6 +161,8 @@ class Following(ABC):
             try:
                 if not self._closed:
                     self._store.trim_log(self._gallery)
+            except (GalleryNotFoundError, RecogniserMismatchError):
+                pass  # deleted, or moved, since it was read for this follower
             except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
                 log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,30 @@ def test_new_enrolments_bring_vectors_of_both(both: Kith, people: dict[str, byte
     # A photo without crop is embedded by both at once; an embedding belongs to one recogniser.
     assert (told.other.embedded, told.other.waiting_without_crop) == (1, 2)
     assert told.current.embedded == 3
+
+
+def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
+    both: Kith, people: dict[str, bytes], tmp_path: Path
+) -> None:
+    g = enrolled(both, "archive", {"eileen": people["eileen"]}, keep_crops=True)
+    both.migrate(g, "projected")
+    settled(both, g)
+    packed = tmp_path / "people.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("tom/one.jpg", people["tom"])
+    assert both.wait_for(both.enrol_archive(g, packed).id, WAIT_S).state == "succeeded"
+    told = both.migration(g)
+    assert told.other is not None
+    assert (told.current.embedded, told.other.embedded, told.other.by_crop) == (2, 2, 1)
+    both.cut_over(g)
+    assert both.identify(g, people["tom"]).results[0].subject == "tom"
+    # Its crop was kept as well: a third recogniser would find it.
+    both.finish_migration(g)
+    settled(both, g)
+    both.migrate(g, "kith-compact")
+    told = settled(both, g)
+    assert told.other is not None
+    assert told.other.by_crop == 2
 
 
 def test_a_bare_similarity_does_not_outlive_its_recogniser(both: Kith, people: dict[str, bytes]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
@@ -27,7 +28,7 @@ from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import KEEP_LINES
 from service.gallery.subjects import GallerySettings, NewTemplate
-from service.gallery.tables import changes, galleries
+from service.gallery.tables import changes, galleries, index_states
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
@@ -248,6 +249,14 @@ def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random
     node.engine.shorten_logs()
     assert node.store.gallery("g").log_floor == reached  # not beyond
     model.check(node, probes(rng), 2)
+    other = {"gallery_pk": gallery.pk, "generation": 0, "engine": "milvus/other", "sequence": reached}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(index_states.insert(), [other | {"updated_at": datetime.now(UTC)}])
+    node.engine.shorten_logs()
+    assert node.store.gallery("g").log_floor == reached
+    with sa.create_engine(node.url).begin() as connection:
+        week = datetime.now(UTC) - timedelta(days=8)
+        connection.execute(index_states.update().where(index_states.c.engine == other["engine"]), {"updated_at": week})
     node.engine.shorten_logs()
     assert node.store.gallery("g").log_floor == reached + 50
     model.check(node, probes(rng), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import resource
 import subprocess
 import sys
 import textwrap
@@ -391,7 +392,7 @@ def big_file(path: Path, count: int, dimension: int) -> None:
 
 
 IMPORTER = textwrap.dedent("""
-    import resource, sys
+    import sys
     from service.gallery.bulk import BulkStore
     from service.gallery.database import Database, open_engine
     from service.gallery.importing import Import
@@ -400,16 +401,16 @@ IMPORTER = textwrap.dedent("""
     database = Database(open_engine(sys.argv[1]))
     taking = Import(BulkStore(database), Store(database).gallery("g"))
     with open(sys.argv[2], "rb") as file:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for block in Reader(file):
             taking.take(block)
-            print(taking.report.templates + taking.report.present, flush=True)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+            with open("/proc/self/statm") as memory:
+                pages = memory.read().split()[1]
+            print(taking.report.templates + taking.report.present, pages, flush=True)
 """)
 
 
 def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, tmp_path: Path) -> None:
-    url, file, count = database_url(), tmp_path / "file.parquet", 30_000
+    url, file, count = database_url(), tmp_path / "file.parquet", 20_000
     big_file(file, count, DIMENSION)
     place = Place(url)
     for kill_after in (1, 2, None):
@@ -421,7 +422,7 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
                 process.kill()
         there = place.store.gallery("g")
         if kill_after:
-            assert int(said[-1]) <= there.templates <= count
+            assert int(said[-1].split()[0]) <= there.templates <= count
         assert there.templates == there.subjects == len(place.store.changes_after(place.gallery, 0))
         assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
@@ -432,14 +433,14 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     file, url = tmp_path / "file.parquet", f"sqlite:///{tmp_path / 'kith.db'}"
-    big_file(file, 60_000, 512)  # 123 MB of embeddings
+    big_file(file, 60_000, 512)
     Place(url, 512).store.close()
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTER, url, str(file)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    extra, last = done.stdout.splitlines()[-1], done.stdout.splitlines()[-2]
-    assert int(last) == 60_000
-    assert int(extra) < 250_000_000
+    command = [sys.executable, "-c", IMPORTER, url, str(file)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    counts, pages = zip(*(map(int, text.split()) for text in done.stdout.splitlines()), strict=True)
+    assert counts[-1] == 60_000
+    # By the third block all that is kept between blocks is there; 70 MB of the file are still to come.
+    assert (max(pages[3:]) - pages[2]) * resource.getpagesize() < 40_000_000
 
 
 # Over HTTP
@@ -537,12 +538,12 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
 
 
 def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:
-    rest(kith, gallery, header_of(kith) + people(kith, 20_000))
+    rest(kith, gallery, header_of(kith) + people(kith, 9000))
     for _ in range(17):  # more than there are connections to the database
         pieces = kith.export_gallery(gallery)
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
-    assert kith.gallery(gallery).templates == 20_000
+    assert kith.gallery(gallery).templates == 9000
 
 
 def test_an_export_may_leave_embeddings_out(kith: Kith, gallery: str) -> None:
