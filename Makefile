@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene bench-open-set bench-transfer \
-        clean
+.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene \
+        bench-open-set bench-scale bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -58,6 +58,9 @@ bench-fusion: setup
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
+
+bench-scale: setup
+	$(BIN)/python -m bench.scale
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

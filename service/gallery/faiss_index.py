@@ -7,7 +7,8 @@ import io
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -45,24 +46,18 @@ GRAPH_DEPTHS: Final = (64, 128, 256, 512, 1024)
 
 def exact(probes: Float, vectors: Float, k: int) -> tuple[Float, Keys]:
     """The ``k`` most similar of (n, d) vectors for each of many (q, d) probes, best first; -1 where fewer exist."""
-    _use_threads(len(probes))
-    similarities, rows = api.knn(_plain(probes), vectors, k, metric=api.METRIC_INNER_PRODUCT)
+    with _threads(len(probes)):
+        similarities, rows = api.knn(_plain(probes), vectors, k, metric=api.METRIC_INNER_PRODUCT)
     return similarities, rows
 
 
 def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
     """(q, m) similarities of each of (q, d) probes to its own (q, m) rows of (n, d) vectors; -inf where a row is -1."""
-    _use_threads(len(probes))
     found = np.full(rows.shape, -np.inf, np.float32)
     probes, rows = _plain(probes), np.ascontiguousarray(rows, np.int64)
-    api.fvec_inner_products_by_idx(
-        api.swig_ptr(found),
-        api.swig_ptr(probes),
-        api.swig_ptr(vectors),
-        api.swig_ptr(rows),
-        vectors.shape[1],
-        *rows.shape,
-    )
+    pointers = [api.swig_ptr(array) for array in (found, probes, vectors, rows)]
+    with _threads(len(probes)):
+        api.fvec_inner_products_by_idx(*pointers, vectors.shape[1], *rows.shape)
     return found
 
 
@@ -109,13 +104,11 @@ class Codes:
 
     def __init__(self, sample: Float) -> None:
         """Train on at most TRAIN_ON of (n, d) vectors, at least 16; ``d`` a multiple of 4."""
-        _use_all_threads()
         self._empty = api.index_factory(sample.shape[1], f"PQ{sample.shape[1] // 4}x4fs", api.METRIC_INNER_PRODUCT)
         self._empty.pq.cp.min_points_per_centroid = 1
         self._empty.train(_plain(sample[:TRAIN_ON]))
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> CodesOf:
-        _use_all_threads()
         index = api.clone_index(self._empty)
         for start in range(0, len(vectors), CODE_SLICE):
             _check(stopped)
@@ -135,8 +128,8 @@ class CodesOf:
         self.memory_bytes = len(vectors) * vectors.shape[1] // 8
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        _use_threads(len(probes))
-        scores, rows = self._index.search(_plain(probes), depth)
+        with _threads(len(probes)):
+            scores, rows = self._index.search(_plain(probes), depth)
         return scores, rows
 
 
@@ -151,11 +144,11 @@ class Graphs:
         self._dimension = dimension
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> Graph:
-        _use_all_threads()
         index = api.IndexHNSWFlat(self._dimension, GRAPH_LINKS, api.METRIC_INNER_PRODUCT)
-        for start in range(0, len(vectors), GRAPH_SLICE):
-            _check(stopped)
-            index.add(vectors[start : start + GRAPH_SLICE])
+        with _all_threads():
+            for start in range(0, len(vectors), GRAPH_SLICE):
+                _check(stopped)
+                index.add(vectors[start : start + GRAPH_SLICE])
         return Graph(index)
 
 
@@ -169,8 +162,9 @@ class Graph:
         self.memory_bytes = index.hnsw.neighbors.size() * 4 + index.hnsw.offsets.size() * 8
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        _use_threads(len(probes))
-        scores, rows = self._index.search(_plain(probes), depth, params=api.SearchParametersHNSW(efSearch=depth))
+        options = api.SearchParametersHNSW(efSearch=depth)
+        with _threads(len(probes)):
+            scores, rows = self._index.search(_plain(probes), depth, params=options)
         return scores, rows
 
     def links(self) -> bytes:
@@ -262,12 +256,31 @@ def _plain(vectors: Float) -> Float:
     return np.ascontiguousarray(vectors, np.float32)
 
 
-def _use_threads(probes: int) -> None:
-    api.omp_set_num_threads(THREADS if probes >= FEWEST_FOR_THREADS else 1)
+def use_one_thread() -> None:
+    """Of FAISS and its BLAS, for whatever the calling thread does from now on, but for building graphs."""
+    api.omp_set_num_threads(1)
 
 
-def _use_all_threads() -> None:
+@contextmanager
+def _threads(probes: int) -> Iterator[None]:
+    """One thread for a few probes, else as many as the calling thread may use."""
+    allowed = api.omp_get_max_threads()
+    if probes < FEWEST_FOR_THREADS:
+        api.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        api.omp_set_num_threads(allowed)
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    allowed = api.omp_get_max_threads()
     api.omp_set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        api.omp_set_num_threads(allowed)
 
 
 def _check(stopped: Callable[[], bool]) -> None:

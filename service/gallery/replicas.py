@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
-from service.gallery.faiss_index import builders
+from service.errors import GalleryMovedError, GalleryNotFoundError
+from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
 from service.gallery.index import IndexStats, Keys
@@ -30,8 +31,6 @@ from service.gallery.subjects import Change, Gallery, Hit, LogTrimmedError, Snap
 
 LINES_AT_ONCE: Final = 20_000
 """Of the change log, that are in memory while an index follows it."""
-TEMPLATES_AT_ONCE: Final = 16_384
-"""That are in memory several times while their subjects' vectors are made."""
 TRIM_AFTER: Final = 2 * KEEP_LINES
 """Lines of all galleries' change logs, after which this one's is looked at."""
 NICENESS: Final = 10
@@ -58,7 +57,7 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     """
     chosen = options or InProcess()
     build_for = builders(chosen.device)
-    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=_stand_back)
+    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=stand_back)
 
     def later(work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
@@ -87,8 +86,10 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     return make
 
 
-def _stand_back() -> None:
-    """Linux counts niceness by thread; elsewhere it is the process', and stays."""
+def stand_back() -> None:
+    """Let the calling thread take no processor that a search wants. Linux counts niceness by thread; elsewhere it is
+    the process', and stays."""
+    use_one_thread()
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
@@ -108,7 +109,6 @@ class Following(ABC):
         self._trimmed_at = gallery.log_floor
         self._begun = self._ended = 0
         self._catching_up = threading.Lock()
-        self._trimming = threading.Lock()
 
     def catch_up(self) -> None:
         arrived = self._begun
@@ -130,9 +130,8 @@ class Following(ABC):
         return self._index.stats()
 
     def close(self) -> None:
+        self._closed = True
         self._index.close()
-        with self._trimming:
-            self._closed = True
 
     def _load(self) -> None:
         snapshot = self._store.snapshot(self._gallery)
@@ -156,12 +155,12 @@ class Following(ABC):
             self._later(self._trim)
 
     def _trim(self) -> None:
-        with self._trimming:
-            try:
-                if not self._closed:
-                    self._store.trim_log(self._gallery)
-            except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
-                log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
+        try:
+            self._store.trim_log(self._gallery, stopped=lambda: self._closed)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # meanwhile: whoever searches it next sees to it
+        except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+            log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
 
 
 class TemplatesReplica(Following):
@@ -258,17 +257,8 @@ class SubjectsReplica(Following):
         self._rule = rule
 
     def _rows(self, snapshot: Snapshot) -> Rows:
-        subjects, starts = np.unique(snapshot.subject_pks, return_index=True)
-        vectors = np.empty((len(subjects), self._gallery.dimension), np.float32)
-        ends = np.append(starts[1:], len(snapshot.subject_pks))
-        first = 0
-        while first < len(subjects):
-            last = max(first + 1, int(np.searchsorted(ends, starts[first] + TEMPLATES_AT_ONCE)))
-            part = slice(starts[first], ends[last - 1])
-            vectors[first:last] = subject_vectors(
-                snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], self._rule
-            )
-            first = last
+        subjects = np.unique(snapshot.subject_pks)
+        vectors = subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities, self._rule)
         return Rows(subjects, subjects, vectors)
 
     def _follow(self) -> None:

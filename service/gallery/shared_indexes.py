@@ -24,16 +24,13 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError
 from service.gallery.database import Database
-from service.gallery.store import Store, read_snapshot
+from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, Store, read_snapshot
 from service.gallery.subjects import Gallery, Snapshot
 from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
 
 LINES_AT_ONCE: Final = 1000
 """Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
 SUBJECTS_AT_ONCE: Final = 1000
-BEGUN: Final = "/begun"
-"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
-number, which no number of the log is."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +77,19 @@ class SharedIndexes:
             StorageError: the database does not answer.
         """
         with self._database.write(_deleted(gallery)) as connection:
-            start = _position(connection, gallery, engine).last
-            key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
-            now = datetime.now(UTC)
-            first = {"engine": engine, "sequence": start, "updated_at": now}
-            if self._insert(connection, key | first):
-                connection.execute(index_states.delete().where(_is(gallery, engine + BEGUN)))
-                self._insert(connection, key | first | {"engine": engine + BEGUN, "sequence": 0})
-            # A turn that another had when this one's insertion found its row has ended here.
-            row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
-            if connection.execute(row).first() is None:
-                raise _deleted(gallery)
+            while not self._taken(connection, gallery, engine):
+                pass  # its row went as this one waited for it
             yield Turn(connection, gallery, engine)
+
+    def _taken(self, connection: Connection, gallery: Gallery, engine: str) -> bool:
+        start = _position(connection, gallery, engine).last
+        key = {"gallery_pk": gallery.pk, "generation": gallery.generation, "updated_at": datetime.now(UTC)}
+        if self._insert(connection, key | {"engine": engine, "sequence": start}):
+            connection.execute(index_states.delete().where(_is(gallery, engine + BEGUN)))
+            self._insert(connection, key | {"engine": engine + BEGUN, "sequence": 0})
+        # A turn that another had when this one's insertion found its row has ended here.
+        row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
+        return connection.execute(row).first() is not None
 
     def _insert(self, connection: Connection, row: dict[str, object]) -> bool:
         insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
@@ -105,9 +103,24 @@ class SharedIndexes:
             connection.execute(index_states.delete().where(own))
 
     def shorten_log(self, name: str) -> None:
-        """Of a gallery's log, the lines that nobody has yet to follow. Raises GalleryNotFoundError, StorageError."""
+        """Of a gallery's log, the lines that nobody has yet to follow: not for the sake of an index that nobody asks
+        any more. Raises GalleryNotFoundError, StorageError."""
         store = Store(self._database)
-        store.trim_log(store.gallery(name))
+        gallery = store.gallery(name)
+        last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk).scalar_subquery()
+        abandoned = (
+            index_states.delete()
+            .where(index_states.c.gallery_pk == gallery.pk, ~index_states.c.engine.endswith(BEGUN))
+            .where(index_states.c.updated_at < datetime.now(UTC) - ABANDONED)
+            .where(index_states.c.sequence < last - KEEP_LINES)
+            .returning(index_states.c.engine)
+        )
+        with self._database.write(_deleted(gallery)) as connection:
+            begun = [engine + BEGUN for engine in connection.execute(abandoned).scalars()]
+            connection.execute(
+                index_states.delete().where(index_states.c.gallery_pk == gallery.pk, index_states.c.engine.in_(begun))
+            )
+        store.trim_log(gallery)
 
     def living(self, generation: int, fingerprint: str) -> set[int]:
         """Keys of the galleries that have vectors of this generation by a recogniser whose fingerprint begins so."""

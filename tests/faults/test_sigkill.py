@@ -53,7 +53,7 @@ def findings(url: str, gallery: str | None = None) -> list[Finding]:
 def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str, tally: Tally) -> None:
     """All at once, as when a machine goes down, or some while the others go on."""
     url, rng = database_url(), np.random.default_rng()
-    for i in range(14 if LONG else 2):
+    for i in range(14 if LONG else 1):
         with Node(url) as node:
             node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         counters = CONTEXT.Array("q", WRITERS, lock=False)
@@ -97,7 +97,7 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
     url, rng = database_url(), np.random.default_rng()
     templates = tuple(template_id(0, number) for number in range(400))
     took = 0.05
-    for i in range(12 if LONG else 3):
+    for i in range(12 if LONG else 2):
         with Node(url) as node:
             gallery = node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
             node.store.enrol(gallery, "a", [new_template(template) for template in templates], None)
@@ -155,7 +155,7 @@ def test_an_upgrade_killed_midway_is_finished_by_the_next_start(
 ) -> None:
     kept, copy = old
     rng, took, before = np.random.default_rng(), 0.0, 0
-    rounds = 14 if LONG else 3
+    rounds = 14 if LONG else 2
     for i in range(rounds):
         url = copy()
         process = CONTEXT.Process(target=_upgrade, args=(url,), daemon=True)

@@ -142,7 +142,7 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
         gallery = place.store.create_gallery("g", first.fingerprint, first.dimension, settings)
         enrolled = {place.enrol(gallery, number) for number in range(TEMPLATES_AT_FIRST)}
         state = "none"
-        for _ in range(16 if LONG else 2):
+        for _ in range(16 if LONG else 1):
             said = Killed(_walk, url, also, 1000).after(int(rng.integers(1, 6)), rng.uniform(0, 0.4))
             tally.kills["migration to another recogniser"] += 1
             enrolled |= {what for kind, what in said if kind == "enrolled"}
@@ -150,7 +150,7 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
             with tally.judging():
                 state = _judge(place, enrolled, state)
                 assert findings(url) == []
-        Killed(_walk, url, also, 4).at_its_end()
+        Killed(_walk, url, also, 4 if LONG else 1).at_its_end()
         _judge(place, enrolled, None)
     assert findings(url) == []
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
@@ -27,7 +28,7 @@ from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import KEEP_LINES
 from service.gallery.subjects import GallerySettings, NewTemplate
-from service.gallery.tables import changes, galleries
+from service.gallery.tables import changes, galleries, index_states
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
@@ -248,6 +249,14 @@ def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random
     node.engine.shorten_logs()
     assert node.store.gallery("g").log_floor == reached  # not beyond
     model.check(node, probes(rng), 2)
+    other = {"gallery_pk": gallery.pk, "generation": 0, "engine": "milvus/other", "sequence": reached}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(index_states.insert(), [other | {"updated_at": datetime.now(UTC)}])
+    node.engine.shorten_logs()
+    assert node.store.gallery("g").log_floor == reached
+    with sa.create_engine(node.url).begin() as connection:
+        week = datetime.now(UTC) - timedelta(days=8)
+        connection.execute(index_states.update().where(index_states.c.engine == other["engine"]), {"updated_at": week})
     node.engine.shorten_logs()
     assert node.store.gallery("g").log_floor == reached + 50
     model.check(node, probes(rng), 2)
@@ -309,6 +318,38 @@ def test_a_collection_that_was_dropped_is_filled_anew(nodes: Nodes, rng: np.rand
             model.check(node, probes(rng), 3)
         model.check(node, probes(rng), 3)
     assert here.follower().stats().vectors == 9
+
+
+def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(
+    nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """One request has caught up; another finds that the collection was dropped since; then the first searches."""
+    node, model = nodes(), Model("max")
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    replica = node.replica()
+    caught_up, found_out = threading.Event(), threading.Event()
+
+    def first() -> None:
+        replica.catch_up()
+        caught_up.set()
+        assert found_out.wait(20)
+        replica.search(probes(rng), 2, None)
+
+    with ThreadPoolExecutor(1) as threads:
+        request = threads.submit(first)
+        assert caught_up.wait(20)
+        replica.catch_up()
+        replica.search(probes(rng), 2, None)
+        replica.opened().drop()
+        with pytest.raises(IndexUnavailableError):
+            replica.search(probes(rng), 2, None)
+        found_out.set()
+        with pytest.raises(IndexUnavailableError):
+            request.result(timeout=20)
+    replica.catch_up()
+    assert replica.search(probes(rng), 2, None)[1] == 3
 
 
 def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.random.Generator) -> None:
