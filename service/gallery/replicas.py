@@ -134,9 +134,12 @@ class Following(ABC):
         self._index.close()
 
     def _load(self) -> None:
+        # What there was goes first, and each form once the next is made: never three of each vector.
+        self._loaded = False
+        self._index.unload()
         snapshot = self._store.snapshot(self._gallery)
         rows, sequence = self._rows(snapshot), snapshot.sequence
-        del snapshot  # the index copies what it keeps: never three of each
+        del snapshot
         self._index.load(rows, sequence)
         self._loaded = True
 
@@ -262,9 +265,19 @@ class SubjectsReplica(Following):
         return Rows(subjects, subjects, vectors)
 
     def _follow(self) -> None:
-        changed, now = self._store.changed_subjects(self._gallery, self._index.view.sequence)
+        changed, now, more = self._next_changes(self._index.view.sequence)
         if changed:
-            self._index.apply([Batch(np.array(sorted(changed), np.int64), self._rows(now), now.sequence)])
+            self._index.apply(self._batches(changed, now, more))
+
+    def _batches(self, changed: set[int], now: Snapshot, more: bool) -> Iterator[Batch]:
+        while changed:
+            yield Batch(np.array(sorted(changed), np.int64), self._rows(now), now.sequence)
+            if not more:
+                return
+            changed, now, more = self._next_changes(now.sequence)
+
+    def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
+        return self._store.changed_subjects(self._gallery, sequence, LINES_AT_ONCE)
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
         view = self._index.view

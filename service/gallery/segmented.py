@@ -108,13 +108,20 @@ class SegmentedIndex:
         return view.search(probes, k, measured.depth if measured and view.structured else None, among)
 
     def load(self, rows: Rows, sequence: int) -> None:
-        """Hold these rows, sorted by owner and key, instead of whatever there was."""
+        """Hold these rows, sorted by owner and key, instead of whatever there was; they do not change any more."""
         with self._changing:
             self._epoch += 1
             self._measured, self._trained = None, None
             stored, rest = self._stored(rows)
             self.view = View((*stored, *self._cut(rest)), sequence, _owners(rows))
         self._order()
+
+    def unload(self) -> None:
+        """Hold nothing, until it is loaded again."""
+        with self._changing:
+            self._epoch += 1
+            self._measured, self._trained = None, None
+            self.view = View()
 
     def apply(self, batches: Iterable[Batch]) -> None:
         """Change what is held; searches see all of it at once."""
@@ -179,6 +186,8 @@ class SegmentedIndex:
             return [self._tail(rows)] if len(rows.keys) else []
         longest = self._sizes.longest(self._choice.kind)
         count = -(-len(rows.keys) // longest)
+        if count <= 1:
+            return [Segment.seal(self._next(), rows)] if count else []
         bounds = np.linspace(0, len(rows.keys), count + 1).astype(int).tolist()
         # Copies, so that the whole can go while a part stays.
         return [Segment.seal(self._next(), _copied(rows.at(slice(start, stop)))) for start, stop in pairwise(bounds)]
@@ -432,6 +441,8 @@ class SegmentedIndex:
         if self._files is None:
             return
         view = self.view
+        if not view.segments:  # about to be loaded; of those who were deleted no file is left
+            return
         self._files.keep(view.segments)
         for segment in self._unwritten(view):
             try:

@@ -352,21 +352,24 @@ class Store:
             sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
             return read_snapshot(connection, gallery, sequence)
 
-    def changed_subjects(self, gallery: Gallery, sequence: int) -> tuple[set[int], Snapshot]:
-        """Keys of the subjects that the log names later than ``sequence``, and the templates that they have now.
+    def changed_subjects(self, gallery: Gallery, sequence: int, at_most: int) -> tuple[set[int], Snapshot, bool]:
+        """Keys of the subjects that the next ``at_most`` lines of the log after ``sequence`` name, the templates that
+        they have now, as of the last of these lines, and whether there may be more lines.
 
         Raises:
             LogTrimmedError: some of the lines are gone.
         """
         later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+        query = sa.select(changes.c.sequence, changes.c.subject_pk).where(later).order_by(changes.c.sequence)
         with self._database.read() as connection:
             _check_floor(connection, gallery, sequence)
-            lines = connection.execute(sa.select(changes.c.sequence, changes.c.subject_pk).where(later)).all()
-            last = max((line.sequence for line in lines), default=sequence)
+            lines = connection.execute(query.limit(at_most)).all()
+            last = lines[-1].sequence if lines else sequence
             # By a subquery, as a list of keys may exceed what a statement can bind.
-            changed = templates.c.subject_pk.in_(sa.select(changes.c.subject_pk).where(later))
+            named = sa.select(changes.c.subject_pk).where(later, changes.c.sequence <= last)
+            changed = templates.c.subject_pk.in_(named)
             now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
-        return {line.subject_pk for line in lines}, now
+        return {line.subject_pk for line in lines}, now, len(lines) == at_most
 
     # Evidence and audit
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +18,17 @@ import sqlalchemy as sa
 from models.recognition import unit
 from models.runtime import Float
 from service.client import Kith
-from service.errors import GalleryNotFoundError
+from service.errors import GalleryNotFoundError, StorageError
+from service.gallery import replicas
+from service.gallery import store as store_module
 from service.gallery.database import Database, open_engine
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.index_choice import Sizes
-from service.gallery.replicas import TRIM_AFTER, InProcess, in_process
+from service.gallery.replicas import TRIM_AFTER, Following, InProcess, in_process
 from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, ROWS_AT_ONCE, Store
-from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, StoredEvidence
+from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.gallery.tables import changes, galleries, index_states
 from tests.postgres import DatabaseUrl
 
@@ -67,13 +71,77 @@ def test_who_is_behind_a_shortened_log_starts_from_a_snapshot(
     with pytest.raises(LogTrimmedError):
         store.changes_after(gallery, 6)
     with pytest.raises(LogTrimmedError):
-        store.changed_subjects(gallery, 6)
+        store.changed_subjects(gallery, 6, 100)
     for later in (follower, Followers(in_process(store)).of(gallery)):
         found, compared = later.search(vectors[9:10], 1)
         assert compared == 3 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
         assert later.stats().sequence == 21
     enrol(store, gallery, "new", vectors[:1])
     assert follower.search(vectors[:1], 1)[0][0][0].similarity == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("fusion", RULES)
+def test_a_long_log_is_followed_in_parts(
+    store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process imported is never in memory as a whole beside the index; a search sees all of it."""
+    monkeypatch.setattr(replicas, "LINES_AT_ONCE", 5)
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    follower = Followers(in_process(store)).of(gallery)
+    vectors = unit(rng.normal(size=(20, DIMENSION)))
+    assert follower.search(vectors[:1], 1) == ([[]], 0)
+    for number, vector in enumerate(vectors):
+        enrol(store, gallery, f"s{number % 12}", vector[None])
+    store.delete_subject(gallery, "s11")
+    read: list[int] = []
+    read_snapshot = store_module.read_snapshot
+
+    def noted(*arguments: Any) -> Snapshot:
+        taken = read_snapshot(*arguments)
+        read.append(len(taken.template_pks))
+        return taken
+
+    monkeypatch.setattr(store_module, "read_snapshot", noted)
+    found, compared = follower.search(vectors, 1)
+    assert compared == 11 and max(read, default=0) <= 10
+    monkeypatch.undo()
+    anew = Followers(in_process(store)).of(gallery).search(vectors, 1)[0]
+    assert [hits[0].subject_pk for hits in found] == [hits[0].subject_pk for hits in anew]
+    similarities = [hits[0].similarity for hits in anew]
+    assert [hits[0].similarity for hits in found] == pytest.approx(similarities, abs=1e-5)
+    assert follower.stats().sequence == store.snapshot(gallery).sequence
+
+
+@pytest.mark.parametrize("fusion", RULES)
+def test_a_gallery_loaded_again_is_in_memory_once_less(
+    store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there was goes before the snapshot is taken; where that fails, the next search tries again."""
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    follower = Followers(in_process(store)).of(gallery)
+    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
+    vectors = unit(rng.normal(size=(1, DIMENSION)))
+    follower.search(vectors, 1)
+    replica = follower._replica
+    assert isinstance(replica, Following)
+    held = weakref.ref(replica._index.view.segments[0])
+    enrol(store, gallery, "b", vectors)
+    store.delete_subject(gallery, "a")
+    assert store.trim_log(gallery, keep=1) == 2
+    holding: list[bool] = []
+
+    def broken(gallery: Gallery) -> Snapshot:
+        holding.append(held() is not None)
+        raise StorageError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "snapshot", broken)
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                follower.search(vectors, 1)
+    assert holding == [False, False]
+    found, compared = follower.search(vectors, 1)
+    assert compared == 1 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
 
 
 def test_the_log_keeps_what_the_evidence_has_yet_to_count(store: Store, rng: np.random.Generator) -> None:

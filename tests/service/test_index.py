@@ -305,6 +305,14 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
         index.apply([batch(keys, keys, vectors[1900:], 2)])
 
 
+def test_a_segment_that_is_the_whole_gallery_is_not_copied(rng: np.random.Generator) -> None:
+    vectors = unit(rng.normal(size=(2000, 16)))
+    index = index_of(16, "exact", sizes=SMALL)
+    index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
+    (segment,) = index.view.segments
+    assert np.shares_memory(segment.vectors, vectors)
+
+
 def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
     """The other threads are other galleries'."""
     building, go_on = threading.Event(), threading.Event()
