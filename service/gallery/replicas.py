@@ -31,8 +31,6 @@ from service.gallery.subjects import Change, Gallery, Hit, LogTrimmedError, Snap
 
 LINES_AT_ONCE: Final = 20_000
 """Of the change log, that are in memory while an index follows it."""
-TEMPLATES_AT_ONCE: Final = 16_384
-"""That are in memory several times while their subjects' vectors are made."""
 TRIM_AFTER: Final = 2 * KEEP_LINES
 """Lines of all galleries' change logs, after which this one's is looked at."""
 NICENESS: Final = 10
@@ -263,17 +261,8 @@ class SubjectsReplica(Following):
         self._rule = rule
 
     def _rows(self, snapshot: Snapshot) -> Rows:
-        subjects, starts = np.unique(snapshot.subject_pks, return_index=True)
-        vectors = np.empty((len(subjects), self._gallery.dimension), np.float32)
-        ends = np.append(starts[1:], len(snapshot.subject_pks))
-        first = 0
-        while first < len(subjects):
-            last = max(first + 1, int(np.searchsorted(ends, starts[first] + TEMPLATES_AT_ONCE)))
-            part = slice(starts[first], ends[last - 1])
-            vectors[first:last] = subject_vectors(
-                snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], self._rule
-            )
-            first = last
+        subjects = np.unique(snapshot.subject_pks)
+        vectors = subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities, self._rule)
         return Rows(subjects, subjects, vectors)
 
     def _follow(self) -> None:

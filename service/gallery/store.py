@@ -654,7 +654,13 @@ def _gallery_rows() -> sa.Select[Any]:
         _evidence_sequence(galleries.c.generation).label("evidence_sequence"),
         *(generations.c[name].label(f"other_{name}") for name in OTHER),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
+        _moved().label("moved"),
     ).outerjoin(generations, other)
+
+
+def _moved() -> sa.ColumnElement[bool]:
+    every = generations.alias()  # those that were dropped, too: they stay as rows
+    return sa.exists().where(every.c.gallery_pk == galleries.c.pk, every.c.generation > 0).correlate(galleries)
 
 
 def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
@@ -725,6 +731,7 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         None
         if row.other_generation is None
         else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
+        bool(row.moved),
     )
 
 

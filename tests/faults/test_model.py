@@ -195,11 +195,11 @@ def test_servers_and_stores_answer_alike(tmp_path: Path, some_database_url: Data
         workers = [Worker(url)]
         actors: list[Actor] = [HttpActor(first), HttpActor(second), *workers]
         try:
-            done = play(actors, "g", Model("mean_top_k"), first.model().dimension, 150 if LONG else 16, seed=4)
+            done = play(actors, "g", Model("mean_top_k"), first.model().dimension, 150 if LONG else 25, seed=4)
         finally:
             for worker in workers:
                 worker.close()
-    assert done.total() > 8
+    assert done.total() > 12
 
 
 def fresh(url: str, fusion: Fusion, *galleries: str) -> str:

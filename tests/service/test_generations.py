@@ -163,6 +163,38 @@ def test_transitions_and_their_repetitions(
     assert started(store, generations) == n + 1
 
 
+def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
+    database: Database, store: Store, generations: Generations, gallery: Gallery
+) -> None:
+    runs = JobStore(database)
+
+    def fills() -> dict[str, str]:
+        return {
+            job.id: job.state for job in runs.list_jobs(gallery, ["queued", "running"], None, 9) if job.kind == FILL
+        }
+
+    started(store, generations)
+    first = job(database)
+    started(store, generations)
+    assert fills() == {first.id: "running"}  # asked for again, it is under way
+    # Called off and asked for again, it is not.
+    runs.cancel(first.id)
+    for _ in range(2):
+        started(store, generations)
+        assert sorted(fills().values()) == ["queued", "running"]
+    runs.finish(first, "cancelled")
+    # One that is past its last template sees nothing of what was enrolled as the gallery moved, or moved back.
+    for step in (
+        lambda g: generations.cut_over(g, 0, None),
+        generations.roll_back,
+        lambda _: started(store, generations),
+    ):
+        running = job(database)
+        step(now(store))
+        assert sorted(fills().values()) == ["queued", "running"]
+        runs.finish(running, "succeeded")
+
+
 def test_what_was_read_before_a_cut_over_is_not_written_after_it(
     database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
 ) -> None:
