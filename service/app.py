@@ -38,6 +38,7 @@ from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
 from service.batching import Batcher
 from service.bulk import KIND, BulkEnrolment
+from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus
 from service.gallery.database import Database, open_engine
@@ -88,6 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
                 Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, settings)) for p in packs])
@@ -100,6 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
                 pipeline = Pipeline(
                     detect,
                     followers,
+                    catching_up,
                     risks,
                     limits,
                     settings.max_faces,

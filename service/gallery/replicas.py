@@ -49,8 +49,9 @@ class InProcess:
     sizes: Sizes = field(default_factory=Sizes)
 
 
-def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gallery], Replica]:
-    """What makes a gallery's replica of the vectors in ``store``.
+def in_process(store: Store, options: InProcess | None = None, at_once: bool = False) -> Callable[[Gallery], Replica]:
+    """What makes a gallery's replica of the vectors in ``store``. ``at_once``: it is put in order before it is
+    searched, not in the background.
 
     Raises:
         SettingsError: there is no such device.
@@ -60,6 +61,9 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=stand_back)
 
     def later(work: Callable[[], None]) -> None:
+        if at_once:
+            work()
+            return
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
             background.submit(work)
 
