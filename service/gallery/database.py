@@ -139,6 +139,8 @@ class Database:
         self._reader = engine.execution_options(**snapshots)
         self._writer = engine.execution_options(write=True)
         self.dialect: str = engine.dialect.name
+        self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
+        """Of SQLite."""
 
     def close(self) -> None:
         self._writer.dispose()
