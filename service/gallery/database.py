@@ -140,6 +140,8 @@ class Database:
         self._reader = engine.execution_options(**snapshots)
         self._writer = engine.execution_options(write=True)
         self.dialect: str = engine.dialect.name
+        self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
+        """Of SQLite."""
 
     def apart(self, connections: int) -> Database:
         """The same database by connections of its own, to be closed by itself: who holds them for long holds up nobody

@@ -61,6 +61,7 @@ class MilvusReplica:
         self._best = TOP_K if self._fusion == "mean_top_k" else 1
         self._collection: Collection | None = None
         self._lock = threading.Lock()
+        self._failed: tuple[float, IndexUnavailableError] | None = None
         self._latest: _Reached | None = None
         self._own_thread = threading.local()
         self._counted: tuple[_Reached, int] | None = None
@@ -69,9 +70,13 @@ class MilvusReplica:
         collection = self.opened()
         position = self._shared.position(self._gallery, collection.engine)
         if position.behind:
+            asked = time.monotonic()
             # One thread of this process waits for the turn, not all that its database connections suffice for.
             with self._lock, self._forgetting_what_is_gone():
-                self._follow(collection, position.last)
+                # Whoever waited for a turn that failed would wait as long for the next.
+                if self._failed and self._failed[0] > asked:
+                    raise IndexUnavailableError(self._failed[1].detail)
+                self._take_further(collection, position.last)
             position = self._shared.position(self._gallery, collection.engine)
         latest = self._latest
         if latest is None or (latest.collection is not collection or latest.position != position):
@@ -132,6 +137,17 @@ class MilvusReplica:
             raise
 
     # Following
+
+    def _take_further(self, collection: Collection, last: int) -> None:
+        try:
+            self._follow(collection, last)
+        except IndexUnavailableError as error:
+            self._failed = (time.monotonic(), error)
+            raise
+        except GalleryNotFoundError:
+            # What this thread wrote may have come after whoever deleted the gallery had its rows removed.
+            collection.remove_where(self._own)
+            raise
 
     def _follow(self, collection: Collection, last: int) -> None:
         while True:
