@@ -286,7 +286,7 @@ def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str,
                     failures.append(error)
                 i += 1
 
-    writers = [threading.Thread(target=enrol, args=(w,)) for w in range(3)]
+    writers = [threading.Thread(daemon=True, target=enrol, args=(w,)) for w in range(3)]
     for thread in writers:
         thread.start()
     for _ in range(4):

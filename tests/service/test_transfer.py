@@ -491,7 +491,7 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
             pair = [NewTemplate(uuid.uuid4().hex, vector(own), "embedding") for _ in range(2)]
             place.store.enrol(place.gallery, f"s{i:05d}", pair, None)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(daemon=True, target=write)
     writer.start()
     try:
         sizes: set[int] = set()
@@ -757,7 +757,9 @@ def test_imports_hold_up_no_other_requests(kith: Kith, gallery: str, settings: S
     file, answers = header_of(kith) + people(kith, 10), list[httpx.Response]()
     with closing(sqlite3.connect(settings.data_dir / "kith.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        threads = [threading.Thread(target=lambda: answers.append(rest(kith, gallery, file))) for _ in range(16)]
+        threads = [
+            threading.Thread(daemon=True, target=lambda: answers.append(rest(kith, gallery, file))) for _ in range(16)
+        ]
         for thread in threads:
             thread.start()
         time.sleep(1)
