@@ -317,12 +317,12 @@ def _found(hits: Sequence[Any], depth: int) -> Found:
 
 
 def _rescored(probe: Float, hits: Sequence[Any], limit: int, depth: int) -> Found:
-    """By the vectors themselves."""
+    """By the vectors themselves. What is beyond ``limit`` was found, and is left out."""
     vectors = np.array([hit["entity"]["vector"] for hit in hits], np.float32).reshape(len(hits), len(probe))
     similarities = vectors @ probe
     best = np.argsort(-similarities, kind="stable")[:limit]
     subjects = [hits[i]["entity"]["subject"] for i in best.tolist()]
-    return Found(similarities[best].tolist(), subjects, len(hits) < depth)
+    return Found(similarities[best].tolist(), subjects, len(hits) < depth and len(hits) <= limit)
 
 
 def parts(keys: list[int], size: int | None = None) -> Iterator[list[int]]:

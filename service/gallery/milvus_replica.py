@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,17 @@ SWEEP_S: Final = 600.0
 log = logging.getLogger(__name__)
 
 
+class _Reached(NamedTuple):
+    """What a search is made in: a collection, how far it had come at least, and since when that is known."""
+
+    collection: Collection
+    position: Position
+    since: float
+
+
 class MilvusReplica:
-    """One gallery in Milvus."""
+    """One gallery in Milvus. A thread searches the collection that it caught up with, whatever others find meanwhile:
+    one that was dropped fails, and is not exchanged for one that nothing is in yet."""
 
     def __init__(self, milvus: Milvus, shared: SharedIndexes, gallery: Gallery) -> None:
         self._milvus = milvus
@@ -52,8 +61,9 @@ class MilvusReplica:
         self._best = TOP_K if self._fusion == "mean_top_k" else 1
         self._collection: Collection | None = None
         self._lock = threading.Lock()
-        self._seen, self._seen_at = Position(None, None, 0), time.monotonic()
-        self._count = (self._seen, 0)
+        self._latest: _Reached | None = None
+        self._own_thread = threading.local()
+        self._counted: tuple[_Reached, int] | None = None
 
     def catch_up(self) -> None:
         collection = self.opened()
@@ -63,8 +73,10 @@ class MilvusReplica:
             with self._lock, self._forgetting_what_is_gone():
                 self._follow(collection, position.last)
             position = self._shared.position(self._gallery, collection.engine)
-        if position.applied is not None and position != self._seen:
-            self._seen, self._seen_at = position, time.monotonic()
+        latest = self._latest
+        if latest is None or (latest.collection is not collection or latest.position != position):
+            latest = self._latest = _Reached(collection, position, time.monotonic())
+        self._own_thread.reached = latest
 
     def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
         with self._forgetting_what_is_gone():
@@ -78,18 +90,23 @@ class MilvusReplica:
 
     def stats(self) -> IndexStats:
         with self._forgetting_what_is_gone():
-            collection = self.opened()
+            reached = self._reached
             kind = self._milvus.options.index
             return IndexStats(
                 "milvus",
                 kind.lower(),
                 "KITH_MILVUS_INDEX says so",
-                collection.count(self._own),
-                self._seen.applied or 0,
+                reached.collection.count(self._own),
+                reached.position.applied or 0,
             )
 
     def close(self) -> None:
         pass
+
+    @property
+    def _reached(self) -> _Reached:
+        reached: _Reached = self._own_thread.reached
+        return reached
 
     @property
     def _own(self) -> str:
@@ -156,14 +173,13 @@ class MilvusReplica:
     # Searching
 
     def _compared(self, among: set[int] | None) -> int:
-        collection = self.opened()
+        reached = self._reached
         if among is not None:
-            return sum(collection.count(f"{where} and first == true") for where in self._within(among))
-        counted, count = self._count
-        if counted != (now := self._seen):
-            count = collection.count(f"{self._own} and first == true")
-            self._count = (now, count)
-        return count
+            return sum(reached.collection.count(f"{where} and first == true") for where in self._within(among))
+        counted = self._counted
+        if counted is None or counted[0] is not reached:
+            counted = self._counted = (reached, reached.collection.count(f"{self._own} and first == true"))
+        return counted[1]
 
     def _within(self, among: set[int] | None) -> list[str]:
         """Expressions that no two rows pass together."""
@@ -180,7 +196,7 @@ class MilvusReplica:
     def _distinct(self, probes: Float, k: int, where: str) -> list[list[Hit]]:
         """The ``k`` best subjects of each probe among the rows that pass."""
         depth = min(MOST_RESULTS, k if self._rows != "templates" else 4 * k * self._best)
-        answers = self.opened().search(probes, depth, where, self._settled)
+        answers = self._reached.collection.search(probes, depth, where, self._settled)
         fused = self._fused(probes, answers, where)
         return [
             self._widened(probe, k, where, depth, answer, hits)
@@ -194,7 +210,7 @@ class MilvusReplica:
         while not answer.all and (len(best) < k or _best(best, k)[-1].similarity < answer.similarities[-1]):
             depth = min(MOST_RESULTS, depth * 4)
             others = f"{where} and subject not in {[hit.subject_pk for hit in best]}"
-            (answer,) = self.opened().search(probe[None], depth, others, self._settled)
+            (answer,) = self._reached.collection.search(probe[None], depth, others, self._settled)
             best = best + self._fused(probe[None], [answer], others)[0]
         return _best(best, k)
 
@@ -206,7 +222,7 @@ class MilvusReplica:
         similarity: list[dict[int, float]] = [{} for _ in probes]
         # Templates too far down to have been seen count as well.
         for some in parts(subjects, VECTORS_AT_ONCE):
-            owners, vectors = self.opened().vectors(f"{self._own} and subject in {some}")
+            owners, vectors = self._reached.collection.vectors(f"{self._own} and subject in {some}")
             fused = scores(probes, vectors, owners, np.full(len(owners), np.nan, np.float32), self._fusion)
             for known, row in zip(similarity, fused.tolist(), strict=True):
                 known.update(zip(np.unique(owners).tolist(), row, strict=True))
@@ -217,7 +233,7 @@ class MilvusReplica:
 
     @property
     def _settled(self) -> bool:
-        return time.monotonic() - self._seen_at > SETTLED_S
+        return time.monotonic() - self._reached.since > SETTLED_S
 
 
 def _best(hits: list[Hit], k: int) -> list[Hit]:

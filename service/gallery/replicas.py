@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
-from service.errors import GalleryNotFoundError, RecogniserMismatchError
+from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
@@ -109,7 +109,6 @@ class Following(ABC):
         self._trimmed_at = gallery.log_floor
         self._begun = self._ended = 0
         self._catching_up = threading.Lock()
-        self._trimming = threading.Lock()
 
     def catch_up(self) -> None:
         arrived = self._begun
@@ -131,9 +130,8 @@ class Following(ABC):
         return self._index.stats()
 
     def close(self) -> None:
+        self._closed = True
         self._index.close()
-        with self._trimming:
-            self._closed = True
 
     def _load(self) -> None:
         # What there was goes first, and each form once the next is made: never three of each vector.
@@ -160,14 +158,12 @@ class Following(ABC):
             self._later(self._trim)
 
     def _trim(self) -> None:
-        with self._trimming:
-            try:
-                if not self._closed:
-                    self._store.trim_log(self._gallery)
-            except (GalleryNotFoundError, RecogniserMismatchError):
-                pass  # deleted, or moved, since it was read for this follower
-            except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
-                log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
+        try:
+            self._store.trim_log(self._gallery, stopped=lambda: self._closed)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # meanwhile: whoever searches it next sees to it
+        except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+            log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
 
 
 class TemplatesReplica(Following):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
@@ -24,18 +24,13 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError
 from service.gallery.database import Database
-from service.gallery.store import KEEP_LINES, Store, read_snapshot
+from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, Store, read_snapshot
 from service.gallery.subjects import Gallery, Snapshot
 from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
 
 LINES_AT_ONCE: Final = 1000
 """Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
 SUBJECTS_AT_ONCE: Final = 1000
-ABANDONED: Final = timedelta(days=7)
-"""Without a step, while the log went on: nobody searches this index."""
-BEGUN: Final = "/begun"
-"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
-number, which no number of the log is."""
 
 
 @dataclass(frozen=True)

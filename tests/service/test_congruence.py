@@ -98,6 +98,22 @@ def test_similarities_are_those_of_whole_vectors_in_every_index(
     model.check(node, unit(rng.normal(size=(4, DIMENSION))), 3, {f"s{i}" for i in range(0, 60, 7)})
 
 
+@pytest.mark.parametrize("kind", ["IVF_SQ8", "AUTOINDEX"])
+@pytest.mark.parametrize(("fusion", "templates"), [("max", 12), ("mean_top_k", 36)])
+def test_subjects_are_found_below_what_similarities_by_the_vectors_leave_out(
+    kind: IndexKind, fusion: Fusion, templates: int, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """All rows are found at once, and the best of them are of one person."""
+    node = nodes(kind=kind)
+    gallery = node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    (probe,) = unit(rng.normal(size=(1, DIMENSION)))
+    model = Model(fusion)
+    for name, cosine in (("near", 0.9), ("far", 0.5)):
+        model.enrolled[name] = [at(cosine - 0.01 * i, probe, rng) for i in range(templates)]
+        node.store.enrol(gallery, name, model.enrolled[name], None)
+    model.check(node, probe[None], 2)
+
+
 def test_filters_longer_than_an_expression(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,6 +320,38 @@ def test_a_collection_that_was_dropped_is_filled_anew(nodes: Nodes, rng: np.rand
     assert here.follower().stats().vectors == 9
 
 
+def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(
+    nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """One request has caught up; another finds that the collection was dropped since; then the first searches."""
+    node, model = nodes(), Model("max")
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    replica = node.replica()
+    caught_up, found_out = threading.Event(), threading.Event()
+
+    def first() -> None:
+        replica.catch_up()
+        caught_up.set()
+        assert found_out.wait(20)
+        replica.search(probes(rng), 2, None)
+
+    with ThreadPoolExecutor(1) as threads:
+        request = threads.submit(first)
+        assert caught_up.wait(20)
+        replica.catch_up()
+        replica.search(probes(rng), 2, None)
+        replica.opened().drop()
+        with pytest.raises(IndexUnavailableError):
+            replica.search(probes(rng), 2, None)
+        found_out.set()
+        with pytest.raises(IndexUnavailableError):
+            request.result(timeout=20)
+    replica.catch_up()
+    assert replica.search(probes(rng), 2, None)[1] == 3
+
+
 def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.random.Generator) -> None:
     node, model, other = nodes(), Model("max"), Model("max")
     assert node.engine is not None
