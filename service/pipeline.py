@@ -29,6 +29,7 @@ from service.decision import (
     thresholds_for,
 )
 from service.gallery.follower import Follower, Followers
+from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, decode
@@ -134,7 +135,7 @@ class Pipeline:
         )
 
     async def identify(
-        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None = None
+        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None = None
     ) -> list[Found]:
         """Search (q, d) unit vectors and decide each; subjects are named by their key.
 
@@ -174,7 +175,7 @@ class Pipeline:
         probes: Float,
         target: RiskTarget,
         k: int,
-        among: set[int] | None,
+        among: Keys | None,
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
         results, comparisons = follower.search_as_is(probes, max(2, k), among)

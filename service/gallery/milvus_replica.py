@@ -14,7 +14,7 @@ import numpy as np
 from models.runtime import Float
 from service.errors import GalleryNotFoundError, IndexUnavailableError, KithError
 from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
-from service.gallery.index import IndexStats
+from service.gallery.index import IndexStats, Keys
 from service.gallery.milvus_index import (
     MOST_RESULTS,
     NOT_FOUND,
@@ -83,7 +83,7 @@ class MilvusReplica:
             latest = self._latest = _Reached(collection, position, time.monotonic())
         self._own_thread.reached = latest
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         with self._forgetting_what_is_gone():
             compared = self._compared(among)
             if not compared or not len(probes):
@@ -188,7 +188,7 @@ class MilvusReplica:
 
     # Searching
 
-    def _compared(self, among: set[int] | None) -> int:
+    def _compared(self, among: Keys | None) -> int:
         reached = self._reached
         if among is not None:
             return sum(reached.collection.count(f"{where} and first == true") for where in self._within(among))
@@ -197,13 +197,13 @@ class MilvusReplica:
             counted = self._counted = (reached, reached.collection.count(f"{self._own} and first == true"))
         return counted[1]
 
-    def _within(self, among: set[int] | None) -> list[str]:
+    def _within(self, among: Keys | None) -> list[str]:
         """Expressions that no two rows pass together."""
         if among is None:
             return [self._own]
-        return [f"{self._own} and subject in {some}" for some in parts(sorted(among))]
+        return [f"{self._own} and subject in {some}" for some in parts(among.tolist())]
 
-    def _search(self, probes: Float, k: int, among: set[int] | None) -> list[list[Hit]]:
+    def _search(self, probes: Float, k: int, among: Keys | None) -> list[list[Hit]]:
         best: list[list[Hit]] = [[] for _ in probes]
         for where in self._within(among):
             best = [_best(have + new, k) for have, new in zip(best, self._distinct(probes, k, where), strict=True)]

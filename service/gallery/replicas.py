@@ -206,7 +206,7 @@ class TemplatesReplica(Following):
                 return
             lines = self._store.changes_after(self._gallery, lines[-1].sequence, LINES_AT_ONCE)
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         view = self._index.view
         chosen, compared = _chosen(view, among)
         if not compared or not len(probes):
@@ -283,7 +283,7 @@ class SubjectsReplica(Following):
     def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
         return self._store.changed_subjects(self._gallery, sequence, LINES_AT_ONCE)
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         view = self._index.view
         chosen, compared = _chosen(view, among)
         if not compared or not len(probes):
@@ -295,10 +295,9 @@ class SubjectsReplica(Following):
         ], compared
 
 
-def _chosen(view: View, among: set[int] | None) -> tuple[Keys | None, int]:
+def _chosen(view: View, among: Keys | None) -> tuple[Keys | None, int]:
     """Whom a search is restricted to, and how many of them have a vector."""
     if among is None:
         return None, view.owners
-    chosen = np.fromiter(among, np.int64, len(among))
-    chosen.sort()
-    return chosen, int((view.count_of(chosen) > 0).sum())
+    present = among[view.count_of(among) > 0]
+    return present, len(present)
