@@ -90,8 +90,8 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             if (error.status, error.code) not in ((503, "storage_unavailable"), (503, "storage_busy")):
                 unforeseen.append(str(error))
 
-        clients = [threading.Thread(daemon=True, target=enrol, args=(c,), daemon=True) for c in range(CLIENTS)]
-        clients.append(threading.Thread(daemon=True, target=identify, daemon=True))
+        clients = [threading.Thread(target=enrol, args=(c,), daemon=True) for c in range(CLIENTS)]
+        clients.append(threading.Thread(target=identify, daemon=True))
         for thread in clients:
             thread.start()
         try:

@@ -189,7 +189,7 @@ def test_closing_waits_for_no_database(database: Database, store: Store, rng: np
         followers.of(gallery).search(probe, 1)
         time.sleep(0.5)  # for the background to begin, and to wait
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
-            thread = threading.Thread(daemon=True, target=step, daemon=True)
+            thread = threading.Thread(target=step, daemon=True)
             thread.start()
             thread.join(3)
             assert not thread.is_alive()
