@@ -38,9 +38,9 @@ from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
 from service.batching import Batcher
 from service.bulk import KIND, BulkEnrolment
+from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus
-from service.gallery.bulk import BulkStore
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
@@ -58,6 +58,7 @@ from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
 from service.telemetry import Telemetry
+from service.transfers import Transfers
 
 DETECTOR_BATCH = 8
 BLOCKING_THREADS_PER_CORE = 2
@@ -88,16 +89,20 @@ def create_app(settings: Settings) -> FastAPI:
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
                 Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, settings)) for p in packs])
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
+                transfers = Transfers(database)
+                opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
                     detect,
                     followers,
+                    catching_up,
                     risks,
                     limits,
                     settings.max_faces,
@@ -128,7 +133,7 @@ def create_app(settings: Settings) -> FastAPI:
                         Telemetry(watches),
                         runner,
                         spool,
-                        BulkStore(database),
+                        transfers,
                     )
                     for served in recognisers:
                         log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])

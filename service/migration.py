@@ -5,6 +5,7 @@ What is done is what has a vector: a job that was killed goes on with the templa
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -79,22 +80,32 @@ class Migrations:
         """Tells how many of these templates could be embedded."""
         served = self.recognisers.of(view)
         cut, outcomes = await context.run(self._read, keys, served)
-        made = await served.batcher.submit(list(cut.values()), background=True)
-        vectors = dict(zip(cut, made, strict=True))
+        faces = (served.batcher.submit([face], background=True) for _, face in cut.values())
+        vectors: dict[int, Float] = {}
+        for (pk, (name, _)), seen in zip(
+            cut.items(), await asyncio.gather(*faces, return_exceptions=True), strict=True
+        ):
+            if isinstance(seen, ValueError):
+                outcomes.append(_damaged(name, seen))
+            elif isinstance(seen, BaseException):
+                raise seen
+            else:
+                outcomes.append(ItemOutcome(name, "embedded"))
+                (vectors[pk],) = seen
         await context.run(self._write, context, view, vectors, outcomes)
         return len(vectors)
 
-    def _read(self, keys: list[int], served: Served) -> tuple[dict[int, NDArray[np.uint8]], list[ItemOutcome]]:
-        """Aligned faces by template, and what became of each."""
-        cut, outcomes = {}, []
+    def _read(
+        self, keys: list[int], served: Served
+    ) -> tuple[dict[int, tuple[str, NDArray[np.uint8]]], list[ItemOutcome]]:
+        """Templates' ids and aligned faces by key, and what became of those that have none."""
+        cut, damaged = {}, []
         for one in self.generations.waiting(keys):
             try:
-                cut[one.pk] = aligned(one.crop, served)
-                outcomes.append(ItemOutcome(one.id, "embedded"))
-            except Exception as error:  # whatever it is, it is this crop's: the others go on
-                problem = ImageDamagedError(f"the kept crop cannot be read: {error}").document()
-                outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
-        return cut, outcomes
+                cut[one.pk] = one.id, aligned(one.crop, served)
+            except Exception as error:  # whatever it is, one crop does not keep the others from being embedded
+                damaged.append(_damaged(one.id, error))
+        return cut, damaged
 
     def _write(
         self, context: JobContext, view: Gallery, vectors: dict[int, Float], outcomes: list[ItemOutcome]
@@ -113,6 +124,12 @@ class Migrations:
                 with suppress(GalleryMovedError):  # these the next time round
                     gallery = self.store.gallery(context.job.gallery)
                     self.generations.drop(gallery, generation, keys[start : start + DROPPED_AT_ONCE])
+
+
+def _damaged(template: str, error: Exception) -> ItemOutcome:
+    return ItemOutcome(
+        template, "image_damaged", ImageDamagedError(f"the kept crop cannot be read: {error}").document()
+    )
 
 
 def aligned(crop: Crop, served: Served) -> NDArray[np.uint8]:

@@ -18,6 +18,7 @@ from models.quality import Quality
 from models.runtime import Float
 from service import crops
 from service.batching import Batcher
+from service.catching_up import CatchingUp
 from service.decision import (
     Candidate,
     Decision,
@@ -27,7 +28,8 @@ from service.decision import (
     false_alarm_probability,
     thresholds_for,
 )
-from service.gallery.follower import Followers
+from service.gallery.follower import Follower, Followers
+from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, decode
@@ -86,6 +88,7 @@ class Pipeline:
         self,
         detector: Batcher[Image, Faces],
         followers: Followers,
+        catching_up: CatchingUp,
         risks: GalleryRisks,
         limits: ImageLimits,
         max_faces: int,
@@ -93,6 +96,7 @@ class Pipeline:
     ) -> None:
         self._detector = detector
         self._followers = followers
+        self._catching_up = catching_up
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
@@ -131,10 +135,23 @@ class Pipeline:
         )
 
     async def identify(
-        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None = None
+        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None = None
     ) -> list[Found]:
-        """Search (q, d) unit vectors and decide each; subjects are named by their key. Raises RiskUncalibratedError."""
-        return await self.in_thread(self._identify, gallery, probes, target, k, among)
+        """Search (q, d) unit vectors and decide each; subjects are named by their key.
+
+        Raises:
+            RiskUncalibratedError: there is no threshold for this risk.
+            OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched at the moment.
+        """
+        follower = await self.caught_up(gallery)
+        return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
+
+    async def caught_up(self, gallery: Gallery) -> Follower:
+        """A gallery's follower, which is done with whatever takes long: a search from here on holds its thread only
+        shortly. Raises OverloadedError, StorageError, IndexUnavailableError."""
+        follower = self._followers.of(gallery)
+        await self._catching_up.of(follower, gallery.templates)
+        return follower
 
     async def _faces(
         self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False, background: bool = False
@@ -152,10 +169,16 @@ class Pipeline:
         return photo, cut
 
     def _identify(
-        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
+        self,
+        follower: Follower,
+        gallery: Gallery,
+        probes: Float,
+        target: RiskTarget,
+        k: int,
+        among: Keys | None,
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
-        results, comparisons = self._followers.of(gallery).search(probes, max(2, k), among)
+        results, comparisons = follower.search_as_is(probes, max(2, k), among)
         known = self.risks.of(gallery)
         settings = gallery.settings
         thresholds = thresholds_for(target, known, comparisons, settings.review_factor)

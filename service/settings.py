@@ -73,7 +73,12 @@ class Settings(BaseSettings):
         ge=1_000_000,
         description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
     )
-    queue_size: int = Field(64, ge=1, le=100_000, description="Items waiting for a network before calls get 503.")
+    queue_size: int = Field(
+        64,
+        ge=1,
+        le=100_000,
+        description="Items waiting for a network, or requests for a gallery to be loaded, before calls get 503.",
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,

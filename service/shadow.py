@@ -17,6 +17,7 @@ from models.runtime import Float
 from service.decision import Decision, RiskTarget
 from service.errors import GalleryMovedError, KithError
 from service.gallery.generations import Disagreement, Generations
+from service.gallery.index import Keys
 from service.gallery.subjects import Gallery
 from service.pipeline import Face, Found, Pipeline
 from service.recognisers import Recognisers
@@ -69,9 +70,7 @@ class Shadow:
         await asyncio.gather(*self._tasks)
         await self._note()
 
-    def observe(
-        self, gallery: Gallery, answered: Sequence[Answered], target: RiskTarget, among: set[int] | None
-    ) -> None:
+    def observe(self, gallery: Gallery, answered: Sequence[Answered], target: RiskTarget, among: Keys | None) -> None:
         """Ask again what was just answered; returns at once."""
         other = gallery.other
         if other is None or other.state != "shadow" or not answered:
@@ -91,7 +90,7 @@ class Shadow:
         return self._tallies.setdefault((gallery.pk, generation), _Tally(gallery, generation))
 
     async def _answer(
-        self, gallery: Gallery, answered: Sequence[Answered], target: RiskTarget, among: set[int] | None
+        self, gallery: Gallery, answered: Sequence[Answered], target: RiskTarget, among: Keys | None
     ) -> None:
         assert gallery.other is not None  # noqa: S101 - observe saw to it
         shadow = gallery.other.number

@@ -16,6 +16,7 @@ from service.gallery.job_store import Job, JobStore
 
 SPARE_BYTES: Final = 256_000_000
 """Of the disk, left to the database."""
+CHECKED_EVERY_BYTES: Final = 16_000_000
 ABANDONED_S: Final = 3600.0
 """A file that nothing was written to for so long, and that no job waits for, is nobody's."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -42,7 +43,19 @@ class Spool:
             self._folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self._folder).free
         if size + SPARE_BYTES > free:
-            raise StorageFullError(f"{size} bytes were announced, and {max(0, free - SPARE_BYTES)} can be taken")
+            raise StorageFullError(f"{size} more bytes were to come, and {max(0, free - SPARE_BYTES)} can be taken")
+
+    def write(self, file: BinaryIO, block: bytes) -> None:
+        """Write to a file of ``receiving``. What was announced is not believed, and others write, too: that there is
+        room is looked at again and again.
+
+        Raises:
+            StorageFullError: there is none any more.
+        """
+        before = file.tell()
+        file.write(block)
+        if file.tell() // CHECKED_EVERY_BYTES > before // CHECKED_EVERY_BYTES:
+            self.check_room(0)
 
     @contextmanager
     def receiving(self, job_id: str) -> Iterator[BinaryIO]:

@@ -58,7 +58,7 @@ class Model:
     def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
         gallery = node.store.gallery("g")
         names = {s.pk: s.id for s in node.store.list_subjects(gallery, None, 1000, SubjectFilter())}
-        keys = None if among is None else {pk for pk, name in names.items() if name in among}
+        keys = None if among is None else np.array(sorted(pk for pk, name in names.items() if name in among), np.int64)
         results, compared = node.followers.of(gallery).search(probes, k, keys)
         assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
         for probe, hits in zip(probes, results, strict=True):

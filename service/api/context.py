@@ -11,7 +11,6 @@ from fastapi import Depends, Request
 from models.runtime import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
-from service.gallery.bulk import BulkStore
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
@@ -24,6 +23,7 @@ from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
 from service.telemetry import Telemetry
+from service.transfers import Transfers
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -44,7 +44,7 @@ class Context:
     telemetry: Telemetry
     jobs: Runner
     spool: Spool
-    bulk: BulkStore
+    transfers: Transfers
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

@@ -65,7 +65,7 @@ async def _receive(request: Request, kith: Context, file: BinaryIO) -> None:
                 beginning += block
                 if len(beginning) >= SNIFFED_BYTES:
                     archive_kind(beginning)
-            await kith.run(file.write, block)
+            await kith.run(kith.spool.write, file, block)
         archive_kind(beginning)
     except ClientDisconnect as error:
         raise InvalidRequestError("the archive broke off before its end") from error

@@ -59,7 +59,8 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
     """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
     found = await kith.run(kith.store.gallery, gallery)
-    stats = await kith.run(lambda: kith.followers.of(found).stats())
+    follower = await kith.pipeline.caught_up(found)
+    stats = await kith.run(follower.stats)
     index = IndexOut(**asdict(stats))
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 

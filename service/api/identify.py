@@ -21,6 +21,7 @@ from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import GalleryNotFoundError, KithError
+from service.gallery.index import Keys
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
 from service.pipeline import Face, Found, Photo
 from service.shadow import Answered
@@ -106,7 +107,7 @@ def _lay_out(
 
 
 async def _search(
-    kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
+    kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None
 ) -> tuple[list[Found], dict[int, Subject]]:
     """Search, and look up who the keys are; again where a subject was deleted in between.
 

@@ -186,6 +186,8 @@ async def _examine(
     vectors = check_vectors(body.embeddings, by.dimension)
     results: list[EnrolledOut] = []
     templates: list[NewTemplate] = []
+    if not overrides.allow_duplicate and kith.pipeline.risks.calibration(gallery) is not None:
+        await kith.pipeline.caught_up(gallery)  # each is searched for
     items: list[tuple[EnrolledOut, Photo | KithError | Float]] = [
         *((EnrolledOut(image=i), photo) for i, photo in enumerate(photos)),
         *((EnrolledOut(embedding=i), vector) for i, vector in enumerate(vectors)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 
 from fastapi import APIRouter
@@ -26,9 +27,10 @@ async def health() -> HealthOut:
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, the database answers, and so does Milvus where it is used; 503 otherwise."""
-    await kith.run(kith.store.check)
+    # Not in the threads of requests: a node that is busy is ready all the same.
+    await asyncio.to_thread(kith.store.check)
     if kith.shared_engine is not None:
-        await kith.run(kith.shared_engine.check)
+        await asyncio.to_thread(kith.shared_engine.check)
     return HealthOut(version=version("kith-face"))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
@@ -107,7 +108,7 @@ class _Intake:
     def open(self, header: Header) -> Import:
         if self.taking is None:
             self.gallery = self._gallery(header)
-            opened = Import(self._kith.bulk, self.gallery, self._skip)
+            opened = Import(self._kith.transfers.bulk, self.gallery, self._skip)
             opened.accept(header)
             self.taking = opened
         return self.taking
@@ -140,10 +141,11 @@ class _Intake:
 
 
 async def _take_lines(kith: Context, request: Request, intake: _Intake) -> None:
-    lines = Lines(await kith.run(intake.default_header))
+    run = kith.transfers.importing
+    lines = Lines(await run(intake.default_header))
     async for piece in _pieces(request):
-        await kith.run(intake.take, lines, lines.feed(piece))
-    await kith.run(intake.take, lines, lines.end())
+        await run(intake.take, lines, lines.feed(piece))
+    await run(intake.take, lines, lines.end())
 
 
 async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> None:
@@ -163,7 +165,7 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
     with tempfile.TemporaryFile() as spool:
         async for piece in _pieces(request):
             await kith.run(keep, piece)
-        await kith.run(take)
+        await kith.transfers.importing(take)
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
@@ -241,25 +243,41 @@ async def export_gallery(
     crops: Annotated[bool, Query(description="With the faces that the gallery keeps.")] = False,
 ) -> StreamingResponse:
     """The gallery at one moment, whatever is written meanwhile: subjects, metadata, templates, embeddings."""
-    pieces = Export(export(kith.bulk, gallery, format, settings_of, embeddings, crops))
-    first = await kith.run(pieces.next)  # what is wrong shows before anything is answered
-    media_type = next(name for name, kind in MEDIA_TYPES.items() if kind == format)
-    return StreamingResponse(
-        _streamed(kith, first, pieces),
-        media_type=media_type,
+    await kith.transfers.begin_export()
+    pieces = Export(export(kith.transfers.bulk, gallery, format, settings_of, embeddings, crops))
+    try:
+        first = await kith.transfers.exporting(pieces.next)  # what is wrong shows before anything is answered
+    except BaseException:
+        kith.transfers.end_export(pieces.close)
+        raise
+    return _Exported(
+        kith,
+        first,
+        pieces,
+        media_type=next(name for name, kind in MEDIA_TYPES.items() if kind == format),
         headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
     )
 
 
+class _Exported(StreamingResponse):
+    """Ends the export with the answer, even if none of it could be sent."""
+
+    def __init__(self, kith: Context, first: bytes | None, pieces: Export, **about: Any) -> None:
+        super().__init__(_streamed(kith, first, pieces), **about)
+        self._end = partial(kith.transfers.end_export, pieces.close)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
 async def _streamed(kith: Context, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:
-    try:
-        piece = first
-        while piece is not None:
-            yield piece
-            piece = await kith.run(pieces.next)
-    finally:
-        # Not awaited: if the caller went away, whatever is awaited here is cancelled, and the moment must end.
-        asyncio.get_running_loop().run_in_executor(None, pieces.close)
+    piece = first
+    while piece is not None:
+        yield piece
+        piece = await kith.transfers.exporting(pieces.next)
 
 
 def settings_of(gallery: Gallery) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from models.runtime import Float
 from service.errors import GalleryNotFoundError, TemplateConflictError
 from service.gallery import rows
 from service.gallery.database import Database
+from service.gallery.index import Keys
 from service.gallery.labels import labels_of
 from service.gallery.store import VECTOR_TYPE, _gallery, _gallery_rows
 from service.gallery.subjects import Gallery
@@ -24,6 +25,7 @@ from service.gallery.transfer import MOST_IN_BLOCK, Items, Refusal, microseconds
 
 WITH_CROPS: Final = 512
 """Templates in a block that has their crops too."""
+KEYS_AT_ONCE: Final = 50_000
 SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "id", "name", "metadata", "tags", "created_at", "updated_at")
 TEMPLATE_COLUMNS: Final = (
     "pk",
@@ -224,54 +226,75 @@ class Reading:
     def blocks(self) -> Iterator[Items]:
         """Everybody by age, each with their templates by age; one without templates is an item all the same. What is
         known of a subject stands on its first item."""
-        of_template = [templates.c.id, templates.c.kind, templates.c.quality, templates.c.detection_score]
-        vector = vectors.c.vector if self.embeddings else sa.null().label("vector")
-        most = WITH_CROPS if self._with_crops else MOST_IN_BLOCK
-        image, landmarks = (crops.c.image, crops.c.landmarks) if self._with_crops else (sa.null(), sa.null())
-        joined = subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk)
+        size = min(rows_in_block(self.gallery.dimension), WITH_CROPS if self._with_crops else MOST_IN_BLOCK)
+        owners, keys = self._keys()
+        first = owners != np.append(0, owners[:-1])
+        for start in range(0, len(owners), size):
+            part = slice(start, start + size)
+            yield self._block(start + 1, owners[part].tolist(), keys[part].tolist(), first[part].tolist())
+
+    def _keys(self) -> tuple[Keys, Keys]:
+        """(n,) of subjects and (n,) of their templates, 0 where there is none, in the order of the items: from indexes
+        alone, as the database would sort whole rows with their vectors."""
+        query = (
+            sa.select(subjects.c.pk, sa.func.coalesce(templates.c.pk, 0))
+            .select_from(subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk))
+            .where(subjects.c.gallery_pk == self.gallery.pk)
+            .execution_options(yield_per=KEYS_AT_ONCE)
+        )
+        parts = [np.array(part, np.int64) for part in self._connection.execute(query).partitions()]
+        pairs = np.concatenate([np.empty((0, 2), np.int64), *parts])
+        order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+        return pairs[order, 0], pairs[order, 1]
+
+    def _block(self, number: int, owners: list[int], keys: list[int], first: list[bool]) -> Items:
+        people = self._people(sorted(set(owners)))
+        ids, *about = zip(*(people[owner] for owner in owners), strict=True)
+        names, metadata, tags, born, changed = (
+            [value if is_first else None for value, is_first in zip(column, first, strict=True)] for column in about
+        )
+        found = self._templates([key for key in keys if key])
+        nothing = (None,) * 8
+        columns = zip(*(found.get(key, nothing) for key in keys), strict=True)
+        template_ids, kinds, qualities, scores, created, stored, images, landmarks = map(list, columns)
+        dimension = self.gallery.dimension
+        blank = bytes(VECTOR_TYPE.itemsize * dimension)
+        block: Float = np.frombuffer(b"".join(vector or blank for vector in stored), VECTOR_TYPE)
+        return Items(
+            range(number, number + len(owners)),
+            list(ids),
+            names,
+            metadata,
+            tags,
+            _each(born, microseconds),
+            _each(changed, microseconds),
+            template_ids,
+            kinds,
+            qualities,
+            scores,
+            _each(created, microseconds),
+            [None if image is None else (image, marks) for image, marks in zip(images, landmarks, strict=True)],
+            block.reshape(len(owners), dimension),
+            np.array([vector is not None for vector in stored], np.bool_),
+        )
+
+    def _people(self, keys: list[int]) -> dict[int, Sequence[Any]]:
+        columns = [subjects.c[c] for c in ("pk", "id", "name", "metadata", "tags", "created_at", "updated_at")]
+        query = sa.select(*columns).where(rows.among(self._connection, subjects.c.pk, keys))
+        return {row[0]: row[1:] for row in self._connection.execute(query)}
+
+    def _templates(self, keys: list[int]) -> dict[int, Sequence[Any]]:
+        columns = [templates.c[c] for c in ("pk", "id", "kind", "quality", "detection_score", "created_at")]
+        joined: sa.FromClause = templates
+        nothing: sa.ColumnElement[Any] = sa.null()
+        vector, image, landmarks = nothing, nothing, nothing
         if self.embeddings:
             of_generation = vectors.c.generation == self.gallery.generation
             joined = joined.outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & of_generation)
+            vector = vectors.c.vector
         if self._with_crops:
             joined = joined.outerjoin(crops, crops.c.template_pk == templates.c.pk)
-        about = [subjects.c[c] for c in ("pk", "id", "name", "metadata", "tags", "created_at", "updated_at")]
-        query = (
-            sa.select(*about, *of_template, templates.c.created_at, vector, image, landmarks)
-            .select_from(joined)
-            .where(subjects.c.gallery_pk == self.gallery.pk)
-            .order_by(subjects.c.pk, templates.c.pk)
-            .execution_options(yield_per=min(rows_in_block(self.gallery.dimension), most))
-        )
-        number, last = 1, -1
-        for part in self._connection.execute(query).partitions():
-            yield _block(part, number, last, self.gallery.dimension)
-            number, last = number + len(part), part[-1][0]
-
-
-def _block(part: Sequence[Any], number: int, last: int, dimension: int) -> Items:
-    (pks, ids, names, metadata, tags, born, changed, template_ids, *rest) = (list(c) for c in zip(*part, strict=True))
-    kinds, qualities, scores, created, stored, images, landmarks = rest
-    first = [pk != before for pk, before in zip(pks, [last, *pks], strict=False)]
-
-    def once(column: list[Any]) -> list[Any]:
-        return [value if is_first else None for value, is_first in zip(column, first, strict=True)]
-
-    nothing = bytes(VECTOR_TYPE.itemsize * dimension)
-    block: Float = np.frombuffer(b"".join(vector or nothing for vector in stored), VECTOR_TYPE)
-    return Items(
-        range(number, number + len(part)),
-        ids,
-        once(names),
-        once(metadata),
-        once(tags),
-        [None if at is None else microseconds(at) for at in once(born)],
-        [None if at is None else microseconds(at) for at in once(changed)],
-        template_ids,
-        kinds,
-        qualities,
-        scores,
-        [None if at is None else microseconds(at) for at in created],
-        [None if image is None else (image, marks) for image, marks in zip(images, landmarks, strict=True)],
-        block.reshape(len(part), dimension),
-        np.array([vector is not None for vector in stored], np.bool_),
-    )
+            image, landmarks = crops.c.image, crops.c.landmarks
+        query = sa.select(*columns, vector, image, landmarks).select_from(joined)
+        chosen = query.where(rows.among(self._connection, templates.c.pk, keys))
+        return {row[0]: row[1:] for row in self._connection.execute(chosen)}

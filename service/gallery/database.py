@@ -92,10 +92,10 @@ def storage_error(what: str, error: SQLAlchemyError) -> StorageError:
     return kind(f"{what}: {cause}")
 
 
-def _engine(url: sa.URL) -> Engine:
+def _engine(url: sa.URL, **pool: int) -> Engine:
     match url.get_backend_name():
         case "sqlite":
-            engine = sa.create_engine(url)
+            engine = sa.create_engine(url, **pool)
             if url.database:
                 Path(url.database).parent.mkdir(parents=True, exist_ok=True)
             sa.event.listen(engine, "connect", _prepare_sqlite)
@@ -107,6 +107,7 @@ def _engine(url: sa.URL) -> Engine:
                 url.set(drivername="postgresql+psycopg"),
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+                **pool,
             )
         case other:
             raise StorageError(f"{other} is no database that Kith knows: sqlite or postgresql")
@@ -139,6 +140,13 @@ class Database:
         self._reader = engine.execution_options(**snapshots)
         self._writer = engine.execution_options(write=True)
         self.dialect: str = engine.dialect.name
+        self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
+        """Of SQLite."""
+
+    def apart(self, connections: int) -> Database:
+        """The same database by connections of its own, to be closed by itself: who holds them for long holds up nobody
+        else."""
+        return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0))
 
     def close(self) -> None:
         self._writer.dispose()

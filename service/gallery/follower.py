@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from models.runtime import Float
-from service.gallery.index import IndexStats
+from service.gallery.index import IndexStats, Keys
 from service.gallery.subjects import Gallery, GallerySettings, Hit
 
 BYTES_PER_GALLERY: Final = 10_000
@@ -23,7 +23,7 @@ class Replica(Protocol):
         """Apply what was committed since the last call: every acknowledged write, of this process or another, that came
         before this call is seen by a search that comes after it."""
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         """As :meth:`Follower.search`, of what was caught up with."""
 
     def stats(self) -> IndexStats:
@@ -39,18 +39,29 @@ class Follower:
 
     def __init__(self, gallery: Gallery, replica: Replica) -> None:
         self.settings = gallery.settings
+        self.caught_up = False
+        """Once at least: from then on there is little to catch up with."""
         self._replica = replica
 
-    def search(self, probes: Float, k: int, among: set[int] | None = None) -> tuple[list[list[Hit]], int]:
+    def catch_up(self) -> None:
+        """As :meth:`Replica.catch_up`. Blocks for as long as a gallery takes that is yet to be loaded."""
+        self._replica.catch_up()
+        self.caught_up = True
+
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
         """The ``k`` best subjects for each of (q, d) probes by the gallery's fusion, best first, exactly as brute force
         finds them; and how many subjects each probe was compared with (one without templates is not). ``among``
-        restricts the search to these subjects."""
-        self._replica.catch_up()
+        restricts the search to subjects of these ascending keys."""
+        self.catch_up()
+        return self.search_as_is(probes, k, among)
+
+    def search_as_is(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
+        """As :meth:`search`, of what it has caught up with."""
         return self._replica.search(probes, k, among)
 
     def stats(self) -> IndexStats:
         """Of the index as it stands after catching up."""
-        self._replica.catch_up()
+        self.catch_up()
         return self._replica.stats()
 
     def close(self) -> None:

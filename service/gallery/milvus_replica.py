@@ -14,7 +14,7 @@ import numpy as np
 from models.runtime import Float
 from service.errors import GalleryNotFoundError, IndexUnavailableError, KithError
 from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
-from service.gallery.index import IndexStats
+from service.gallery.index import IndexStats, Keys
 from service.gallery.milvus_index import (
     MOST_RESULTS,
     NOT_FOUND,
@@ -61,6 +61,7 @@ class MilvusReplica:
         self._best = TOP_K if self._fusion == "mean_top_k" else 1
         self._collection: Collection | None = None
         self._lock = threading.Lock()
+        self._failed: tuple[float, IndexUnavailableError] | None = None
         self._latest: _Reached | None = None
         self._own_thread = threading.local()
         self._counted: tuple[_Reached, int] | None = None
@@ -69,16 +70,20 @@ class MilvusReplica:
         collection = self.opened()
         position = self._shared.position(self._gallery, collection.engine)
         if position.behind:
+            asked = time.monotonic()
             # One thread of this process waits for the turn, not all that its database connections suffice for.
             with self._lock, self._forgetting_what_is_gone():
-                self._follow(collection, position.last)
+                # Whoever waited for a turn that failed would wait as long for the next.
+                if self._failed and self._failed[0] > asked:
+                    raise IndexUnavailableError(self._failed[1].detail)
+                self._take_further(collection, position.last)
             position = self._shared.position(self._gallery, collection.engine)
         latest = self._latest
         if latest is None or (latest.collection is not collection or latest.position != position):
             latest = self._latest = _Reached(collection, position, time.monotonic())
         self._own_thread.reached = latest
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         with self._forgetting_what_is_gone():
             compared = self._compared(among)
             if not compared or not len(probes):
@@ -133,6 +138,17 @@ class MilvusReplica:
 
     # Following
 
+    def _take_further(self, collection: Collection, last: int) -> None:
+        try:
+            self._follow(collection, last)
+        except IndexUnavailableError as error:
+            self._failed = (time.monotonic(), error)
+            raise
+        except GalleryNotFoundError:
+            # What this thread wrote may have come after whoever deleted the gallery had its rows removed.
+            collection.remove_where(self._own)
+            raise
+
     def _follow(self, collection: Collection, last: int) -> None:
         while True:
             position = self._shared.position(self._gallery, collection.engine)
@@ -172,7 +188,7 @@ class MilvusReplica:
 
     # Searching
 
-    def _compared(self, among: set[int] | None) -> int:
+    def _compared(self, among: Keys | None) -> int:
         reached = self._reached
         if among is not None:
             return sum(reached.collection.count(f"{where} and first == true") for where in self._within(among))
@@ -181,13 +197,13 @@ class MilvusReplica:
             counted = self._counted = (reached, reached.collection.count(f"{self._own} and first == true"))
         return counted[1]
 
-    def _within(self, among: set[int] | None) -> list[str]:
+    def _within(self, among: Keys | None) -> list[str]:
         """Expressions that no two rows pass together."""
         if among is None:
             return [self._own]
-        return [f"{self._own} and subject in {some}" for some in parts(sorted(among))]
+        return [f"{self._own} and subject in {some}" for some in parts(among.tolist())]
 
-    def _search(self, probes: Float, k: int, among: set[int] | None) -> list[list[Hit]]:
+    def _search(self, probes: Float, k: int, among: Keys | None) -> list[list[Hit]]:
         best: list[list[Hit]] = [[] for _ in probes]
         for where in self._within(among):
             best = [_best(have + new, k) for have, new in zip(best, self._distinct(probes, k, where), strict=True)]

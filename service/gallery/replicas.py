@@ -49,8 +49,9 @@ class InProcess:
     sizes: Sizes = field(default_factory=Sizes)
 
 
-def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gallery], Replica]:
-    """What makes a gallery's replica of the vectors in ``store``.
+def in_process(store: Store, options: InProcess | None = None, at_once: bool = False) -> Callable[[Gallery], Replica]:
+    """What makes a gallery's replica of the vectors in ``store``. ``at_once``: it is put in order before it is
+    searched, not in the background.
 
     Raises:
         SettingsError: there is no such device.
@@ -60,6 +61,9 @@ def in_process(store: Store, options: InProcess | None = None) -> Callable[[Gall
     background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=stand_back)
 
     def later(work: Callable[[], None]) -> None:
+        if at_once:
+            work()
+            return
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
             background.submit(work)
 
@@ -202,7 +206,7 @@ class TemplatesReplica(Following):
                 return
             lines = self._store.changes_after(self._gallery, lines[-1].sequence, LINES_AT_ONCE)
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         view = self._index.view
         chosen, compared = _chosen(view, among)
         if not compared or not len(probes):
@@ -279,7 +283,7 @@ class SubjectsReplica(Following):
     def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
         return self._store.changed_subjects(self._gallery, sequence, LINES_AT_ONCE)
 
-    def search(self, probes: Float, k: int, among: set[int] | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         view = self._index.view
         chosen, compared = _chosen(view, among)
         if not compared or not len(probes):
@@ -291,10 +295,9 @@ class SubjectsReplica(Following):
         ], compared
 
 
-def _chosen(view: View, among: set[int] | None) -> tuple[Keys | None, int]:
+def _chosen(view: View, among: Keys | None) -> tuple[Keys | None, int]:
     """Whom a search is restricted to, and how many of them have a vector."""
     if among is None:
         return None, view.owners
-    chosen = np.fromiter(among, np.int64, len(among))
-    chosen.sort()
-    return chosen, int((view.count_of(chosen) > 0).sum())
+    present = among[view.count_of(among) > 0]
+    return present, len(present)

@@ -53,12 +53,15 @@ def raise_highest(connection: Connection, table: sa.Table, key: int) -> None:
             connection.execute(sa.text(statement), values if ":k" in statement else {"n": table.name})
 
 
-def among(connection: Connection, column: sa.ColumnElement[Any], values: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Whether a text is one of thousands: one parameter, and a statement that is the same each time."""
+def among(
+    connection: Connection, column: sa.ColumnElement[Any], values: Sequence[str] | Sequence[int]
+) -> sa.ColumnElement[bool]:
+    """Whether a text, or a key, is one of thousands: one parameter, and a statement that is the same each time."""
     if connection.dialect.name == "sqlite":
         listed = sa.func.json_each(json.dumps(values)).table_valued("value")
         return column.in_(sa.select(listed.c.value))
-    return column == sa.any_(sa.literal(values, sa.ARRAY(sa.Text)))
+    kind = sa.Text() if isinstance(column.type, sa.String) else sa.BigInteger()
+    return column == sa.any_(sa.literal(values, sa.ARRAY(kind)))
 
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Any]) -> None:

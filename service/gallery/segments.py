@@ -162,7 +162,7 @@ class View:
         counts = np.zeros(len(owners), np.int64)
         for segment in self.segments:
             found = segment.owners[segment.rows_of_owners(owners)]
-            np.add.at(counts, np.searchsorted(owners, found), 1)
+            counts += np.bincount(np.searchsorted(owners, found), minlength=len(owners))
         return counts
 
     def search(self, probes: Float, k: int, depth: int | None, among: Keys | None = None) -> Found:

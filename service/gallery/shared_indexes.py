@@ -6,31 +6,39 @@ gallery at a time, and reads what to write only once it has the turn, so that no
 node that dies gives its turn up with its connection; the next repeats what it had begun, which does no harm, as a step
 makes the index equal to the database whatever the index held before.
 
+SQLite knows no lock of a row, and its one writer must not wait for an index that does not answer: there, the lock of
+a file beside the database is the turn, for all galleries, and a turn reads and records in transactions of its own.
+
 An index that is begun, or that fell behind the log's floor, goes through all subjects first. Until it has been through,
 a second row of the same gallery says how far it came, so that another node goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from service.errors import GalleryNotFoundError
-from service.gallery.database import Database
+from service.errors import GalleryNotFoundError, StorageBusyError, StorageError
+from service.gallery.database import BUSY_TIMEOUT_MS, Database
 from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, Store, read_snapshot
 from service.gallery.subjects import Gallery, Snapshot
 from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
 
 LINES_AT_ONCE: Final = 1000
-"""Of the log, in one turn: with SQLite, nobody else writes meanwhile."""
+"""Of the log, in one turn."""
 SUBJECTS_AT_ONCE: Final = 1000
+POLL_S: Final = 0.005
+Begin = Callable[[], AbstractContextManager[Connection]]
 
 
 @dataclass(frozen=True)
@@ -69,17 +77,41 @@ class SharedIndexes:
 
     @contextmanager
     def turn(self, gallery: Gallery, engine: str) -> Iterator[Turn]:
-        """Wait for the turn to change the index, and hold it for the block; what the turn recorded is kept if the block
-        ends without an error.
+        """Wait for the turn to change the index, and hold it for the block. Record in it what the index holds already:
+        what was recorded is kept at once, or when the block ends without an error.
 
         Raises:
             GalleryNotFoundError: the gallery was deleted.
+            StorageBusyError: others had their turns for too long.
             StorageError: the database does not answer.
         """
-        with self._database.write(_deleted(gallery)) as connection:
-            while not self._taken(connection, gallery, engine):
-                pass  # its row went as this one waited for it
-            yield Turn(connection, gallery, engine)
+
+        def write() -> AbstractContextManager[Connection]:
+            return self._database.write(_deleted(gallery))
+
+        with self._alone():
+            with write() as connection:
+                while not self._taken(connection, gallery, engine):
+                    pass  # its row went as this one waited for it
+                if self._database.file is None:
+                    yield Turn(lambda: nullcontext(connection), lambda: nullcontext(connection), gallery, engine)
+                    return
+            yield Turn(self._database.read, write, gallery, engine)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """With SQLite, one block of all threads and processes at a time."""
+        if self._database.file is None:
+            yield
+            return
+        path = self._database.file.with_name(f"{self._database.file.name}-turn")
+        try:
+            lock = path.open("ab")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be opened: {error.strerror}") from error
+        with lock:
+            _lock(lock.fileno(), path)
+            yield
 
     def _taken(self, connection: Connection, gallery: Gallery, engine: str) -> bool:
         start = _position(connection, gallery, engine).last
@@ -99,7 +131,7 @@ class SharedIndexes:
     def start_over(self, gallery: Gallery) -> None:
         """Let nothing be known of what shared indexes hold of a gallery: they go through all of its subjects again."""
         own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
-        with self._database.write(_deleted(gallery)) as connection:
+        with self._alone(), self._database.write(_deleted(gallery)) as connection:
             connection.execute(index_states.delete().where(own))
 
     def shorten_log(self, name: str) -> None:
@@ -115,7 +147,7 @@ class SharedIndexes:
             .where(index_states.c.sequence < last - KEEP_LINES)
             .returning(index_states.c.engine)
         )
-        with self._database.write(_deleted(gallery)) as connection:
+        with self._alone(), self._database.write(_deleted(gallery)) as connection:
             begun = [engine + BEGUN for engine in connection.execute(abandoned).scalars()]
             connection.execute(
                 index_states.delete().where(index_states.c.gallery_pk == gallery.pk, index_states.c.engine.in_(begun))
@@ -136,11 +168,13 @@ class SharedIndexes:
 class Turn:
     """One node's turn at one index. Everything is read as it stands now."""
 
-    def __init__(self, connection: Connection, gallery: Gallery, engine: str) -> None:
-        self._connection = connection
+    def __init__(self, read: Begin, write: Begin, gallery: Gallery, engine: str) -> None:
+        self._read = read
+        self._write = write
         self._gallery = gallery
         self._engine = engine
-        self.position = _position(connection, gallery, engine)
+        with read() as connection:
+            self.position = _position(connection, gallery, engine)
 
     def passed(self) -> int:
         """The subject up to which the passage through all subjects has come. If the log no longer reaches back to
@@ -148,23 +182,27 @@ class Turn:
         begun = _is(self._gallery, self._engine + BEGUN)
         applied = sa.select(index_states.c.sequence).where(_is(self._gallery, self._engine))
         floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
-        come = self._connection.execute(sa.select(index_states.c.sequence).where(begun)).scalar()
-        if self._connection.execute(applied).scalar_one() >= self._connection.execute(floor).scalar_one():
-            return -int(come or 0)
-        self._set(self._engine, self.position.last)
-        if come is None:
-            self._connection.execute(
-                index_states.insert().values(
-                    gallery_pk=self._gallery.pk,
-                    generation=self._gallery.generation,
-                    engine=self._engine + BEGUN,
-                    sequence=0,
-                    updated_at=datetime.now(UTC),
+        with self._write() as connection:
+            come = connection.execute(sa.select(index_states.c.sequence).where(begun)).scalar()
+            reached = connection.execute(applied).scalar()
+            if reached is None:
+                raise _deleted(self._gallery)
+            if reached >= connection.execute(floor).scalar_one():
+                return -int(come or 0)
+            self._set(connection, self._engine, self.position.last)
+            if come is None:
+                connection.execute(
+                    index_states.insert().values(
+                        gallery_pk=self._gallery.pk,
+                        generation=self._gallery.generation,
+                        engine=self._engine + BEGUN,
+                        sequence=0,
+                        updated_at=datetime.now(UTC),
+                    )
                 )
-            )
-        else:
-            self._set(self._engine + BEGUN, 0)
-        return 0
+            else:
+                self._set(connection, self._engine + BEGUN, 0)
+            return 0
 
     def next_subjects(self, after: int) -> tuple[int | None, Snapshot]:
         """The templates of the next subjects by key, and the key of the last of these; None: there are none beyond."""
@@ -174,19 +212,21 @@ class Turn:
             .order_by(subjects.c.pk)
             .limit(SUBJECTS_AT_ONCE)
         )
-        pks = self._connection.execute(query).scalars().all()
-        chosen = templates.c.subject_pk.in_(pks)
-        last = pks[-1] if len(pks) == SUBJECTS_AT_ONCE else None
-        return last, read_snapshot(self._connection, self._gallery, self.position.last, chosen)
+        with self._read() as connection:
+            pks = connection.execute(query).scalars().all()
+            chosen = templates.c.subject_pk.in_(pks)
+            last = pks[-1] if len(pks) == SUBJECTS_AT_ONCE else None
+            return last, read_snapshot(connection, self._gallery, self.position.last, chosen)
 
     def pass_to(self, subject_pk: int | None) -> None:
         """Record that the passage has come to a subject, or with None, to its end: the index is as of its beginning,
         or later, and follows the log from there."""
-        if subject_pk is not None:
-            self._set(self._engine + BEGUN, -subject_pk)
-        else:
-            self._connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
-            self._connection.execute(_touch(_is(self._gallery, self._engine)))
+        with self._write() as connection:
+            if subject_pk is not None:
+                self._set(connection, self._engine + BEGUN, -subject_pk)
+            else:
+                connection.execute(index_states.delete().where(_is(self._gallery, self._engine + BEGUN)))
+                connection.execute(_touch(_is(self._gallery, self._engine)))
 
     def next_changes(self) -> Changed:
         """What the next lines of the log name. A template filed elsewhere concerns both of its subjects at once."""
@@ -198,19 +238,32 @@ class Turn:
             .order_by(changes.c.sequence)
             .limit(LINES_AT_ONCE)
         )
-        lines = self._connection.execute(query).all()
-        last = lines[-1].sequence if lines else self.position.last
-        concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
-        chosen = templates.c.subject_pk.in_(sorted(concerned))
-        now = read_snapshot(self._connection, self._gallery, last, chosen)
+        with self._read() as connection:
+            lines = connection.execute(query).all()
+            last = lines[-1].sequence if lines else self.position.last
+            concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
+            chosen = templates.c.subject_pk.in_(sorted(concerned))
+            now = read_snapshot(connection, self._gallery, last, chosen)
         return Changed(concerned, {line.template_pk for line in lines}, now)
 
     def advance(self, sequence: int) -> None:
         """Record that the log was applied up to here."""
-        self._set(self._engine, sequence)
+        with self._write() as connection:
+            self._set(connection, self._engine, sequence)
 
-    def _set(self, engine: str, sequence: int) -> None:
-        self._connection.execute(_touch(_is(self._gallery, engine)).values(sequence=sequence))
+    def _set(self, connection: Connection, engine: str, sequence: int) -> None:
+        connection.execute(_touch(_is(self._gallery, engine)).values(sequence=sequence))
+
+
+def _lock(file: int, path: Path) -> None:
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise StorageBusyError(f"{path} is locked: another process takes an index further") from error
+        time.sleep(POLL_S)
 
 
 def _position(connection: Connection, gallery: Gallery, engine: str) -> Position:

@@ -79,7 +79,7 @@ def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -
         except StorageError as error:
             told.append(error)
 
-    threads = [threading.Thread(target=write, args=keys) for keys in ((one.pk, two.pk), (two.pk, one.pk))]
+    threads = [threading.Thread(daemon=True, target=write, args=keys) for keys in ((one.pk, two.pk), (two.pk, one.pk))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -97,7 +97,7 @@ def killed(server: Server, step: Step, delay_s: float) -> bool:
         with server.client() as kith, suppress(KithClientError):
             told.append(step(kith))
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(daemon=True, target=ask)
     asking.start()
     time.sleep(delay_s)
     server.kill()

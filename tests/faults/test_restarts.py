@@ -47,6 +47,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
                     subject = f"c{client}-{i}"
                     (vectors[subject],) = unit(rng.normal(size=(1, dimension)))
                     key = uuid.uuid4().hex
+                    give_up = time.monotonic() + 120
                     while True:
                         try:
                             answer = kith.enrol(
@@ -60,6 +61,9 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
                         except KithClientError as error:
                             note(error)
                             repeated.append(subject)
+                            if time.monotonic() > give_up:
+                                unforeseen.append(f"{subject} was never answered")
+                                return
                             threading.Event().wait(0.05)
                             continue
                         acknowledged[subject] = answer.results[0].template or ""
@@ -86,8 +90,8 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             if (error.status, error.code) not in ((503, "storage_unavailable"), (503, "storage_busy")):
                 unforeseen.append(str(error))
 
-        clients = [threading.Thread(target=enrol, args=(c,)) for c in range(CLIENTS)]
-        clients.append(threading.Thread(target=identify))
+        clients = [threading.Thread(daemon=True, target=enrol, args=(c,), daemon=True) for c in range(CLIENTS)]
+        clients.append(threading.Thread(daemon=True, target=identify, daemon=True))
         for thread in clients:
             thread.start()
         try:

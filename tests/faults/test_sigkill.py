@@ -233,7 +233,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                         acknowledged[subject] = [r.template for r in answer.results if r.template]
                         alive.release()
 
-            writers = [threading.Thread(target=write, args=(w,)) for w in range(WRITERS)]
+            writers = [threading.Thread(daemon=True, target=write, args=(w,)) for w in range(WRITERS)]
             for thread in writers:
                 thread.start()
             for _ in range(5):

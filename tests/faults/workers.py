@@ -196,7 +196,7 @@ class Writer:
         self.process = CONTEXT.Process(target=_write, args=(task, counters, theirs), daemon=True)
         self.process.start()
         theirs.close()
-        self._reader = threading.Thread(target=self._read, args=(pipe,))
+        self._reader = threading.Thread(daemon=True, target=self._read, args=(pipe,))
         self._reader.start()
 
     def _read(self, pipe: Pipe) -> None:

@@ -229,7 +229,7 @@ def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) 
                 return
             enrol(store, gallery, f"s{i:05d}", *vectors(2, i))
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(daemon=True, target=write)
     writer.start()
     try:
         while store.gallery("g").templates < 20:
@@ -264,7 +264,7 @@ def test_two_backups_to_one_file_do_not_meet(fresh: Open, sqlite: Database, tmp_
         except BaseException as error:
             failures.append(error)
 
-    both = [threading.Thread(target=repeat) for _ in range(2)]
+    both = [threading.Thread(daemon=True, target=repeat) for _ in range(2)]
     for thread in both:
         thread.start()
     for thread in both:
@@ -290,7 +290,7 @@ def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_
             enrol(store, gallery, f"s{i}", *vectors(1, i))
             written.append((f"s{i}", datetime.now(UTC)))
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(daemon=True, target=write)
     writer.start()
     try:
         while not written:

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import shutil
 import sqlite3
 import tarfile
 import threading
@@ -37,7 +38,7 @@ from service.gallery.subjects import GallerySettings
 from service.photo_folders import TarStream, find_photos, parts
 from service.server import embedded
 from service.settings import Settings, load_settings
-from service.spool import ABANDONED_S, Spool
+from service.spool import ABANDONED_S, SPARE_BYTES, Spool
 from tests.conftest import jpeg
 from tests.faults.servers import serving
 from tests.packs import projected_pack
@@ -290,6 +291,50 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageFullError):
         spool.check_room(1 << 60)
     spool.check_room(1)
+
+
+def small_disk(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk have so much room for archives, and none for what lies in the folder."""
+    usage = shutil.disk_usage(folder)
+
+    def seen(path: Path) -> Any:
+        taken = sum(file.stat().st_size for file in path.iterdir())
+        return usage._replace(free=SPARE_BYTES + free - taken)
+
+    monkeypatch.setattr("service.spool.shutil.disk_usage", seen)
+    monkeypatch.setattr("service.spool.CHECKED_EVERY_BYTES", 1_000_000)
+
+
+def test_archives_that_come_at_once_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was room for each when it was announced."""
+    spool, block = Spool(tmp_path), bytes(500_000)
+    small_disk(tmp_path, 10_000_000, monkeypatch)
+    for _ in range(2):
+        spool.check_room(8_000_000)
+    with spool.receiving("a" * 32) as first:
+        for _ in range(16):
+            spool.write(first, block)
+        with pytest.raises(StorageFullError), spool.receiving("b" * 32) as second:
+            for _ in range(16):
+                spool.write(second, block)
+        assert [file.name for file in tmp_path.iterdir()] == ["a" * 32]
+
+
+def test_an_archive_of_unknown_size_does_not_fill_the_disk(
+    kith: Kith, gallery: str, server: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settings.data_dir / "spool"
+    folder.mkdir(exist_ok=True)
+    small_disk(folder, 4_000_000, monkeypatch)
+
+    def body() -> Iterator[bytes]:
+        yield b"PK\3\4" + bytes(60)
+        for _ in range(100):
+            yield bytes(200_000)
+
+    answer = httpx.post(f"{server}/v1/galleries/{gallery}/enrolments", content=body(), timeout=60)
+    assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
+    assert list(folder.iterdir()) == []
 
 
 def test_what_nobody_waits_for_is_tidied_away(tmp_path: Path) -> None:

@@ -19,9 +19,15 @@ from typer.testing import CliRunner
 from models.recognition import unit
 from service.cli import app
 from service.errors import StorageDamagedError
-from service.gallery.check import open_check
-from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, DatabaseCheck
+from service.gallery.check import GalleryCheck, open_check
+from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, Consistency, DatabaseCheck
+from service.gallery.database import Database, open_engine
+from service.gallery.follower import Followers
+from service.gallery.index_choice import Sizes
+from service.gallery.replicas import InProcess, in_process
+from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
+from service.gallery.tables import vectors
 from service.spool import ABANDONED_S, Spool
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
@@ -153,6 +159,31 @@ def test_the_index_is_checked_against_the_database(url: str) -> None:
         damage(url, a_vector(vector))
         assert [finding.kind for finding in check.findings("g", False)] == ["index"]
     assert found(url) == {}
+
+
+def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None:
+    """Once it is one: it is put in order before it is searched."""
+    database = Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}"))
+    store, rng = Store(database), np.random.default_rng(0)
+    settings = GallerySettings(fusion="max", index="compact", recall=0.5)
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, settings)
+    for i in range(40):
+        new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in unit(rng.normal(size=(64, DIMENSION)))]
+        store.enrol(gallery, f"s{i}", new, None)
+    sizes = Sizes(seal=256, compact_from=512, coded=4096, linked=4096)
+    followers = Followers(in_process(store, InProcess(sizes=sizes), at_once=True))
+    check = GalleryCheck(store, Consistency(database), followers, {})
+    assert list(check.findings("g", False)) == []
+    stats = followers.of(store.gallery("g")).stats()
+    assert stats.kind == "compact" and stats.recall is not None
+    assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which nobody promised
+    others = unit(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")
+    with database.change(gallery) as connection:
+        for pk, vector in zip(store.snapshot(gallery).template_pks.tolist(), others, strict=True):
+            connection.execute(vectors.update().where(vectors.c.template_pk == pk).values(vector=vector.tobytes()))
+    assert [finding.kind for finding in check.findings("g", False)] == ["index"]
+    followers.close()
+    store.close()
 
 
 def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:

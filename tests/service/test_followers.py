@@ -189,7 +189,7 @@ def test_closing_waits_for_no_database(database: Database, store: Store, rng: np
         followers.of(gallery).search(probe, 1)
         time.sleep(0.5)  # for the background to begin, and to wait
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
-            thread = threading.Thread(target=step, daemon=True)
+            thread = threading.Thread(daemon=True, target=step, daemon=True)
             thread.start()
             thread.join(3)
             assert not thread.is_alive()
@@ -237,7 +237,7 @@ def test_many_threads_see_what_was_acknowledged(store: Store, fusion: Fusion) ->
                     if any(hit.subject_pk == pk for hit in hits[0]):
                         failures.append(f"{name} was found after it was deleted")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(daemon=True, target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
+import timeit
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +32,11 @@ from service.errors import (
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
+from service.gallery.labels import labels_of
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
-from service.gallery.tables import metadata
+from service.gallery.tables import labels, metadata, subjects
 from tests.postgres import DatabaseUrl
 from tests.service.test_fusion import RULES, fused_similarity
 
@@ -215,7 +218,9 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
                 probes = unit(rng.normal(size=(3, DIMENSION)))
                 among = None if rng.random() < 0.5 else {f"s{i}" for i in range(3)}
                 names = {s.pk: s.id for s in store.list_subjects(gallery, None, 100, SubjectFilter())}
-                keys = None if among is None else {pk for pk, name in names.items() if name in among}
+                keys = (
+                    None if among is None else np.array(sorted(pk for pk, n in names.items() if n in among), np.int64)
+                )
                 everybody = [name for name, owned in enrolled.items() if owned and (among is None or name in among)]
                 for follower in (r.of(gallery) for r in replicas):
                     results, compared = follower.search(probes, k, keys)
@@ -294,8 +299,8 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
     def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
         chosen = SubjectFilter(tags, tuple(facts.items()))
         keys = store.matching_subjects(gallery, chosen)
-        assert [s.pk for s in store.list_subjects(gallery, None, 10, chosen)] == sorted(keys)
-        return {subject.id for subject in store.subjects_by_pk(sorted(keys)).values()}
+        assert [s.pk for s in store.list_subjects(gallery, None, 10, chosen)] == keys.tolist()
+        return {subject.id for subject in store.subjects_by_pk(keys.tolist()).values()}
 
     assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
     assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
@@ -312,3 +317,36 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
 def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="sqlite or postgresql"):
         open_engine("mysql://localhost/kith")
+
+
+def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:
+    """Measured against reading the rows of the same keys one by one, which is what costs."""
+    count = 20_000
+    (label,), (other,) = labels_of(["staff"], {}), labels_of(["rare"], {})
+    at = datetime(2025, 1, 1, tzinfo=UTC)
+    with store._database.change(gallery) as connection:
+        row: dict[str, object] = {
+            "gallery_pk": gallery.pk,
+            "name": None,
+            "metadata": {},
+            "tags": [],
+            "created_at": at,
+            "updated_at": at,
+        }
+        connection.execute(subjects.insert(), [{"pk": i, "id": f"s{i}", **row} for i in range(1, count + 1)])
+        borne = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": i} for i in range(count, 0, -1)]
+        borne += [{"gallery_pk": gallery.pk, "label": other, "subject_pk": i} for i in range(7, count, 1000)]
+        connection.execute(labels.insert(), borne)
+
+    def rows() -> list[int]:
+        with store._database.read() as connection:
+            query = sa.select(labels.c.subject_pk).where(labels.c.gallery_pk == gallery.pk, labels.c.label == label)
+            return list(connection.execute(query).scalars())
+
+    def quickest(function: Callable[[], object]) -> float:
+        return min(timeit.repeat(function, number=1, repeat=3))
+
+    staff, both = SubjectFilter(("staff",)), SubjectFilter(("staff", "rare"))
+    assert store.matching_subjects(gallery, staff).tolist() == list(range(1, count + 1))
+    assert store.matching_subjects(gallery, both).tolist() == list(range(7, count, 1000))
+    assert quickest(lambda: store.matching_subjects(gallery, staff)) < quickest(rows)

@@ -295,7 +295,7 @@ def test_counts_of_several_servers_add_up(store: Store, generations: Generations
             one = Disagreement(("identified", "unknown"), (1, None), (0.9, None))
             generations.note(found, n, {"compared": 3, "agreed": 2}, [one])
 
-    servers = [threading.Thread(target=note) for _ in range(4)]
+    servers = [threading.Thread(daemon=True, target=note) for _ in range(4)]
     for server in servers:
         server.start()
     for server in servers:

@@ -324,7 +324,7 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
     background = Background()
     index = SegmentedIndex(16, "compact", 0.5, lambda kind, sample: Blind(during), background, SMALL)
     index.load(Rows(np.arange(600), np.arange(600), unit(rng.normal(size=(600, 16)))), 1)
-    thread = threading.Thread(target=background.waiting.pop())
+    thread = threading.Thread(daemon=True, target=background.waiting.pop())
     thread.start()
     assert building.wait(30)
     keys = list(range(600, 1200))
@@ -359,7 +359,7 @@ def test_searches_see_everybody_all_the_time_while_segments_are_made_anew(rng: n
             if not np.allclose(found.similarities[:, 0], 1, atol=1e-4):
                 failures.append(found)
 
-    threads = [threading.Thread(target=search, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(daemon=True, target=search, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for sequence in range(6001, 6031):

@@ -18,6 +18,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from models.pack import BUNDLED, ModelPack, load_pack
+from models.recognition import Recogniser
+from models.runtime import Float
 from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError
@@ -284,7 +286,7 @@ def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str,
                     failures.append(error)
                 i += 1
 
-    writers = [threading.Thread(target=enrol, args=(w,)) for w in range(3)]
+    writers = [threading.Thread(daemon=True, target=enrol, args=(w,)) for w in range(3)]
     for thread in writers:
         thread.start()
     for _ in range(4):
@@ -385,6 +387,42 @@ def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path
     assert (told.other.embedded, told.other.waiting_with_crop) == (1, 1)
     assert code(both.cut_over, g) == "migration_incomplete"
     assert both.cut_over(g, min_share=0.5).state == "cut_over"
+
+
+def test_no_crop_keeps_the_others_from_being_embedded(
+    both: Kith, data_dir: Path, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imported, or of a damaged database: whatever is wrong with one, it is that template's problem."""
+
+    file = io.BytesIO()
+    Image.new("RGB", (112, 112)).save(file, "WEBP", lossless=True)
+    black = file.getvalue()
+    huge = black[:21] + b"\xff\xff\xff" + bytes([black[24] | 0x0F]) + black[25:]  # says that its sides are 16384
+    embed = Recogniser.embed
+
+    def none_of_black(self: Recogniser, faces: NDArray[np.uint8]) -> Float:
+        if not faces.any(axis=(1, 2, 3)).all():
+            raise ValueError("an embedding must be finite and must not be zero")
+        return embed(self, faces)
+
+    points = [[38, 51], [73, 51], [56, 71], [41, 92], [70, 92]]
+    damages: dict[str, dict[str, Any]] = {
+        "eileen": {"image": huge},
+        "tom": {"landmarks": [[10**400, 1]] * 5},
+        "friend0": {"image": black, "landmarks": points},
+    }
+    g = enrolled(both, "damages", people, keep_crops=True)
+    database = Database(open_engine(f"sqlite:///{data_dir / 'kith.db'}"))
+    with database.write(StorageError("unforeseen")) as connection:
+        for subject, damage in damages.items():
+            (template,) = both.templates(g, subject).templates
+            key = sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
+            connection.execute(crops.update().where(crops.c.template_pk == key).values(**damage))
+    database.close()
+    monkeypatch.setattr(Recogniser, "embed", none_of_black)
+    (job,) = both.migrate(g, "projected").jobs
+    done = both.wait_for(job, WAIT_S)
+    assert (done.state, done.counts) == ("succeeded", {"embedded": 3, "image_damaged": 3})
 
 
 def test_every_process_follows_at_once(

@@ -424,6 +424,30 @@ def test_milvus_that_does_not_answer_is_not_waited_for(
     model.check(node, probes(rng), 3)
 
 
+@pytest.mark.usefixtures("database_url")
+def test_writers_do_not_wait_for_milvus(own_lite: MilvusLite, nodes: Nodes, rng: np.random.Generator) -> None:
+    """Nor do searches wait for others' turns that fail: each waits for one answer at most."""
+    own_lite.start()
+    node, model, waiting = nodes(uri=own_lite.uri, timeout_s=3), Model("max"), 4
+    node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enrol(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    enrol(node, model, ["c"], rng)
+    own_lite.halt()
+    with ThreadPoolExecutor(waiting) as threads:
+        begun = time.monotonic()
+        searches = [threads.submit(node.follower().search, probes(rng), 1) for _ in range(waiting)]
+        time.sleep(0.3)
+        enrol(node, model, ["d", "e"], rng)
+        assert not any(search.done() for search in searches)
+        for search in searches:
+            with pytest.raises(IndexUnavailableError):
+                search.result()
+        assert time.monotonic() - begun < 9
+    own_lite.go_on()
+    model.check(node, probes(rng), 5)
+
+
 def test_what_was_applied_long_ago_is_read_without_waiting(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

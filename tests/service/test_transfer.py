@@ -6,12 +6,15 @@ import base64
 import gzip
 import io
 import resource
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import hypothesis
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -45,6 +50,8 @@ from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.gallery.transfer import Header, Items, check
+from service.settings import Settings
+from service.transfers import MOST_EXPORTS
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
@@ -132,7 +139,7 @@ PEOPLE = st.dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(people=PEOPLE, seed=st.integers(0, 1000))
 def test_an_export_imported_elsewhere_is_the_same_gallery(
     place: Place, tmp_path: Path, people: dict[str, tuple[Any, ...]], seed: int
@@ -458,7 +465,7 @@ def test_files_that_are_none(file: bytes) -> None:
         list(ndjson.Lines().feed(file)) + list(ndjson.Lines().end())
 
 
-@settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50, deadline=None)
 @given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
 def test_vectors_become_unit_vectors_and_stay_what_they_are(scale: float, seed: int) -> None:
     given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
@@ -484,7 +491,7 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
             pair = [NewTemplate(uuid.uuid4().hex, vector(own), "embedding") for _ in range(2)]
             place.store.enrol(place.gallery, f"s{i:05d}", pair, None)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(daemon=True, target=write)
     writer.start()
     try:
         sizes: set[int] = set()
@@ -501,6 +508,28 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
     finally:
         stop.set()
         writer.join()
+
+
+def test_an_export_has_nothing_sorted_by_the_database(tmp_path: Path, rng: np.random.Generator) -> None:
+    """SQLite would sort whole rows, vectors and all, in a file as large as the gallery before the first block."""
+    place = Place(f"sqlite:///{tmp_path / 'kith.db'}")
+    place.take(b"".join(line(f"s{i % 7}", vector(rng)) for i in range(30)) + line("nobody"))
+    engine = place.bulk._database._reader.engine
+    said: list[tuple[str, Any]] = []
+
+    def listen(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        said.append((statement, parameters))
+
+    sa.event.listen(engine, "before_cursor_execute", listen)
+    assert len(place.contents()) == 31
+    sa.event.remove(engine, "before_cursor_execute", listen)
+    asked = [(statement, parameters) for statement, parameters in said if statement.startswith("SELECT")]
+    assert len(asked) >= 3
+    with engine.connect() as connection:
+        for statement, parameters in asked:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+            assert not [step for step in plan if "TEMP B-TREE FOR ORDER" in step[3]]
+    place.store.close()
 
 
 def big_file(path: Path, count: int, dimension: int) -> None:
@@ -704,6 +733,45 @@ def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
     assert kith.gallery(gallery).templates == 9000
+
+
+def test_stalled_exports_hold_up_exports_alone(kith: Kith, gallery: str) -> None:
+    rest(kith, gallery, header_of(kith) + people(kith, 20_000))
+    stalled = [kith.export_gallery(gallery) for _ in range(MOST_EXPORTS)]
+    for pieces in stalled:
+        next(pieces)
+    for _ in range(20):  # more than there are connections to the database
+        assert kith.gallery(gallery).templates == 20_000
+    with pytest.raises(KithClientError, match="overloaded"):
+        next(kith.export_gallery(gallery))
+    for pieces in stalled:
+        pieces.close()  # type: ignore[attr-defined]
+    assert len(b"".join(kith.export_gallery(gallery)).splitlines()) == 20_001
+    for _ in range(MOST_EXPORTS + 1):  # one that cannot begin gives its place back
+        with pytest.raises(KithClientError, match="gallery_not_found"):
+            next(kith.export_gallery("nobody"))
+
+
+def test_imports_hold_up_no_other_requests(kith: Kith, gallery: str, settings: Settings) -> None:
+    """While the database lets nobody write, imports wait in their own threads."""
+    file, answers = header_of(kith) + people(kith, 10), list[httpx.Response]()
+    with closing(sqlite3.connect(settings.data_dir / "kith.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threads = [
+            threading.Thread(daemon=True, target=lambda: answers.append(rest(kith, gallery, file))) for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        began = time.monotonic()
+        assert kith.gallery(gallery).templates == 0
+        assert time.monotonic() - began < 3
+        assert not answers
+        other.execute("ROLLBACK")
+        for thread in threads:
+            thread.join()
+    assert [answer.status_code for answer in answers] == [200] * 16
+    assert kith.gallery(gallery).templates == 10
 
 
 def test_an_export_may_leave_embeddings_out(kith: Kith, gallery: str) -> None:

@@ -1,0 +1,140 @@
+"""A gallery that takes long to be loaded keeps nobody waiting but those who search it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from models.recognition import unit
+from models.runtime import Float
+from service.catching_up import LOADING, CatchingUp
+from service.errors import StorageError
+from service.gallery.follower import Follower
+from service.gallery.index import IndexStats
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings, Hit, Snapshot
+from service.server import embedded
+from service.settings import load_settings
+
+QUEUE: Final = 40
+TOO_MANY: Final = 10
+SOON_S: Final = 15.0
+GALLERIES: Final = [f"large{i}" for i in range(LOADING + 1)]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until this is set, reading a large gallery takes its time, as if it had very many templates."""
+    go, snapshot = threading.Event(), Store.snapshot
+
+    def slow(store: Store, gallery: Gallery) -> Snapshot:
+        if gallery.name in GALLERIES and not threading.current_thread().name.startswith("risk"):
+            go.wait(60)
+        return snapshot(store, gallery)
+
+    monkeypatch.setattr(Store, "snapshot", slow)
+    monkeypatch.setattr("service.catching_up.LARGE", 2)
+    yield go
+    go.set()
+
+
+def test_galleries_being_loaded_hold_up_no_others(
+    tmp_path: Path, held: threading.Event, rng: np.random.Generator
+) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR", queue_size=QUEUE)
+    vector, *more = unit(rng.normal(size=(3, 128))).tolist()
+    free: dict[str, Any] = {"embeddings": [vector], "allow_duplicate": True, "allow_inconsistent": True}
+    probe: dict[str, Any] = {"embeddings": [vector], "risk": {"threshold": 0.9}}
+    with (
+        ThreadPoolExecutor(QUEUE + TOO_MANY + LOADING) as callers,
+        embedded(settings) as url,
+        httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+    ):
+        for name in (*GALLERIES, "small"):
+            assert http.post("/v1/galleries", json={"name": name}).status_code == 201
+            assert http.post(f"/v1/galleries/{name}/subjects/a/templates", json=free).status_code == 201
+        for name in GALLERIES:
+            further = {**free, "embeddings": more}
+            assert http.post(f"/v1/galleries/{name}/subjects/b/templates", json=further).status_code == 201
+        asked = [GALLERIES[0]] * (QUEUE + TOO_MANY) + GALLERIES[1:]
+        try:
+            waiting = [callers.submit(http.post, f"/v1/galleries/{name}/identify", json=probe) for name in asked]
+            end = time.monotonic() + SOON_S
+            while sum(each.done() for each in waiting) < TOO_MANY and time.monotonic() < end:
+                time.sleep(0.02)
+            for method, path, body in (
+                ("GET", "/readyz", None),
+                ("POST", "/v1/galleries/small/identify", probe),
+                ("GET", "/v1/galleries/small/stats", None),
+                ("POST", "/v1/galleries/small/subjects/a/templates", {"embeddings": [vector]}),
+            ):
+                assert http.request(method, path, json=body, timeout=SOON_S).is_success, path
+            told = [each.result() for each in waiting if each.done()]
+            assert [each.json()["code"] for each in told] == ["overloaded"] * TOO_MANY
+        finally:
+            held.set()
+        answered = [each.result().status_code for each in waiting]
+        assert answered.count(200) == len(asked) - TOO_MANY and answered.count(503) == TOO_MANY
+
+
+class Counted:
+    """A replica that says when it caught up, and fails if told to."""
+
+    def __init__(self) -> None:
+        self.began = 0
+        self.go = threading.Event()
+        self.failing = False
+
+    def catch_up(self) -> None:
+        self.began += 1
+        self.go.wait(SOON_S)
+        if self.failing:
+            raise StorageError("away")
+
+    def search(self, probes: Float, k: int, among: Any) -> tuple[list[list[Hit]], int]:
+        return [[] for _ in probes], 0
+
+    def stats(self) -> IndexStats:
+        return IndexStats("faiss", "exact", "", 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> None:
+    gallery = Gallery(1, "g", "f" * 32, 4, GallerySettings(), datetime.now(UTC))
+
+    async def ask() -> None:
+        replica = Counted()
+        follower = Follower(gallery, replica)
+        async with CatchingUp(QUEUE) as catching_up:
+            first = asyncio.create_task(catching_up.of(follower, 1))
+            while not replica.began:
+                await asyncio.sleep(0.01)
+            # What they must see may have been written since the first began.
+            later = [asyncio.create_task(catching_up.of(follower, 1)) for _ in range(QUEUE - 1)]
+            await asyncio.sleep(0.05)
+            assert replica.began == 1 and not first.done()
+            replica.go.set()
+            await asyncio.gather(first, *later)
+            assert replica.began == 2 and follower.caught_up
+            replica.failing = True
+            told = await asyncio.gather(
+                catching_up.of(follower, 1), catching_up.of(follower, 1), return_exceptions=True
+            )
+            assert [type(error) for error in told] == [StorageError] * 2
+            replica.failing = False
+            await catching_up.of(follower, 1)
+            assert replica.began == 5
+
+    asyncio.run(ask())
