@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,8 @@ from service.gallery.subjects import Gallery, StoredEvidence
 
 STALE_SHARE: Final = 0.02
 """Of a gallery's templates, how many may come or go before its evidence is derived again."""
+KNOWN_AT_ONCE: Final = 1000
+"""Galleries whose risk is in memory, some 80 kB each; for another one it is read and worked out again."""
 FEWEST_SUBJECTS: Final = 2
 FEWEST_ALONE: Final = 50
 """Subjects without whom a gallery of a pack without calibration says nothing of a tail."""
@@ -41,7 +44,7 @@ class GalleryRisks:
         self._store = store
         self._calibrations = dict(calibrations)
         self._of_packs = {f: None if c is None else KnownRisk(c.curve, "pack") for f, c in calibrations.items()}
-        self._known: dict[tuple[int, int], tuple[int, Fusion, KnownRisk | None]] = {}
+        self._known: OrderedDict[tuple[int, int], tuple[int, Fusion, KnownRisk | None]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -67,6 +70,8 @@ class GalleryRisks:
         fusion = gallery.settings.fusion
         with self._lock:
             *derived, known = self._known.get(_key(gallery), (-1, fusion, None))
+            if _key(gallery) in self._known:
+                self._known.move_to_end(_key(gallery))
         if derived != [gallery.evidence_sequence, fusion]:
             stored = self._store.evidence(gallery)
             if stored is None:
@@ -76,6 +81,9 @@ class GalleryRisks:
             if stored.fusion == fusion:  # else it is replaced soon, at this sequence
                 with self._lock:
                     self._known[_key(gallery)] = (stored.sequence, fusion, known)
+                    self._known.move_to_end(_key(gallery))
+                    if len(self._known) > KNOWN_AT_ONCE:
+                        self._known.popitem(last=False)
         return known
 
     def known(self, gallery: Gallery, risk: GalleryRisk | None) -> KnownRisk | None:

@@ -19,12 +19,13 @@ from models.recognition import unit
 from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
 from models.runtime import Float
 from service.client import Kith, KithClientError
+from service.gallery import risks as risks_module
 from service.gallery.database import Database, open_engine
 from service.gallery.evidence import MAX_PROBES, impostor_evidence
 from service.gallery.fusion import Fusion, scores
-from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED
+from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate, Snapshot, StoredEvidence
+from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.server import embedded
 from service.settings import load_settings
 
@@ -265,6 +266,37 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
     assert stored is not None
     assert stored.fusion == "centroid"
     assert store.audit_lines(gallery, None, 10) == []
+    store.close()
+
+
+def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those asked for least lately are worked out again."""
+    monkeypatch.setattr(risks_module, "KNOWN_AT_ONCE", 2)
+    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
+    risks = GalleryRisks(store, {"f" * 32: None})
+    read: list[str] = []
+    evidence = store.evidence
+
+    def noted(gallery: Gallery) -> StoredEvidence | None:
+        read.append(gallery.name)
+        return evidence(gallery)
+
+    for name in "abc":
+        gallery = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        for i, vector in enumerate(people(rng, 60)):
+            store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+        risks.refresh(name)
+    monkeypatch.setattr(store, "evidence", noted)
+    monkeypatch.setattr(risks, "follow", lambda gallery: None)
+    first, _ = (risks.of(store.gallery(name)) for name in "ab")
+    assert first is not None
+    for name, reads in [("a", "ab"), ("c", "abc"), ("a", "abc"), ("b", "abcb"), ("a", "abcb"), ("c", "abcbc")]:
+        known = risks.of(store.gallery(name))
+        assert known is not None and "".join(read) == reads
+        assert name != "a" or known is first
+    risks.close()
     store.close()
 
 
