@@ -148,7 +148,8 @@ class Pipeline:
 
     async def caught_up(self, gallery: Gallery) -> Follower:
         """A gallery's follower, which is done with whatever takes long: a search from here on holds its thread only
-        shortly. Raises OverloadedError, StorageError, IndexUnavailableError."""
+        shortly, although it catches up with what came since. Raises OverloadedError, StorageError,
+        IndexUnavailableError."""
         follower = self._followers.of(gallery)
         await self._catching_up.of(follower, gallery.templates)
         return follower
@@ -178,7 +179,7 @@ class Pipeline:
         among: Keys | None,
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
-        results, comparisons = follower.search_as_is(probes, max(2, k), among)
+        results, comparisons = follower.search(probes, max(2, k), among)
         known = self.risks.of(gallery)
         settings = gallery.settings
         thresholds = thresholds_for(target, known, comparisons, settings.review_factor)

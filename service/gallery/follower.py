@@ -53,10 +53,6 @@ class Follower:
         finds them; and how many subjects each probe was compared with (one without templates is not). ``among``
         restricts the search to subjects of these ascending keys."""
         self.catch_up()
-        return self.search_as_is(probes, k, among)
-
-    def search_as_is(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
-        """As :meth:`search`, of what it has caught up with."""
         return self._replica.search(probes, k, among)
 
     def stats(self) -> IndexStats:
