@@ -187,7 +187,7 @@ def _seconds(seconds: float) -> str:
 
 def measure(templates: int) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="kith-scale-"))
-    cluster = Postgres(folder)
+    cluster = Postgres(folder, durable=True)
     cluster.start()
     try:
         url = cluster.create("scale")

@@ -72,7 +72,7 @@ def main() -> None:
         figures["in_sqlite"] = judge(lambda: f"sqlite:///{folder / uuid.uuid4().hex}.db", folder, options.templates)
         try:
             cluster_folder = Path(tempfile.mkdtemp(prefix="kith-postgres-", dir=options.folder))
-            cluster = Postgres(cluster_folder)
+            cluster = Postgres(cluster_folder, durable=True)
             cluster.start()
         except RuntimeError as reason:
             say(f"PostgreSQL left out: {reason}")

@@ -28,6 +28,7 @@ from service.doctor import diagnose
 from service.drawing import draw_decisions, label
 from service.enroll_command import enroll
 from service.errors import KithError, SettingsError
+from service.files import replacing
 from service.risk_plot import risk_png, risk_text
 from service.risk_report import GROWTH
 from service.settings import load_settings
@@ -400,13 +401,11 @@ def gallery_export(
 ) -> None:
     """Write a gallery as it is at this moment to a file."""
     kind = _transfer_format(file)
-    unfinished = file.with_name(file.name + ".part")
-    with connect(url, api_key) as kith, unfinished.open("wb") as plain:
+    with connect(url, api_key) as kith, replacing(file) as plain:
         packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
         with packed or nullcontext(plain) as to:
             for piece in kith.export_gallery(name, kind, embeddings=embeddings, crops=crops):
                 to.write(piece)
-    unfinished.replace(file)
     print(f"wrote {file}, {file.stat().st_size:,} bytes")
 
 

@@ -139,10 +139,11 @@ class Kith:
         a: Photo | Vector | tuple[str, str],
         b: Photo | Vector | tuple[str, str],
         model: str | None = None,
+        recogniser: str | None = None,
         **risk: Any,
     ) -> VerifyOut:
         """Compare two of: a photo, an embedding, a (gallery, subject). ``risk`` is one of fmr=, fpir=, preset=,
-        threshold=; ``model`` as in :meth:`embed`."""
+        threshold=; ``model`` as in :meth:`embed`; ``recogniser``: whose the embeddings are, as :meth:`embed` says."""
         options: dict[str, Any] = {"risk": risk} if risk else {}
         if model is not None:
             options["model"] = model
@@ -153,7 +154,8 @@ class Kith:
             elif isinstance(side, Path | str | bytes):
                 files.append((name, ("photo", _read(side))))
             else:
-                options[name] = {"embedding": _floats(side)}
+                whose = {} if recogniser is None else {"recogniser": recogniser}
+                options[name] = {"embedding": _floats(side)} | whose
         if not files:
             return self._send(VerifyOut, "POST", "/v1/verify", json=options)
         return self._send(VerifyOut, "POST", "/v1/verify", files=files, data={"request": json.dumps(options)})
@@ -318,8 +320,9 @@ class Kith:
         idempotency_key: str | None = None,
         **options: Any,
     ) -> EnrolOut:
-        """``options``: face="largest", allow_duplicate, allow_inconsistent, allow_low_quality. The answer to several
-        photos says for each what became of it; a lone one refused raises."""
+        """``options``: face="largest", allow_duplicate, allow_inconsistent, allow_low_quality; with ``embeddings``,
+        recogniser=... (whose they are, as :meth:`embed` says). The answer to several photos says for each what became
+        of it; a lone one refused raises."""
         path = f"{_path(gallery, subject)}/templates"
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if embeddings:

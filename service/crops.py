@@ -62,7 +62,11 @@ def read(crop: Crop) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
         raise ValueError("landmarks are numbers") from error
     if points.shape != (POINTS, 2) or not np.isfinite(points).all():
         raise ValueError(f"a crop has {POINTS} finite landmarks")
-    with Image.open(io.BytesIO(crop.image), formats=["WEBP"]) as image:
+    try:
+        opened = Image.open(io.BytesIO(crop.image), formats=["WEBP"])
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
+    with opened as image:
         if max(image.size) > MAX_READ_PX:
             raise ValueError(f"a crop of {image.width} x {image.height} pixels was not cut here")
         return np.asarray(image.convert("RGB")), points

@@ -43,9 +43,16 @@ class Overrides:
     allow_low_quality: bool = False
 
 
-def check_recogniser(gallery: Gallery, fingerprint: str) -> None:
-    """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's."""
-    if gallery.fingerprint != fingerprint:
+def check_recogniser(gallery: Gallery, fingerprint: str | None) -> None:
+    """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's, or if nobody says whose those
+    are that it is sent (None), and it has, or had, vectors of two."""
+    if fingerprint is None:
+        if gallery.moved:
+            raise RecogniserMismatchError(
+                f"gallery {gallery.name!r} moves, or once moved, to another recogniser: say with embeddings whose they "
+                "are: recogniser, as /v1/embed answered with them"
+            )
+    elif gallery.fingerprint != fingerprint:
         raise RecogniserMismatchError(
             f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}"
         )

@@ -120,7 +120,10 @@ class TemplateNotFoundError(KithError):
 
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
-    remedy = "Serve the gallery's own pack too (KITH_ALSO), or move the gallery to another (docs/migration.md)."
+    remedy = (
+        "Say whose embeddings are, and send the gallery's own recogniser's. Serve its pack too (KITH_ALSO), or move "
+        "the gallery to another (docs/migration.md)."
+    )
 
 
 class GalleryMovedError(RecogniserMismatchError):
@@ -212,6 +215,13 @@ class JobCrashedError(KithError):
 
     code, title = "job_crashed", "The job ended by an error that was not foreseen"
     remedy = "Start it again, it skips what is done; if it happens again, report it with the job's id."
+
+
+class JobUnrunnableError(KithError):
+    """What the problem of a failed job says; no request is answered with it."""
+
+    code, title = "job_unrunnable", "No server had what the job needs"
+    remedy = "Send its archive again, or serve the pack it needs and start it again; what it did stays."
 
 
 # Load and storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import os
@@ -30,6 +31,7 @@ STOP_S: Final = 5.0
 KEPT_DAYS: Final = 14
 """After which a finished job is forgotten."""
 TIDY_EVERY_S: Final = 3600.0
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 MAX_TAKEOVERS: Final = 5
 """Processes that may die of one job without having finished an item, before it is given up."""
 
@@ -126,7 +128,7 @@ class Runner:
         self._at_once = at_once
         self._lease_s = lease_s
         self._poll_s = poll_s
-        self._process = f"{_machine()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         # Two threads for each job, one for each job's lease, one to look for more.
         self._threads = ThreadPoolExecutor(3 * at_once + 1, thread_name_prefix="jobs")
         self._contexts: set[JobContext] = set()
@@ -166,8 +168,8 @@ class Runner:
     def cancel(self, job_id: str) -> Job:
         """As :meth:`JobStore.cancel`; blocks."""
         job = self.store.cancel(job_id)
-        if job.state in FINISHED and job.kind in self._kinds:
-            self._kinds[job.kind].discard(job)
+        if job.state in FINISHED:
+            self._discard(job)
         return job
 
     async def _work(self) -> None:
@@ -204,11 +206,16 @@ class Runner:
         # One of its own whose lease ran out while the database was away is still being run.
         if any(context.job.pk == job.pk for context in list(self._contexts)):
             return False
+        # One that is called off only needs to be ended, which any process can do.
+        return job.cancel or self._has_what_it_needs(job)
+
+    def _has_what_it_needs(self, job: Job) -> bool:
         return job.kind in self._kinds and self._kinds[job.kind].ready(job)
 
     def _tidy(self) -> None:
         try:
             self.store.forget(KEPT_DAYS)
+            self.store.give_up(KEPT_DAYS, self._has_what_it_needs)
             for kind in self._kinds.values():
                 kind.tidy(self.store)
         except (StorageError, OSError) as error:
@@ -237,7 +244,7 @@ class Runner:
         try:
             self.store.job(job.id)
         except JobNotFoundError:  # with its gallery
-            self._kinds[job.kind].discard(job)
+            self._discard(job)
         except StorageError:
             log.warning("job %s (%s) may have left something behind", job.id, job.kind)
 
@@ -263,7 +270,11 @@ class Runner:
             await self._in_thread(self.store.finish, job, "failed", crash.document())
         else:
             await self._in_thread(self.store.finish, job, "succeeded", None)
-        await self._in_thread(self._kinds[job.kind].discard, job)
+        await self._in_thread(self._discard, job)
+
+    def _discard(self, job: Job) -> None:
+        if job.kind in self._kinds:
+            self._kinds[job.kind].discard(job)
 
     async def _leased(self, context: JobContext) -> None:
         """Run the kind's function while the lease is being renewed."""
@@ -296,13 +307,14 @@ class Runner:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
-def _machine() -> str:
-    """Where a process id means something: this host, and on Linux this container of it."""
+def _machine() -> str | None:
+    """Where and while a process id means something: this host since its start, and this container of it; None where
+    that cannot be told."""
     try:
-        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        known = f"{socket.gethostname()}\0{BOOT_ID.read_text().strip()}\0{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
-        namespace = 0
-    return f"{socket.gethostname().replace(':', '')[:16]}:{namespace}"
+        return None
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
 
 
 def has_ended(owner: str) -> bool:

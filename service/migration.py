@@ -91,7 +91,7 @@ class Migrations:
             try:
                 cut[one.pk] = aligned(one.crop, served)
                 outcomes.append(ItemOutcome(one.id, "embedded"))
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever it is, it is this crop's: the others go on
                 problem = ImageDamagedError(f"the kept crop cannot be read: {error}").document()
                 outcomes.append(ItemOutcome(one.id, "image_damaged", problem))
         return cut, outcomes

@@ -150,7 +150,8 @@ def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Serv
 
     Raises:
         ModelNotServedError: it is not served.
-        RecogniserMismatchError: a subject or an embedding is another one's.
+        RecogniserMismatchError: a subject or an embedding is another one's, or nobody says whose an embedding is that
+            is compared with a subject of a gallery that has, or had, vectors of two.
     """
     if body.model is not None or not galleries:
         by = kith.recognisers.named(body.model)
@@ -158,6 +159,9 @@ def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Serv
         by = kith.recognisers.of(galleries[0])
     for gallery in galleries:
         check_recogniser(gallery, by.fingerprint)
+        for side in (body.a, body.b):
+            if side.embedding is not None and body.model is None:
+                check_recogniser(gallery, side.recogniser)
     for side in (body.a, body.b):
         if side.recogniser not in (None, by.fingerprint):
             raise RecogniserMismatchError(

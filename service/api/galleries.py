@@ -59,7 +59,7 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
     """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
     found = await kith.run(kith.store.gallery, gallery)
-    stats = await kith.run(kith.followers.of(found).stats)
+    stats = await kith.run(lambda: kith.followers.of(found).stats())
     index = IndexOut(**asdict(stats))
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 
@@ -76,7 +76,7 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Ki
 async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
     deleted = await kith.change(gallery, lambda found: kith.store.delete_gallery(found.name))
-    kith.followers.drop(deleted)
+    await kith.run(kith.followers.drop, deleted)
     if kith.shared_engine is not None:
         await kith.run(kith.shared_engine.forget, deleted)
     kith.pipeline.risks.forget(deleted)

@@ -20,7 +20,7 @@ from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityO
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
-from service.errors import KithError
+from service.errors import GalleryNotFoundError, KithError
 from service.gallery.subjects import Gallery, Subject, SubjectFilter
 from service.pipeline import Face, Found, Photo
 from service.shadow import Answered
@@ -34,7 +34,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
     body = await read_photos(request, IdentifyIn, kith.settings)
     found = await kith.gallery(gallery)
     by = kith.recognisers.of(found)
-    if body.recogniser is not None:
+    if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
@@ -108,14 +108,22 @@ def _lay_out(
 async def _search(
     kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: set[int] | None
 ) -> tuple[list[Found], dict[int, Subject]]:
-    """Search, and look up who the keys are; again where a subject was deleted in between."""
+    """Search, and look up who the keys are; again where a subject was deleted in between.
+
+    Raises:
+        GalleryNotFoundError: the gallery was deleted in between; one of its name that was made or restored since is
+            another.
+    """
     while True:
         answers = await kith.pipeline.identify(gallery, probes, target, k, among)
         keys = {c.subject_pk for a in answers for c in (*a.candidates, a.decision.best, a.decision.runner_up) if c}
         named = await kith.run(kith.store.subjects_by_pk, sorted(keys))
         if keys <= named.keys():
             return answers, named
-        await kith.run(kith.store.gallery, gallery.name)
+        if (await kith.gallery(gallery.name)).pk != gallery.pk:
+            # Nothing will be logged for it any more, so that its index would name those who are gone for ever.
+            await kith.run(kith.followers.drop, gallery)
+            raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced meanwhile by another of its name")
 
 
 def _answer(found: Found, named: dict[int, Subject], target: RiskTarget) -> dict[str, Any]:

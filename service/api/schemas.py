@@ -105,7 +105,9 @@ class Probes(Photos):
 
     embeddings: list[Embedding] = Field(default_factory=list)
     recogniser: Fingerprint | None = Field(
-        None, description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another."
+        None,
+        description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another, or if it is not "
+        "said and the gallery has, or ever had, vectors of two recognisers.",
     )
 
 

@@ -146,7 +146,7 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
     """
     body = await read_photos(request, EnrolIn, kith.settings)
     found = await kith.gallery(gallery)
-    if body.embeddings and body.recogniser is None:
+    if body.embeddings and body.recogniser is None and not found.moved:
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:
         try:
@@ -160,7 +160,7 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
-    if body.recogniser is not None:
+    if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
     results, templates = await _examine(kith, found, by, subject, body)

@@ -38,7 +38,7 @@ MEDIA_TYPES: Final[dict[str, Format]] = {
 }
 PIECE_BYTES: Final = 8_000_000
 """Of a body, what is read before it is worked on."""
-SETTINGS: Final = frozenset({"risk", "fusion", "quality_gate", "review_factor", "min_margin", "keep_crops"})
+SETTINGS: Final = frozenset(GallerySettingsIn.model_fields)
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 FILE: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
 FORMATS: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
@@ -67,6 +67,8 @@ async def import_gallery(
             await _take_lines(kith, request, intake)
         else:
             await _take_parquet(kith, request, intake)
+        assert intake.taking is not None  # noqa: S101 - every file has a header or is refused
+        intake.taking.end()
     except KithError as error:
         if intake.taking is not None:
             error.extra["report"] = _out(gallery, intake.taking.report).model_dump(mode="json")
@@ -74,7 +76,6 @@ async def import_gallery(
     finally:
         if intake.gallery is not None:
             kith.pipeline.risks.follow(intake.gallery)
-    assert intake.taking is not None  # noqa: S101 - every file has a header or is refused
     return _out(gallery, intake.taking.report)
 
 

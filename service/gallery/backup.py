@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import BackupError
+from service.files import replacing
 from service.gallery import rows
 from service.gallery.database import Database
 from service.gallery.tables import (
@@ -53,7 +53,7 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     galleries.c.log_floor: changes,
     audit.c.gallery_pk: galleries,
 }
-"""Keys of other tables without a foreign key."""
+"""Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
 TIME: Final = pa.timestamp("us", "UTC")
 
 
@@ -94,26 +94,17 @@ def back_up(database: Database, path: Path) -> Manifest:
         BackupError: it cannot be written.
         StorageError: the database cannot be read.
     """
-    unfinished = path.with_name(path.name + ".part")
     try:
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch(0o600)
-        with unfinished.open("wb") as file:
-            with database.read() as connection, zipfile.ZipFile(file, "w") as archive:
-                manifest = _write(connection, archive)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive, database.read() as connection:
+            return _write(connection, archive)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return manifest
 
 
 def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
     counts, sums = {}, {}
-    # The moment begins with the first statement.
+    # The moment begins with the first statement: whatever was written before this is in the backup.
+    created_at = datetime.now(UTC).isoformat()
     revision = _revision(connection)
     recognisers = sa.select(generations.c.fingerprint, generations.c.dimension, generations.c.model).distinct()
     for table in TABLES:
@@ -122,7 +113,7 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
             counts[table.name] = _write_table(connection, table, summed)
             sums[table.name] = summed.sum.hexdigest()
     manifest = Manifest(
-        datetime.now(UTC).isoformat(),
+        created_at,
         version("kith-face"),
         connection.dialect.name,
         revision,
@@ -249,12 +240,21 @@ def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, 
         given = values.cast(pa.int64()).to_pylist()
         times = {us: rows.as_time(connection, moment(us)) for us in set(given) if us is not None}
         return [None if us is None else times[us] for us in given]
+    if column is generations.c.details:
+        return [_moved_details(text, moved[subjects.name]) for text in values.to_pylist()]
     by = moved.get(_counted_by(column), 0)
     if by:
         shifted = pc.add(values, by)
         # Nothing was trimmed: it stays so.
         values = pc.if_else(pc.equal(values, 0), values, shifted) if column is galleries.c.log_floor else shifted
     return list(values.to_pylist())
+
+
+def _moved_details(text: str, by: int) -> str:
+    details = json.loads(text)
+    for one in details.get("disagreements", []):
+        one["subject_pks"] = [None if pk is None else pk + by for pk in one["subject_pks"]]
+    return json.dumps(details)
 
 
 def _counted_by(column: sa.Column[Any]) -> str:

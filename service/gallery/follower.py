@@ -30,7 +30,8 @@ class Replica(Protocol):
         """What it is at this moment."""
 
     def close(self) -> None:
-        """Give back what it holds. Nothing is begun afterwards, but a search under way may still come to its end."""
+        """Give back what it holds, without waiting. Nothing is begun afterwards, but what is under way may still come
+        to its end."""
 
 
 class Follower:
@@ -79,32 +80,34 @@ class Followers:
         """``gallery`` as read for this request: its settings may have been changed by another process."""
         key = (gallery.pk, gallery.generation)
         wanted = {gallery.generation, gallery.current_generation, gallery.other.number if gallery.other else -1}
+        gone: list[Follower] = []
         with self._lock:
             # After the last search under a recogniser that was dropped, here or by another process.
-            for gone in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
-                self._close(gone)
+            for dropped in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
+                gone += self._taken_out(dropped)
             follower = self._followers.get(key)
             if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
-                self._close(key)
+                gone += self._taken_out(key)
                 follower = self._followers[key] = Follower(gallery, self._make_replica(gallery))
             self._followers.move_to_end(key)
             self._hold(key, BYTES_PER_GALLERY + gallery.templates * gallery.dimension * BYTES_PER_NUMBER)
             while self._memory is not None and self._total > self._memory and len(self._followers) > 1:
-                self._close(next(iter(self._followers)))
-            return follower
+                gone += self._taken_out(next(iter(self._followers)))
+        _close(gone)
+        return follower
 
     def drop(self, gallery: Gallery) -> None:
         """Forget a deleted gallery in all its generations."""
         with self._lock:
-            for key in [key for key in self._followers if key[0] == gallery.pk]:
-                self._close(key)
+            gone = [each for key in list(self._followers) if key[0] == gallery.pk for each in self._taken_out(key)]
+        _close(gone)
         if self._forget is not None:
             self._forget(gallery)
 
     def close(self) -> None:
         with self._lock:
-            for key in list(self._followers):
-                self._close(key)
+            gone = [each for key in list(self._followers) for each in self._taken_out(key)]
+        _close(gone)
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -113,10 +116,17 @@ class Followers:
         self._total += size - self._held.get(key, 0)
         self._held[key] = size
 
-    def _close(self, key: tuple[int, int]) -> None:
-        if key in self._followers:
-            self._followers.pop(key).close()
-            self._total -= self._held.pop(key, 0)
+    def _taken_out(self, key: tuple[int, int]) -> list[Follower]:
+        """The follower of this key, if any, for the caller to close once the lock of all galleries is given back."""
+        if key not in self._followers:
+            return []
+        self._total -= self._held.pop(key, 0)
+        return [self._followers.pop(key)]
+
+
+def _close(followers: list[Follower]) -> None:
+    for follower in followers:
+        follower.close()
 
 
 def _index_settings(settings: GallerySettings) -> tuple[object, ...]:

@@ -22,6 +22,8 @@ DEFAULT_FUSION: Final[Fusion] = "quality_weighted"
 """Which misses fewest (docs/decisions/0018)."""
 NO_DIRECTION: Final = 1e-6
 """Of the length of a mean of unit vectors: below it, what is left is rounding."""
+TEMPLATES_AT_ONCE: Final = 2048
+"""That are in memory several times while their subjects' vectors are made."""
 CELLS_AT_ONCE: Final = 1 << 20
 """Of similarities being fused: few enough to stay in a processor's cache."""
 Keys = NDArray[np.int64]
@@ -49,11 +51,23 @@ def subject_vectors(vectors: Float, subject_pks: Keys, qualities: Float, fusion:
     """The one vector that stands for each subject; arguments as of :func:`scores`.
 
     Returns:
-        (s, d) of unit norm; zero, which is similar to nobody, where a subject's templates cancel each other out.
+        (s, d) of unit norm; zero, which is similar to nobody, where a subject's templates cancel each other out. Beside
+        it, little memory is used.
     """
     _, starts, counts = np.unique(subject_pks, return_index=True, return_counts=True)
-    if not len(starts):
-        return np.empty((0, vectors.shape[1]), np.float32)
+    ends = starts + counts
+    found = np.empty((len(starts), vectors.shape[1]), np.float32)
+    first = 0
+    while first < len(starts):
+        last = max(first + 1, int(np.searchsorted(ends, starts[first] + TEMPLATES_AT_ONCE, "right")))
+        part = slice(int(starts[first]), int(ends[last - 1]))
+        found[first:last] = _means(vectors[part], subject_pks[part], qualities[part], fusion)
+        first = last
+    return found
+
+
+def _means(vectors: Float, subject_pks: Keys, qualities: Float, fusion: OneVector) -> Float:
+    _, starts, counts = np.unique(subject_pks, return_index=True, return_counts=True)
     weighted = vectors if fusion == "centroid" else vectors * _weights(qualities, subject_pks, starts, counts)[:, None]
     means = np.add.reduceat(weighted, starts, axis=0, dtype=np.float64) / counts[:, None]
     lengths = np.linalg.norm(means, axis=1, keepdims=True)

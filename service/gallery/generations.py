@@ -134,10 +134,11 @@ class Generations:
                         updated_at=now,
                     )
                 )
-            if not rest or rest[0].state != "shadow":
+            repeated = bool(rest) and rest[0].state == "shadow"
+            if not repeated:
                 said = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
                 _audit(connection, gallery, "migration_started", said)
-            _queue(connection, gallery, FILL, number, fingerprint)
+            _queue(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
         """Let the shadow generation answer. ``risk``: the gallery's from now on; the one before comes back with a roll
@@ -428,11 +429,22 @@ def _tally(
     connection.execute(generations.update().where(_is(gallery, generation)).values(**changed))
 
 
-def _queue(connection: Connection, gallery: Gallery, kind: str, generation: int, fingerprint: str) -> None:
-    """Queue a job, unless one like it waits or runs."""
+def _queue(
+    connection: Connection,
+    gallery: Gallery,
+    kind: str,
+    generation: int,
+    fingerprint: str,
+    unless_running: bool = False,
+) -> None:
+    """Queue a job, unless one like it waits. One that runs may have seen all that it will ever see: it does not count,
+    except for who asks for nothing new (``unless_running``); nor does one that is called off."""
     wanted = {"generation": generation, "fingerprint": fingerprint}
     unfinished = sa.select(jobs.c.parameters).where(
-        jobs.c.gallery_pk == gallery.pk, jobs.c.kind == kind, jobs.c.state.in_(["queued", "running"])
+        jobs.c.gallery_pk == gallery.pk,
+        jobs.c.kind == kind,
+        jobs.c.state.in_(["queued", "running"] if unless_running else ["queued"]),
+        ~jobs.c.cancel,
     )
     if wanted not in connection.execute(unfinished).scalars().all():
         create_in(connection, gallery, kind, wanted)

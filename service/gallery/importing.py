@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from service.errors import ImportFileError, RecogniserMismatchError
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
 from service.gallery.subjects import Gallery
-from service.gallery.transfer import Header, Items, Refusal, beyond, check
+from service.gallery.transfer import Header, Items, Refusal, Told, beyond, check
 
 MOST_REFUSALS: Final = 1000
 Format = Literal["ndjson", "parquet"]
@@ -58,10 +61,27 @@ class Import:
         self._store = store
         self._gallery = gallery
         self._skip = skip
+        self._told = Told()
+        self._header: Header | None = None
+        self._templates = 0
+        self._subjects = 0
+        self._last: Any = None
 
     def accept(self, header: Header) -> None:
         """Raises RecogniserMismatchError, ImportFileError."""
         check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
+        self._header = header
+
+    def end(self) -> None:
+        """After the last block. Raises ImportFileError: the header counts more than came."""
+        header = self._header
+        if header is None or self._skip:
+            return
+        if self._templates < (header.templates or 0) or self._subjects < (header.subjects or 0):
+            raise ImportFileError(
+                f"the file is cut short: its header counts {header.templates} templates of {header.subjects} subjects, "
+                f"{self._templates} of {self._subjects} came, and are taken"
+            )
 
     def take_all(self, blocks: Iterable[Items]) -> None:
         """As :meth:`take` each; a block is read and checked while the one before is stored."""
@@ -77,8 +97,19 @@ class Import:
         self._store_block(*self._checked(items))
 
     def _checked(self, items: Items) -> tuple[int, Items, list[Refusal]]:
+        self._count(items)
         wanted = beyond(items, self._skip)
-        return len(wanted), *check(wanted, self._gallery.dimension)
+        return len(wanted), *check(wanted, self._gallery.dimension, self._told)
+
+    def _count(self, items: Items) -> None:
+        """At most too many: what could not be read may have been a template, and another subject."""
+        unread = items.malformed.keys()
+        bare = np.flatnonzero(~items.given).tolist()
+        named = sum(items.templates[row] is not None or row in unread for row in bare)
+        self._templates += len(items) - len(bare) + named
+        # Those of an export come one after the other.
+        self._subjects += sum(map(operator.ne, items.subjects, [self._last, *items.subjects])) + len(unread)
+        self._last = items.subjects[-1] if len(items) else self._last
 
     def _store_block(self, count: int, sound: Items, refusals: list[Refusal]) -> None:
         self.report.items += count

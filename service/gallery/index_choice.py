@@ -50,8 +50,8 @@ def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed
     preferred = _preferred(wanted, size, sizes, now)
     if preferred.kind == "compact" and dimension % CODED_DIMENSIONS:
         return Choice("exact", f"vectors of {dimension} numbers cannot be coded by fours: every one is compared")
-    # A gallery twice as large is another gallery: worth another try.
-    if failed is not None and failed.kind == preferred.kind and failed.size <= size < 2 * failed.size:
+    # A gallery twice or half as large is another gallery: worth another try.
+    if failed is not None and failed.kind == preferred.kind and failed.size < 2 * size and size < 2 * failed.size:
         return Choice(
             "exact",
             f"{failed.kind} found {failed.recall:.4f} of the most similar vectors, less than the {failed.promise:g} "

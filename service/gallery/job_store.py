@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import GalleryNotFoundError, JobNotFoundError, StorageError
+from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.database import Database
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
@@ -232,17 +232,35 @@ class JobStore:
     # For everybody
 
     def cancel(self, job_id: str) -> Job:
-        """End a job that waits; ask the one who runs it to end it between two items. One that is finished stays as it
-        is. Raises JobNotFoundError."""
+        """End a job that waits, or whose process has not renewed its lease; ask the one who runs it to end it between
+        two items. One that is finished stays as it is. Raises JobNotFoundError."""
         with self._database.write(_UNFORESEEN) as connection:
             row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
             if row is None:
                 raise _missing(job_id)
-            if row.state == "queued":
+            if row.state not in FINISHED and _is_free(row, _now()):
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
             return _found(connection, job_id)
+
+    def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
+        """Fail the jobs that no process could run for so long; tells how many. ``ready``: whether this one could, which
+        is noted for the others. To be called far more often than that."""
+        now = _now()
+        free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < now))
+        stale = free & (jobs.c.updated_at < _in(-days * 86400 / 2))
+        with self._database.read() as connection:
+            found = [_job(row) for row in connection.execute(_rows().where(stale))]
+        if not found:
+            return 0
+        could = {job.pk for job in found if ready(job)}
+        with self._database.write(_UNFORESEEN) as connection:
+            connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
+            problem = JobUnrunnableError(f"no server that could run it was there for {days:g} days").document()
+            hopeless = stale & (jobs.c.updated_at < _in(-days * 86400)) & jobs.c.pk.in_([job.pk for job in found])
+            ended = {"state": "failed", "problem": problem, "owner": None, "lease_until": None, "updated_at": now}
+            return int(connection.execute(jobs.update().where(hopeless).values(**ended)).rowcount)
 
     def forget(self, days: float) -> int:
         """Delete the jobs that were finished so long ago; tells how many."""

@@ -108,18 +108,20 @@ class Lines:
         for number, line in enumerate(lines, start=self._lines + 1):
             if not line or line.isspace():
                 continue
+            document: dict[str, Any] = {}
             try:
-                documents.append(_document(line, header.dimension))
+                document = _document(line)
+                document["embedding"] = _vector(document.pop("embedding", None), header.dimension)
             except KithError as error:
-                documents.append({})
                 malformed[len(numbers)] = error
+            documents.append(document)
             numbers.append(number)
         self._lines += len(lines)
         return _items(numbers, documents, header.dimension, malformed)
 
 
-def _document(line: bytes, dimension: int) -> dict[str, Any]:
-    """With the embedding as bytes: lists of numbers are large. Raises ItemError, EmbeddingError."""
+def _document(line: bytes) -> dict[str, Any]:
+    """Raises ItemError."""
     try:
         document = orjson.loads(line)
     except ValueError as error:
@@ -128,7 +130,6 @@ def _document(line: bytes, dimension: int) -> dict[str, Any]:
         raise ItemError("is not a JSON object")
     if unknown := document.keys() - KNOWN:
         raise ItemError(f"unknown field {min(unknown)[:64]!r}")
-    document["embedding"] = _vector(document.get("embedding"), dimension)
     return document
 
 
@@ -170,6 +171,7 @@ def _items(numbers: list[int], documents: list[dict[str, Any]], d: int, malforme
 
 
 def _vector(given: Any, dimension: int) -> bytes | None:
+    """As bytes: lists of numbers are large. Raises EmbeddingError."""
     if given is None:
         return None
     try:

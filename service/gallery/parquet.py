@@ -9,12 +9,16 @@ from typing import IO, Any, Final
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.gallery.transfer import VECTOR_TYPE, Header, Items, rows_in_block
+from service.gallery.ndjson import FIELDS, LONGEST_LINE, MOST_BYTES
+from service.gallery.transfer import MOST_METADATA, VECTOR_TYPE, Header, Items, rows_in_block
 
 READ_BYTES: Final = 1 << 20
+MOST_GROUP_BYTES: Final = 500_000_000
+"""Of a row group, unpacked, without embeddings: a page may be as large, and is unpacked at once."""
 KEY: Final = b"kith"
 TIME: Final = pa.timestamp("us", "UTC")
 
@@ -128,8 +132,10 @@ class Reader:
 
     def __init__(self, file: IO[bytes], default: Header | None = None) -> None:
         try:
-            # What it reads ahead by default it also keeps: the whole file, in the end.
-            self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES)
+            repeated = _repeated(pq.ParquetFile(file).metadata)
+            # What it reads ahead by default it also keeps: the whole file, in the end. A text that stands in the file
+            # once and is repeated in millions of rows stays one text until its rows are counted.
+            self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=repeated)
             self._schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ImportFileError(f"this is no Parquet file: {error}") from error
@@ -148,9 +154,12 @@ class Reader:
         else:
             raise ImportFileError("the header in the file's schema is no object")
         self._check_columns()
+        self._rows = _rows_at_once(self._file.metadata, self.header.dimension)
 
     def _check_columns(self) -> None:
         columns = {field.name: field.type for field in self._schema}
+        if twice := [name for name in FIELDS if self._schema.names.count(name) > 1]:
+            raise ImportFileError(f"there are two columns {twice[0]!r}")
         for name in ("subject", *(n for n in ("name", "template", "kind") if n in columns)):
             if name not in columns or not (_is_text(columns[name]) or pa.types.is_null(columns[name])):
                 raise ImportFileError(f"column {name!r} must be of text")
@@ -159,11 +168,81 @@ class Reader:
         """Raises ImportFileError."""
         number = 1
         try:
-            for batch in self._file.iter_batches(rows_in_block(self.header.dimension)):
-                yield _items(batch, number, self.header.dimension)
-                number += len(batch)
+            for batch in self._file.iter_batches(self._rows, columns=list(FIELDS)):
+                for part in _parts(batch, number):
+                    yield _items(part, number, self.header.dimension)
+                    number += len(part)
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise ImportFileError(f"the Parquet file cannot be read from item {number} on: {error}") from error
+
+
+def _repeated(metadata: pq.FileMetaData) -> list[str]:
+    """Columns of text or bytes some of whose values stand in the file once."""
+    return sorted(
+        {
+            column.path_in_schema
+            for column in _columns(metadata)
+            if column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page
+        }
+    )
+
+
+def _columns(metadata: pq.FileMetaData, *groups: int) -> Iterator[pq.ColumnChunkMetaData]:
+    """Of these row groups, or all, what is read of them."""
+    for group in groups or range(metadata.num_row_groups):
+        for place in range(metadata.num_columns):
+            column = metadata.row_group(group).column(place)
+            if column.path_in_schema.partition(".")[0] in FIELDS:
+                yield column
+
+
+def _rows_at_once(metadata: pq.FileMetaData, dimension: int) -> int:
+    """As many as are MOST_BYTES on average. Raises ImportFileError: no few are."""
+    most = rows_in_block(dimension)
+    for group in range(metadata.num_row_groups):
+        rows, size = max(1, metadata.row_group(group).num_rows), 0
+        for column in _columns(metadata, group):
+            name = column.path_in_schema.partition(".")[0]
+            if column.num_values > 2 * rows * (dimension if name == "embedding" else MOST_METADATA):
+                raise ImportFileError(
+                    f"lists in column {name!r} are too long: {column.num_values} values in {rows} rows"
+                )
+            size += 0 if name == "embedding" else column.total_uncompressed_size
+        if size > min(MOST_GROUP_BYTES, rows * LONGEST_LINE):
+            raise ImportFileError(
+                f"row group {group + 1} has {size} bytes besides embeddings in {rows} rows: "
+                f"at most {LONGEST_LINE} a row "
+                f"and {MOST_GROUP_BYTES} a group are read; write smaller groups"
+            )
+        most = min(most, max(1, MOST_BYTES * rows // max(1, size)))
+    return most
+
+
+def _parts(batch: pa.RecordBatch, number: int) -> Iterator[pa.RecordBatch]:
+    """Cut so that each is of MOST_BYTES when repeated texts stand there as often as they are meant."""
+    size = sum(map(_size, batch.columns))
+    if size <= MOST_BYTES and (len(batch) > 1 or size <= LONGEST_LINE):
+        yield batch
+    elif len(batch) == 1:
+        raise ImportFileError(f"item {number} has {size} bytes, more than {LONGEST_LINE}")
+    else:
+        half = len(batch) // 2
+        yield from _parts(batch[:half], number)
+        yield from _parts(batch[half:], number + half)
+
+
+def _size(column: pa.Array) -> int:
+    if pa.types.is_dictionary(column.type):
+        lengths = pc.binary_length(column.dictionary)
+        return int(pc.sum(pc.take(lengths, column.indices)).as_py() or 0)
+    if pa.types.is_struct(column.type):
+        return sum(map(_size, column.flatten()))
+    if pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return _size(column.keys[first:last]) + _size(column.items[first:last])
+    if pa.types.is_nested(column.type):
+        return _size(column.flatten())
+    return int(column.nbytes)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -188,14 +267,30 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> Items:
                     values[row] = orjson.loads(value)
                 except ValueError:
                     malformed.setdefault(row, ItemError(f"{name}: is not JSON"))
-            elif isinstance(value, list):  # a map
+            elif pa.types.is_map(batch.column(name).type):
                 values[row] = dict(value)
         return values
 
     def times(name: str) -> list[int | None]:
         if name not in batch.schema.names or batch.column(name).null_count == len(batch):
             return [None] * len(batch)
-        return list(batch.column(name).cast(TIME).cast(pa.int64()).to_pylist())
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        kind = column.type
+        # What is beyond microseconds is of no use; what is beyond their range is wrong.
+        finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
+        try:
+            return list(column.cast(TIME, safe=not finer).cast(pa.int64()).to_pylist())
+        except pa.ArrowException:
+            return [_microseconds(row, name, value) for row, value in enumerate(column)]
+
+    def _microseconds(row: int, name: str, value: pa.Scalar) -> int | None:
+        try:
+            return value.cast(TIME).cast(pa.int64()).as_py()  # type: ignore[no-any-return]
+        except pa.ArrowException:
+            malformed.setdefault(row, ItemError(f"{name}: is no time"))
+            return None
 
     vectors, given = _vectors(batch, dimension, malformed)
     crops = zip(column("crop"), objects("landmarks"), strict=True)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime import Float
-from service.errors import GalleryNotFoundError, RecogniserMismatchError
+from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
@@ -31,8 +31,6 @@ from service.gallery.subjects import Change, Gallery, Hit, LogTrimmedError, Snap
 
 LINES_AT_ONCE: Final = 20_000
 """Of the change log, that are in memory while an index follows it."""
-TEMPLATES_AT_ONCE: Final = 16_384
-"""That are in memory several times while their subjects' vectors are made."""
 TRIM_AFTER: Final = 2 * KEEP_LINES
 """Lines of all galleries' change logs, after which this one's is looked at."""
 NICENESS: Final = 10
@@ -111,7 +109,6 @@ class Following(ABC):
         self._trimmed_at = gallery.log_floor
         self._begun = self._ended = 0
         self._catching_up = threading.Lock()
-        self._trimming = threading.Lock()
 
     def catch_up(self) -> None:
         arrived = self._begun
@@ -133,9 +130,8 @@ class Following(ABC):
         return self._index.stats()
 
     def close(self) -> None:
+        self._closed = True
         self._index.close()
-        with self._trimming:
-            self._closed = True
 
     def _load(self) -> None:
         snapshot = self._store.snapshot(self._gallery)
@@ -159,14 +155,12 @@ class Following(ABC):
             self._later(self._trim)
 
     def _trim(self) -> None:
-        with self._trimming:
-            try:
-                if not self._closed:
-                    self._store.trim_log(self._gallery)
-            except (GalleryNotFoundError, RecogniserMismatchError):
-                pass  # deleted, or moved, since it was read for this follower
-            except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
-                log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
+        try:
+            self._store.trim_log(self._gallery, stopped=lambda: self._closed)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # meanwhile: whoever searches it next sees to it
+        except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+            log.exception("the change log of gallery %s could not be shortened", self._gallery.name)
 
 
 class TemplatesReplica(Following):
@@ -263,17 +257,8 @@ class SubjectsReplica(Following):
         self._rule = rule
 
     def _rows(self, snapshot: Snapshot) -> Rows:
-        subjects, starts = np.unique(snapshot.subject_pks, return_index=True)
-        vectors = np.empty((len(subjects), self._gallery.dimension), np.float32)
-        ends = np.append(starts[1:], len(snapshot.subject_pks))
-        first = 0
-        while first < len(subjects):
-            last = max(first + 1, int(np.searchsorted(ends, starts[first] + TEMPLATES_AT_ONCE)))
-            part = slice(starts[first], ends[last - 1])
-            vectors[first:last] = subject_vectors(
-                snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], self._rule
-            )
-            first = last
+        subjects = np.unique(snapshot.subject_pks)
+        vectors = subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities, self._rule)
         return Rows(subjects, subjects, vectors)
 
     def _follow(self) -> None:

@@ -145,7 +145,8 @@ class GalleryRisks:
             return new
 
     def is_stale(self, gallery: Gallery, stored: StoredEvidence) -> bool:
-        if stored.fusion != gallery.settings.fusion:
+        # Of a shortened log nobody can count what came and went.
+        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor:
             return True
         return self._store.changes_since(gallery, stored.sequence) > STALE_SHARE * stored.templates
 

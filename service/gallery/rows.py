@@ -125,7 +125,10 @@ def as_json(value: Any) -> str | None:
 
 def as_time(connection: Connection, at: datetime) -> datetime | str:
     """As SQLAlchemy writes it; ``at`` is aware."""
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f") if connection.dialect.name == "sqlite" else at
+    if connection.dialect.name != "sqlite":
+        return at
+    # Not strftime, which writes the year 999 with three digits.
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 def _postgres_type(kind: sa.types.TypeEngine[Any]) -> str:

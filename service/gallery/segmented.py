@@ -26,7 +26,7 @@ DEAD_SHARE: Final = 0.2
 """Of a segment: with more of its vectors removed it is made anew."""
 FEWEST_DEAD: Final = 64
 MEASURE_AGAIN: Final = 0.2
-"""Share of its size by which a gallery grows or shrinks before its recall is measured again."""
+"""Vectors that came or went, as a share of a gallery's size, after which its recall is measured again."""
 MANY_SMALL: Final = 8
 """Segments, of less than half the greatest length, that are worth merging."""
 GROWTH: Final = 1.5
@@ -45,11 +45,23 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What recall was found to be at ``depth``, in a gallery of ``size``."""
+    """What recall was found to be at ``depth``, where ``size`` vectors had structures, after ``moved`` came or went."""
 
     recall: Recall
     depth: int
     size: int
+    moved: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A builder, made in a gallery of ``size`` vectors after ``moved`` came or went; ``alone``: no structure was made
+    before it."""
+
+    builder: Builder
+    size: int
+    moved: int
+    alone: bool
 
 
 class SegmentedIndex:
@@ -77,25 +89,29 @@ class SegmentedIndex:
         self.view = View()
         self._epoch = 0
         self._number = 0
-        self._builder: tuple[Builder, int] | None = None
+        self._trained: Trained | None = None
         self._choice = choose(wanted, 0, dimension, self._sizes, None, "exact")
         self._measured: Measured | None = None
         self._failed: Failure | None = None
         self._compacted_at: datetime | None = None
         self._closed = False
         self._scheduled = False
+        self._scheduling = threading.Lock()
         self._changing = threading.Lock()
         self._compacting = threading.Lock()
 
     def search(self, view: View, probes: Float, k: int, among: Keys | None = None) -> Found:
-        """As :meth:`View.search`, as far down as the promised recall needs. ``view``: of this index."""
+        """As :meth:`View.search`, as far down as the promised recall needs; every vector is compared until it is known
+        how far that is. ``view``: of this index."""
         probes = np.ascontiguousarray(probes, np.float32)
-        return view.search(probes, k, self._depth() if view.structured else None, among)
+        measured = self._measured
+        return view.search(probes, k, measured.depth if measured and view.structured else None, among)
 
     def load(self, rows: Rows, sequence: int) -> None:
         """Hold these rows, sorted by owner and key, instead of whatever there was."""
         with self._changing:
             self._epoch += 1
+            self._measured, self._trained = None, None
             stored, rest = self._stored(rows)
             self.view = View((*stored, *self._cut(rest)), sequence, _owners(rows))
         self._order()
@@ -110,7 +126,8 @@ class SegmentedIndex:
         self._order()
 
     def stats(self) -> IndexStats:
-        view, measured = self.view, self._measured
+        view = self.view
+        measured = self._measured if view.structured else None
         return IndexStats(
             "faiss",
             self._choice.kind,
@@ -121,8 +138,8 @@ class SegmentedIndex:
             sum(segment.live for segment in view.segments if not segment.sealed),
             sum(segment.dead for segment in view.segments),
             sum(segment.memory_bytes for segment in view.segments),
-            self._depth() if view.structured else None,
-            measured.recall if measured and view.structured else None,
+            measured.depth if measured else None,
+            measured.recall if measured else None,
             self._compacted_at,
             self._problem,
         )
@@ -142,7 +159,8 @@ class SegmentedIndex:
             segment.without(before[segment.number]) if len(before[segment.number]) else segment
             for segment in view.segments
         ]
-        now = View(self._appended(segments, batch.rows), batch.sequence)
+        moved = view.moved + sum(len(rows) for rows in before.values()) + len(batch.rows.keys)
+        now = View(self._appended(segments, batch.rows), batch.sequence, moved=moved)
         has = now.count_of(touched) > 0
         return replace(now, owners=view.owners + int(has.sum()) - int(had.sum()))
 
@@ -173,18 +191,14 @@ class SegmentedIndex:
         self._number += 1
         return self._number
 
-    def _depth(self) -> int:
-        if self._measured is not None:
-            return self._measured.depth
-        return self._builder[0].depths[0] if self._builder is not None else 0
-
     # Order
 
     def _order(self) -> None:
         """Have done in the background what is due."""
-        if self._scheduled or self._closed or not self._due(self.view):
-            return
-        self._scheduled = True
+        with self._scheduling:
+            if self._scheduled or self._closed or not self._due(self.view):
+                return
+            self._scheduled = True
         self._later(self._compact_logged)
 
     def _due(self, view: View) -> bool:
@@ -210,13 +224,17 @@ class SegmentedIndex:
         return choose(self._wanted, len(view), self._dimension, self._sizes, self._failed, self._choice.kind)
 
     def _compact_logged(self) -> None:
-        self._scheduled = False
         try:
             self.compact()
         except StoppedError:
             pass
         except Exception:  # nobody waits for this thread's answer: whatever it is, the log has it
+            self._scheduled = False  # the next change tries again
             log.exception("an index could not be put in order; it stays as it was, and answers as before")
+        else:
+            # Only now, else a second one would wait for this one in a thread that other galleries need.
+            self._scheduled = False
+            self._order()
 
     def compact(self) -> None:
         """Seal, merge and rebuild what is due, measure recall, and fall back to comparing everything where it is too
@@ -226,8 +244,9 @@ class SegmentedIndex:
             StoppedError: the index was closed.
         """
         with self._compacting:
-            while self._round() or self._fallen():
-                pass
+            while (made := self._round()) or self._fallen():
+                if made and self._outgrown(self.view):
+                    self._fallen()
             self._compacted_at = datetime.now(UTC)
             self._write_files()
 
@@ -236,11 +255,10 @@ class SegmentedIndex:
         with self._changing:
             view, epoch = self.view, self._epoch
             choice = self._choose(view)
-            if choice.kind != self._choice.kind:
-                self._measured, self._builder = None, None
+            if choice.kind != self._choice.kind or not self._structured(choice.kind):
+                self._unmake()
+                view = self.view
             self._choice = choice
-            if not self._structured(choice.kind):
-                view = self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments))
         old = self._worst(view)
         if not old:
             return False
@@ -270,12 +288,20 @@ class SegmentedIndex:
                 old.append(segment)
         return old
 
+    def _unmake(self) -> None:
+        """Let all structures go: every vector is compared."""
+        view = self.view
+        self._measured, self._trained = None, None
+        self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments))
+
     def _builder_for(self, view: View) -> Builder:
-        size = len(view)
-        if self._builder is None or size >= 4 * self._builder[1]:
+        size, kind = len(view), self._choice.kind
+        trained = self._trained
+        if trained is None or trained.builder.kind != kind or size >= 4 * trained.size:
             sample = sample_of(view, min(size, TRAIN_ON), np.random.default_rng(size))
-            self._builder = self._build_for(self._choice.kind, sample), size
-        return self._builder[0]
+            trained = Trained(self._build_for(kind, sample), size, view.moved, not view.structured)
+            self._measured, self._trained = None, trained
+        return trained.builder
 
     def _made(self, old: Sequence[Segment], builder: Builder | None) -> Segment | None:
         """One segment of the living rows of all; the tail stays one if it is short."""
@@ -329,32 +355,61 @@ class SegmentedIndex:
         self.view = replace(view, segments=(*segments, *tails))
 
     def _fallen(self) -> bool:
-        """Measure recall if the gallery is another than when it was measured; whether it must fall back."""
-        view = self.view
+        """Measure recall if the gallery is another than when it was measured; whether there is more to do, as it is
+        too low: make all structures anew, once, then fall back."""
+        with self._changing:
+            view, epoch = self.view, self._epoch
         if not self._unmeasured(view):
             return False
-        size, builder = len(view), self._builder_for(view)
-        rng = np.random.default_rng(size)
-        probes = probes_of(view, rng)
-        best = expected(view, probes)
+        builder = self._builder_for(view)
+        measured = self._measure(view, builder)
+        kept = measured.recall.at_1 >= self._promise
+        with self._changing:
+            if self._epoch != epoch:
+                return True
+            if kept:
+                self._measured = measured
+                return False
+            log.warning("%s found %.4f of the most similar of %d", builder.kind, measured.recall.at_1, measured.size)
+            if not self._fresh(view):
+                self._unmake()
+                return True
+            self._measured = None
+            if builder.kind == "exact":
+                self._accelerated = False
+            self._failed = Failure(builder.kind, len(view), measured.recall.at_1, self._promise)
+        return True
+
+    def _measure(self, view: View, builder: Builder) -> Measured:
+        """At the first depth that keeps the promise, or the last; among the vectors that have structures, as those that
+        are compared anyway say nothing of them."""
+        part = replace(view, segments=tuple(s for s in view.segments if s.structure is not None))
+        probes = probes_of(part, np.random.default_rng(len(part)))
+        best = expected(part, probes)
         for depth in builder.depths:
             if self._closed:
                 raise StoppedError
-            recall = recall_of(view, probes, best, depth, self._promise)
-            self._measured = Measured(recall, depth, size)
+            recall = recall_of(part, probes, best, depth, self._promise)
             if recall.at_1 >= self._promise:
-                return False
-        log.warning("%s found %.4f of the most similar vectors of %d", self._choice.kind, recall.at_1, size)
-        if self._choice.kind == "exact":
-            self._accelerated = False
-        self._failed = Failure(self._choice.kind, size, recall.at_1, self._promise)
-        return True
+                break
+        return Measured(recall, depth, len(part), view.moved)
+
+    def _fresh(self, view: View) -> bool:
+        """Whether all structures are of a builder that was trained on these vectors, or on most of them."""
+        trained = self._trained
+        return trained is not None and trained.alone and view.moved - trained.moved <= MEASURE_AGAIN * trained.size
 
     def _unmeasured(self, view: View) -> bool:
-        if not view.structured or len(view) < 2:
-            return False
-        then = self._measured.size if self._measured else 0
-        return abs(len(view) - then) > MEASURE_AGAIN * then
+        then = self._measured
+        if then is None:
+            return view.structured > 1
+        others = max(view.moved - then.moved, abs(view.structured - then.size))
+        return view.structured > 1 and others > MEASURE_AGAIN * then.size
+
+    def _outgrown(self, view: View) -> bool:
+        """Whether recall is to be measured before all segments are made: each time costs as much as the size."""
+        then = self._measured
+        return view.structured > 1 and (then is None or view.structured > 2 * then.size)
 
     # Files
 

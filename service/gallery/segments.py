@@ -141,11 +141,13 @@ class Hits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A gallery as of one ``sequence`` of its change log. ``owners``: how many have a vector."""
+    """A gallery as of one ``sequence`` of its change log. ``owners``: how many have a vector. ``moved``: how many
+    vectors came or went since the gallery was loaded."""
 
     segments: tuple[Segment, ...] = ()
     sequence: int = 0
     owners: int = 0
+    moved: int = 0
 
     def __len__(self) -> int:
         return sum(segment.live for segment in self.segments)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,18 +30,13 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, StorageBusyError, StorageError
 from service.gallery.database import BUSY_TIMEOUT_MS, Database
-from service.gallery.store import KEEP_LINES, Store, read_snapshot
+from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, Store, read_snapshot
 from service.gallery.subjects import Gallery, Snapshot
 from service.gallery.tables import changes, galleries, generations, index_states, subjects, templates
 
 LINES_AT_ONCE: Final = 1000
 """Of the log, in one turn."""
 SUBJECTS_AT_ONCE: Final = 1000
-ABANDONED: Final = timedelta(days=7)
-"""Without a step, while the log went on: nobody searches this index."""
-BEGUN: Final = "/begun"
-"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
-number, which no number of the log is."""
 POLL_S: Final = 0.005
 Begin = Callable[[], AbstractContextManager[Connection]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -69,6 +69,11 @@ ROWS_AT_ONCE: Final = 4096
 LATER_SETTINGS: Final = ("review_factor", "min_margin", "keep_crops", "index", "recall")
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
+ABANDONED: Final = timedelta(days=7)
+"""Without a step of an index that nodes share, while the log went on: nobody searches it."""
+BEGUN: Final = "/begun"
+"""After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
+number, which no number of the log is."""
 
 
 class Store:
@@ -452,39 +457,50 @@ class Store:
                 for row in connection.execute(query)
             ]
 
-    def trim_log(self, gallery: Gallery, keep: int = KEEP_LINES) -> int:
+    def trim_log(self, gallery: Gallery, keep: int = KEEP_LINES, stopped: Callable[[], bool] = lambda: False) -> int:
         """Delete the log's oldest lines, but for ``keep`` and for as many as there are templates, which a snapshot
-        would be read instead of; and none that the evidence or an index that nodes share has yet to follow. Returns
-        how many.
+        would be read instead of; and none that an index that nodes share has yet to follow, unless it is ABANDONED, or
+        the evidence of vectors that answer requests or are about to. In parts, because other writers wait for each,
+        until ``stopped`` says so between two. Returns how many. ``gallery`` may have been read long ago.
 
         Raises:
-            GalleryNotFoundError, RecogniserMismatchError, StorageError.
+            GalleryNotFoundError: it was deleted.
+            GalleryMovedError: it moved to another recogniser at this very moment.
+            StorageError: the database cannot be read or written.
         """
         trimmed = 0
-        while lines := self._trim_some(gallery, keep):
+        while not stopped() and (lines := self._trim_some(gallery, keep)):
             trimmed += lines
         return trimmed
 
     def _trim_some(self, gallery: Gallery, keep: int) -> int:
-        """In parts, because other writers wait for each."""
         here = changes.c.gallery_pk == gallery.pk
-        followed = [
-            sa.select(sa.func.min(table.c.sequence)).where(table.c.gallery_pk == gallery.pk)
-            for table in (evidence, index_states)
-        ]
+        followed = sa.select(sa.func.min(index_states.c.sequence)).where(
+            index_states.c.gallery_pk == gallery.pk,
+            ~index_states.c.engine.endswith(BEGUN),
+            index_states.c.updated_at >= _now() - ABANDONED,
+        )
         with self._database.read() as connection:
-            templates_now = sa.select(galleries.c.template_count).where(galleries.c.pk == gallery.pk)
-            kept = max(keep, connection.execute(templates_now).scalar() or 0)
+            row = connection.execute(_gallery_rows().where(galleries.c.pk == gallery.pk)).first()
+            if row is None:
+                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+            now = _gallery(row)
             last = connection.execute(
-                sa.select(changes.c.sequence).where(here).order_by(changes.c.sequence.desc()).offset(kept).limit(1)
+                sa.select(changes.c.sequence)
+                .where(here)
+                .order_by(changes.c.sequence.desc())
+                .offset(max(keep, now.templates))
+                .limit(1)
             ).scalar()
-            bounds = [last, *(connection.execute(query).scalar() for query in followed)]
+            shadow = now.other if now.other is not None and now.other.state == "shadow" else None
+            counted = [now.evidence_sequence, shadow.evidence_sequence if shadow else None]
+            bounds = [last, connection.execute(followed).scalar(), *counted]
             end = min(bound for bound in bounds if bound is not None) if last is not None else 0
             oldest = sa.select(changes.c.sequence).where(here, changes.c.sequence <= end)
             doomed = connection.execute(oldest.order_by(changes.c.sequence).limit(ROWS_AT_ONCE)).scalars().all()
         if not doomed:
             return 0
-        with self._database.change(gallery) as connection:
+        with self._database.change(now) as connection:
             # Another process may have trimmed further meanwhile: what is gone must stay known to be gone.
             floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
             connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
@@ -638,7 +654,13 @@ def _gallery_rows() -> sa.Select[Any]:
         _evidence_sequence(galleries.c.generation).label("evidence_sequence"),
         *(generations.c[name].label(f"other_{name}") for name in OTHER),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
+        _moved().label("moved"),
     ).outerjoin(generations, other)
+
+
+def _moved() -> sa.ColumnElement[bool]:
+    every = generations.alias()  # those that were dropped, too: they stay as rows
+    return sa.exists().where(every.c.gallery_pk == galleries.c.pk, every.c.generation > 0).correlate(galleries)
 
 
 def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
@@ -709,6 +731,7 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         None
         if row.other_generation is None
         else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
+        bool(row.moved),
     )
 
 

@@ -85,6 +85,8 @@ class Gallery:
     """Change log lines up to this one may be gone: who followed no further starts from a snapshot."""
     other: Generation | None = None
     """Kept beside the current generation while the gallery moves to another recogniser, or may be rolled back."""
+    moved: bool = False
+    """Whether it has, or ever had, vectors of a second recogniser."""
 
     def under(self, generation: int) -> Gallery:
         """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.

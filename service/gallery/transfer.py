@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -20,6 +20,7 @@ from models.runtime import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 
 VERSION: Final = 1
+TIMES: Final = "must be from 1970 to 2199"
 BLOCK_BYTES: Final = 16_000_000
 """Of embeddings, in one block: what is in memory, and in one transaction."""
 MOST_IN_BLOCK: Final = 8192
@@ -37,6 +38,10 @@ UNIT_WITHIN: Final = 2e-6
 """A vector whose length is this near to 1 is kept to the last bit: an export comes back as it was."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
+END_US: Final = (datetime(2200, 1, 1, tzinfo=UTC) - EPOCH) // MICROSECOND
+"""No time in a file is this late, nor before 1970."""
+ABOUT: Final = ("names", "metadata", "tags", "subject_created_us", "subject_updated_us")
+"""The columns of items that are of their subject."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Header:
             raise ImportFileError("the header's recogniser is no fingerprint")
         if type(header.dimension) is not int or not 0 < header.dimension <= MOST_DIMENSIONS:
             raise ImportFileError("the header's dimension is no positive number")
+        if not all(count is None or type(count) is int for count in (header.subjects, header.templates)):
+            raise ImportFileError("the header's counts of subjects and templates are no numbers")
         if not isinstance(header.settings, dict):
             raise ImportFileError("the header's settings are no object")
         return header
@@ -79,9 +86,10 @@ class Items:
     """A block of items, in columns of equal length n; None where an item says nothing.
 
     ``subjects``: ids. ``names``, ``metadata``, ``tags``, ``subject_created_us``, ``subject_updated_us``: of the
-    subject, on one of its items at least. ``templates``: ids. ``vectors``: (n, d), rows of zeros where there is none;
-    ``given``: (n,) whether there is one. Times are microseconds since 1970 in UTC. ``crops``: (image, landmarks).
-    ``numbers``: of the items in the file, from 1. ``malformed``: rows that could not be read.
+    subject, on one of its items at least (:func:`check` puts them on all). ``templates``: ids. ``vectors``: (n, d),
+    rows of zeros where there is none; ``given``: (n,) whether there is one. Times are microseconds since 1970 in UTC.
+    ``crops``: (image, landmarks). ``numbers``: of the items in the file, from 1. ``malformed``: rows that could not be
+    read.
     """
 
     numbers: Sequence[int]
@@ -127,16 +135,27 @@ class Refusal:
     error: KithError
 
 
-def check(items: Items, dimension: int) -> tuple[Items, list[Refusal]]:
+class Told:
+    """What the file has said of the subject that it was at when a block ended: its templates may go on in the next."""
+
+    def __init__(self) -> None:
+        self.subject: str | None = None
+        self.about: tuple[Any, ...] = ()
+
+
+def check(items: Items, dimension: int, told: Told | None = None) -> tuple[Items, list[Refusal]]:
     """The items that may be stored, and what is wrong with the others.
 
     Of those that may be, vectors are of unit norm, every template has an id (by default one that follows from subject
-    and vector) and a kind.
+    and vector) and a kind. What the block, and the one before (``told``), say of a subject stands on all of its items:
+    whichever of them are refused, it is known.
     """
     wrong: dict[int, KithError] = dict(items.malformed)
     if len(items) and items.vectors.shape[1] != dimension:
         raise ImportFileError(f"embeddings have {items.vectors.shape[1]} numbers, this gallery's have {dimension}")
-    for row, error in _faults(items):
+    of_subjects = dict(_faults_of_subjects(items))
+    items = _spread(items, of_subjects.keys(), told or Told())
+    for row, error in [*of_subjects.items(), *_faults_of_templates(items)]:
         wrong.setdefault(row, error)
     vectors, sound = unit_rows(items.vectors)
     for row in np.flatnonzero(items.given & ~sound).tolist():
@@ -175,16 +194,45 @@ def _replaced(items: Items, **columns: Any) -> Items:
     return Items(**{**{f.name: getattr(items, f.name) for f in fields(items)}, **columns})
 
 
-def _faults(items: Items) -> Iterator[tuple[int, KithError]]:
+def _spread(items: Items, unsound: Collection[int], told: Told) -> Items:
+    """What rows other than ``unsound`` say of a subject, on each of its rows."""
+    if not len(items):
+        return items
+    columns = [list(getattr(items, name)) for name in ABOUT]
+    known: dict[str, list[Any]] = {} if told.subject is None else {told.subject: list(told.about)}
+    if len(set(map(str, items.subjects))) < len(items) or told.subject in items.subjects:
+        for row, subject in enumerate(items.subjects):
+            if isinstance(subject, str) and row not in unsound:
+                said = known.setdefault(subject, [None] * len(ABOUT))
+                for place, column in enumerate(columns):
+                    if said[place] is None:
+                        said[place] = column[row]
+        for row, subject in enumerate(items.subjects):
+            if isinstance(subject, str) and row not in unsound:
+                for column, value in zip(columns, known[subject], strict=True):
+                    column[row] = value
+    last = items.subjects[-1]
+    if isinstance(last, str) and (last in known or len(items) - 1 not in unsound):
+        told.subject, told.about = last, tuple(known.get(last) or [column[-1] for column in columns])
+    return _replaced(items, **dict(zip(ABOUT, columns, strict=True)))
+
+
+def _faults_of_subjects(items: Items) -> Iterator[tuple[int, KithError]]:
     """Column by column: a loop over items for each rule is several times slower."""
     yield from _where(items.subjects, is_subject_id, "subject: must be 1 to 128 printable characters, without / and \\")
     yield from _where(items.names, _is_name, f"name: must be text of at most {LONGEST_NAME} characters")
     yield from _where(items.metadata, _is_metadata, f"metadata: must be an object of at most {MOST_METADATA} entries")
     yield from _where(items.tags, _are_tags, f"tags: must be at most {MOST_TAGS}, of 1 to {LONGEST_TAG} characters")
+    yield from _where(items.subject_created_us, _is_time, f"subject_created_at: {TIMES}")
+    yield from _where(items.subject_updated_us, _is_time, f"subject_updated_at: {TIMES}")
+
+
+def _faults_of_templates(items: Items) -> Iterator[tuple[int, KithError]]:
     yield from _where(items.templates, _is_id, "template: must be 32 hexadecimal digits")
     yield from _where(items.kinds, lambda kind: kind is None or kind in KINDS, "kind: must be photo or embedding")
-    yield from _where(items.qualities, _is_quality, "quality: must be an object of numbers")
+    yield from _where(items.qualities, _is_quality, "quality: must be an object of numbers, score from 0 to 1")
     yield from _where(items.detection_scores, _is_number, "detection_score: must be a finite number")
+    yield from _where(items.created_us, _is_time, f"created_at: {TIMES}")
     yield from _where(items.crops, _is_crop, "crop: must be WebP with five landmarks, x and y each")
     for row in np.flatnonzero(~items.given).tolist():
         if items.templates[row] is not None:
@@ -239,8 +287,14 @@ def _is_id(text: Any) -> bool:
 
 
 def _is_quality(quality: Any) -> bool:
-    return quality is None or (
-        isinstance(quality, dict) and len(quality) <= 20 and all(map(_is_number, quality.values()))
+    if quality is None:
+        return True
+    return (
+        isinstance(quality, dict)
+        and len(quality) <= 20
+        and all(isinstance(name, str) and _is_number(value) for name, value in quality.items())
+        # Subjects' vectors are weighted by it: NaN is what a missing one counts as, null would be an error.
+        and ("score" not in quality or (quality["score"] is not None and 0 <= quality["score"] <= 1))
     )
 
 
@@ -249,7 +303,8 @@ def _is_crop(crop: Any) -> bool:
         return True
     image, landmarks = crop
     return (
-        image[:4] == b"RIFF"
+        isinstance(image, bytes)
+        and image[:4] == b"RIFF"
         and image[8:12] == b"WEBP"
         and isinstance(landmarks, list)
         and len(landmarks) == 5
@@ -261,6 +316,10 @@ def _is_crop(crop: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308)
+
+
+def _is_time(us: int | None) -> bool:
+    return us is None or 0 <= us < END_US
 
 
 def microseconds(moment: datetime) -> int:

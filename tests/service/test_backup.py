@@ -7,6 +7,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from service.gallery.backup import TABLES, back_up, read_manifest, restore
 from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
+from service.gallery.generations import Disagreement, Generations
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate
-from service.gallery.tables import audit, changes, crops, galleries, index_states, job_items, jobs, templates
+from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
+from service.gallery.tables import audit, changes, crops, galleries, index_states, job_items, jobs, subjects, templates
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
@@ -246,6 +248,83 @@ def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) 
     finally:
         stop.set()
         writer.join()
+
+
+def test_two_backups_to_one_file_do_not_meet(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
+    origin, file = fresh(), tmp_path / "backup"
+    filled(origin)
+    (tmp_path / "backup.part").write_bytes(b"another's")
+    failures: list[BaseException] = []
+
+    def repeat() -> None:
+        try:
+            for _ in range(5):
+                back_up(origin, file)
+                read_manifest(file)
+        except BaseException as error:
+            failures.append(error)
+
+    both = [threading.Thread(target=repeat) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert not failures
+    restore(sqlite, file)
+    assert everything(sqlite) == everything(origin)
+    assert (tmp_path / "backup.part").read_bytes() == b"another's"
+    assert {path.name for path in tmp_path.glob("backup*")} == {"backup", "backup.part"}
+
+
+def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_path: Path) -> None:
+    origin, file, copy = fresh(), tmp_path / "backup", fresh()
+    store = filled(origin)
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    written: list[tuple[str, datetime]] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        for i in range(10_000):
+            if stop.is_set():
+                return
+            enrol(store, gallery, f"s{i}", *vectors(1, i))
+            written.append((f"s{i}", datetime.now(UTC)))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while not written:
+            pass
+        manifest = back_up(origin, file)
+        before = len(written)
+        while len(written) < before + 2:
+            pass
+    finally:
+        stop.set()
+        writer.join()
+    restore(copy, file)
+    there = Store(copy)
+    found = {s.id for s in there.list_subjects(there.gallery("g"), None, 10_000, SubjectFilter())}
+    assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
+
+
+def test_whom_recognisers_disagreed_about_is_found_after_a_restore(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    store, migrations = filled(database), Generations(database)
+    migrations.start(store.gallery("one"), "e" * 32, 4, "other", on_sight=False)
+    one = store.gallery("one")
+    with database.read() as connection:
+        key = connection.execute(sa.select(subjects.c.pk).where(subjects.c.id == "s7")).scalar_one()
+    disagreement = Disagreement(("match", "no_match"), (key, None), (0.9, None))
+    migrations.note(one, one.other.number, {"searches": 1}, [disagreement])  # type: ignore[union-attr]
+    back_up(database, file)
+    restore(database, file, replace=True)
+    other = store.gallery("one").other
+    assert other is not None
+    (kept,) = other.details["disagreements"]
+    moved, nobody = kept["subject_pks"]
+    assert moved != key and nobody is None
+    assert store.subjects_by_pk([moved])[moved].id == "s7"
 
 
 def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,3 +74,11 @@ def test_a_damaged_crop_is_refused_and_a_huge_one() -> None:
 def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
     with pytest.raises(ValueError):
         crops.read(Crop(b"", landmarks))
+
+
+def test_a_crop_of_too_many_pixels_to_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "WEBP")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    with pytest.raises(ValueError, match="bomb"):
+        crops.read(Crop(image.getvalue(), ((0.0, 0.0),) * 5))

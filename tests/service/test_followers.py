@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from models.recognition import unit
 from models.runtime import Float
 from service.client import Kith
+from service.errors import GalleryNotFoundError
 from service.gallery.database import Database, open_engine
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.index_choice import Sizes
-from service.gallery.replicas import InProcess, in_process
-from service.gallery.store import Store
+from service.gallery.replicas import TRIM_AFTER, InProcess, in_process
+from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, ROWS_AT_ONCE, Store
 from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, StoredEvidence
+from service.gallery.tables import changes, galleries, index_states
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 16
@@ -28,10 +33,15 @@ RULES: list[Fusion] = ["max", "mean_top_k", "centroid"]
 
 
 @pytest.fixture
-def store(database_url: DatabaseUrl) -> Iterator[Store]:
-    opened = Store(Database(open_engine(database_url())))
+def database(database_url: DatabaseUrl) -> Iterator[Database]:
+    opened = Database(open_engine(database_url()))
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database)
 
 
 def enrol(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None:
@@ -77,6 +87,49 @@ def test_the_log_keeps_what_the_evidence_has_yet_to_count(store: Store, rng: np.
     store.put_evidence(gallery, StoredEvidence(5, "max", 8, scores, gallery.created_at), None, {})
     assert store.trim_log(gallery, keep=1) == 5
     assert store.changes_since(gallery, 5) == 11
+
+
+def test_an_index_that_nobody_follows_does_not_hold_the_log(database: Database, store: Store) -> None:
+    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    now = datetime.now(UTC)
+    of = {"gallery_pk": gallery.pk, "generation": 0}
+    states = [
+        ("milvus/gone", 3, now - 2 * ABANDONED),
+        ("milvus/gone" + BEGUN, -1, now - 2 * ABANDONED),
+        ("milvus", 5, now),
+        ("milvus" + BEGUN, -4, now),  # how far a passage came, which is no number of the log
+    ]
+    with database.change(gallery) as connection:
+        connection.execute(changes.insert(), [{"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}] * 10)
+        for engine, sequence, at in states:
+            connection.execute(index_states.insert().values(engine=engine, sequence=sequence, updated_at=at, **of))
+    assert store.trim_log(gallery, keep=1) == 5
+
+
+def test_closing_waits_for_no_database(database: Database, store: Store, rng: np.random.Generator) -> None:
+    """Neither does any other gallery, while somebody else writes to this one, whose log is being shortened."""
+    gallery, other = (store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings()) for name in "gh")
+    line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
+    lines = TRIM_AFTER + KEEP_LINES
+    with database.change(gallery) as connection:
+        connection.execute(changes.insert(), [line] * lines)
+    followers = Followers(in_process(store))
+    probe = unit(rng.normal(size=(1, DIMENSION)))
+    followers.of(gallery)  # as of an empty log
+    with database.write(GalleryNotFoundError("gone")) as connection:
+        connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
+        followers.of(gallery).search(probe, 1)
+        time.sleep(0.5)  # for the background to begin, and to wait
+        for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
+            thread = threading.Thread(target=step, daemon=True)
+            thread.start()
+            thread.join(3)
+            assert not thread.is_alive()
+    time.sleep(0.5)
+    # What had begun came to its end, and nothing was begun after it.
+    with database.read() as connection:
+        left = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar_one()
+    assert left == lines - ROWS_AT_ONCE
 
 
 def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.random.Generator) -> None:

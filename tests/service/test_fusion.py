@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import tracemalloc
 from collections.abc import Sequence
 from typing import get_args
 
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 
 from models.recognition import unit
 from models.runtime import Float
-from service.gallery.fusion import ONE_VECTOR, TOP_K, Fusion, Keys, OneVector, scores, subject_vectors
+from service.gallery.fusion import (
+    ONE_VECTOR,
+    TEMPLATES_AT_ONCE,
+    TOP_K,
+    Fusion,
+    Keys,
+    OneVector,
+    scores,
+    subject_vectors,
+)
 
 RULES: tuple[Fusion, ...] = get_args(Fusion)
 DIMENSION = 8
@@ -93,6 +103,23 @@ def test_one_vector_a_subject_is_of_unit_norm(fusion: OneVector, drawn: tuple[Fl
     _, vectors, keys, qualities = drawn
     found = subject_vectors(vectors, keys, qualities, fusion)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("fusion", ONE_VECTOR)
+def test_little_memory_is_used_beside_one_vector_a_subject(fusion: OneVector, rng: np.random.Generator) -> None:
+    """A gallery's evidence is derived of all its templates: what is held several times is held for all of them."""
+    each = np.append(rng.integers(1, 4, 10_000), 2 * TEMPLATES_AT_ONCE)
+    keys = np.repeat(np.arange(len(each)), each)
+    vectors, qualities = unit(rng.normal(size=(len(keys), 128))), rng.random(len(keys), np.float32)
+    tracemalloc.start()
+    found = subject_vectors(vectors, keys, qualities, fusion)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < found.nbytes + vectors.nbytes
+    for subject in (0, 5000, 9999, 10_000):
+        own = keys == subject
+        (alone,) = subject_vectors(vectors[own], keys[own], qualities[own], fusion)
+        np.testing.assert_array_equal(found[subject], alone)
 
 
 @pytest.mark.parametrize("fusion", ONE_VECTOR)

@@ -14,12 +14,14 @@ from models.runtime import Float
 from service.decision import RiskTarget
 from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
 from service.gallery.database import Database, open_engine
+from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Generations
 from service.gallery.job_store import ItemOutcome, Job, JobStore
 from service.gallery.replicas import in_process
+from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate
+from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from tests.postgres import DatabaseUrl
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
@@ -161,6 +163,38 @@ def test_transitions_and_their_repetitions(
     assert started(store, generations) == n + 1
 
 
+def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
+    database: Database, store: Store, generations: Generations, gallery: Gallery
+) -> None:
+    runs = JobStore(database)
+
+    def fills() -> dict[str, str]:
+        return {
+            job.id: job.state for job in runs.list_jobs(gallery, ["queued", "running"], None, 9) if job.kind == FILL
+        }
+
+    started(store, generations)
+    first = job(database)
+    started(store, generations)
+    assert fills() == {first.id: "running"}  # asked for again, it is under way
+    # Called off and asked for again, it is not.
+    runs.cancel(first.id)
+    for _ in range(2):
+        started(store, generations)
+        assert sorted(fills().values()) == ["queued", "running"]
+    runs.finish(first, "cancelled")
+    # One that is past its last template sees nothing of what was enrolled as the gallery moved, or moved back.
+    for step in (
+        lambda g: generations.cut_over(g, 0, None),
+        generations.roll_back,
+        lambda _: started(store, generations),
+    ):
+        running = job(database)
+        step(now(store))
+        assert sorted(fills().values()) == ["queued", "running"]
+        runs.finish(running, "succeeded")
+
+
 def test_what_was_read_before_a_cut_over_is_not_written_after_it(
     database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
 ) -> None:
@@ -178,6 +212,35 @@ def test_what_was_read_before_a_cut_over_is_not_written_after_it(
         with pytest.raises(GalleryMovedError):
             late()
     assert now(store).templates == 0
+
+
+def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
+    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    """And what is rolled back to, whose evidence nobody kept up meanwhile, has it derived anew."""
+    for i in range(4):
+        store.enrol(gallery, f"s{i}", [template(rng)], None)
+        store.delete_subject(gallery, f"s{i}")
+    n = started(store, generations)
+
+    def derive(view: Gallery, sequence: int) -> None:
+        scores = impostor_evidence(store.snapshot(view), "max")
+        store.put_evidence(view, StoredEvidence(sequence, "max", 0, scores, gallery.created_at), None, {})
+
+    derive(now(store), 6)
+    derive(now(store).under(n), 4)
+    before = now(store)
+    assert store.trim_log(before, keep=0) == 4  # the shadow is yet to count the others
+    generations.cut_over(before, 0, None)
+    derive(now(store), 8)
+    assert store.trim_log(before, keep=0) == 4  # whoever answered before the cut-over holds up nothing
+    risks = GalleryRisks(store, {OLD: None, NEW: None})
+    stored = store.evidence(now(store))
+    assert stored is not None and not risks.is_stale(now(store), stored)
+    generations.roll_back(now(store))
+    stored = store.evidence(now(store))
+    assert stored is not None and stored.sequence == 6 and risks.is_stale(now(store), stored)
+    risks.close()
 
 
 def test_vectors_of_a_dropped_generation_do_not_come_back(

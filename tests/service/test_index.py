@@ -15,9 +15,10 @@ from models.recognition import unit
 from models.runtime import Float
 from service.errors import SettingsError
 from service.gallery import segmented
-from service.gallery.faiss_index import api, builders
-from service.gallery.index import Keys, Kind, StoppedError
+from service.gallery.faiss_index import api, builders, exact
+from service.gallery.index import Builder, Keys, Kind, Recall, StoppedError, Structure
 from service.gallery.index_choice import Failure, Sizes, choose
+from service.gallery.recall import recall_of
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Rows, View
 from service.gallery.subjects import IndexSetting
@@ -173,16 +174,159 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng:
             assert np.allclose(found.similarities[:, 0], expected.similarities[:, 0], atol=0.1)
 
 
+class Builders:
+    """Notes what was trained."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+        self._build_for = builders("cpu")
+
+    def __call__(self, kind: Kind, sample: Float) -> Builder:
+        self.kinds.append(kind)
+        return self._build_for(kind, sample)
+
+
+def in_crowds(rng: np.random.Generator, crowds: int, size: int, dimension: int) -> Float:
+    """Sixteen centroids for four dimensions know where the crowds are, not who is who in one."""
+    centres = np.repeat(unit(rng.normal(size=(crowds, dimension))), size // crowds, 0)
+    return unit(centres + 0.002 * rng.normal(size=centres.shape))
+
+
 def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.random.Generator) -> None:
-    """Sixteen centroids for four dimensions know where twenty crowds are, not who is who in a crowd of two thousand."""
-    crowds = np.repeat(unit(rng.normal(size=(20, 32))), 2000, 0)
-    vectors = unit(crowds + 0.002 * rng.normal(size=crowds.shape))
-    index = filled("auto", vectors, replace(SMALL, coded=65_536))
+    vectors = in_crowds(rng, 20, 40_000, 32)
+    background, trained = Background(), Builders()
+    index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, coded=65_536))
+    index.load(Rows(np.arange(1, 40_001), np.arange(40_000) // 2, vectors), 1)
+    background.run()
+    # Nobody who comes or goes makes the codes better.
+    nothing = np.empty((0, 32), np.float32)
+    index.apply([batch([], [], nothing, 2, [40_000])])
+    background.run()
+    assert trained.kinds == ["compact"]
     stats = index.stats()
     assert stats.kind == "exact" and "less than the 0.999 promised" in stats.reason
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
     assert index.search(index.view, probe, 1).keys.tolist() == [[124]]
+
+
+def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator) -> None:
+    """As many as went: codes made for those who were there first do not know the others apart, but new ones do."""
+    size, dimension, background, trained = 10_000, 64, Background(), Builders()
+    index = SegmentedIndex(dimension, "auto", 0.999, trained, background, replace(SMALL, coded=16_384))
+    half = np.zeros((size, dimension // 2), np.float32)
+    first, others = (clustered(rng, size, 1, dimension // 2) for _ in range(2))
+    first, others = np.hstack([first, half]), np.hstack([half, others])
+    index.load(Rows(np.arange(size), np.arange(size), first), 1)
+    background.run()
+    for sequence, start in enumerate(range(0, size, 2500), 2):
+        keys = list(range(size + start, size + start + 2500))
+        gone = list(range(start, start + 2500))
+        index.apply([batch(keys, keys, others[start : start + 2500], sequence, gone)])
+        background.run()
+        stats = index.stats()
+        assert stats.recall is not None and stats.recall.at_1 >= 0.999
+        found = index.search(index.view, others[: start + 2500 : 10], 1)
+        assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
+    assert stats.kind == "compact" and trained.kinds.count("compact") > 1
+
+
+class Blind:
+    """Makes structures that find the rows stored first, whoever is asked for. ``during``: is called in each build."""
+
+    def __init__(self, during: Callable[[], None], kind: Kind = "compact") -> None:
+        self.kind: Kind = kind
+        self.depths: tuple[int, ...] = (64,)
+        self.memory_bytes = 0
+        self.vectors = np.empty((0, 0), np.float32)
+        self._during = during
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
+        self._during()
+        made = Blind(self._during, self.kind)
+        made.vectors = vectors
+        return made
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        rows = np.tile(np.arange(depth), (len(probes), 1))
+        return np.ones(rows.shape, np.float32), rows
+
+
+def test_a_structure_answers_only_once_its_recall_is_known(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = unit(rng.normal(size=(4000, 16)))
+    found: list[bool] = []
+
+    def search() -> None:
+        rows = rng.integers(0, 4000, 20)
+        found.append(bool((index.search(index.view, vectors[rows], 1).keys[:, 0] == rows).all()))
+
+    def measured(*arguments: object) -> Recall:
+        search()
+        return recall_of(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(segmented, "recall_of", measured)
+    sizes = replace(SMALL, coded=1024)
+    index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
+    index.load(Rows(np.arange(4000), np.arange(4000), vectors), 1)
+    assert index.stats().segments == 4
+    index.compact()
+    assert len(found) == 2 and all(found), "one segment is enough to know"
+    assert index.stats().kind == "exact"
+
+
+def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.random.Generator) -> None:
+    """With a GPU, comparing everything has a structure too."""
+
+    class Seeing(Blind):
+        def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
+            made = Seeing(self._during, self.kind)
+            made.vectors = vectors
+            return made
+
+        def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+            scores, rows = exact(probes, self.vectors, depth)
+            return scores, rows
+
+    vectors = unit(rng.normal(size=(2100, 16)))
+    background = Background()
+    index = SegmentedIndex(
+        16, "auto", 0.999, lambda kind, sample: Seeing(lambda: None, kind), background, SMALL, accelerated=True
+    )
+    index.load(Rows(np.arange(1900), np.arange(1900), vectors[:1900]), 1)
+    for kind in ("exact", "compact"):
+        background.run()
+        stats = index.stats()
+        assert (stats.kind, stats.depth) == (kind, 64) and stats.recall is not None
+        structures = [segment.structure for segment in index.view.segments if segment.sealed]
+        assert structures and all(isinstance(each, Seeing) and each.kind == kind for each in structures)
+        keys = list(range(1900, 2100))
+        index.apply([batch(keys, keys, vectors[1900:], 2)])
+
+
+def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
+    """The other threads are other galleries'."""
+    building, go_on = threading.Event(), threading.Event()
+
+    def during() -> None:
+        building.set()
+        assert go_on.wait(30)
+
+    background = Background()
+    index = SegmentedIndex(16, "compact", 0.5, lambda kind, sample: Blind(during), background, SMALL)
+    index.load(Rows(np.arange(600), np.arange(600), unit(rng.normal(size=(600, 16)))), 1)
+    thread = threading.Thread(target=background.waiting.pop())
+    thread.start()
+    assert building.wait(30)
+    keys = list(range(600, 1200))
+    index.apply([batch(keys, keys, unit(rng.normal(size=(600, 16))), 2)])
+    waiting = len(background.waiting)
+    go_on.set()
+    thread.join()
+    background.run()
+    assert waiting == 0
+    assert len(index.view) == 1200 and not index._due(index.view)
 
 
 def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Generator) -> None:
@@ -279,10 +423,11 @@ def test_the_kind_follows_from_setting_and_size(wanted: IndexSetting, size: int,
     assert chosen.kind == kind and chosen.reason
 
 
-def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_as_large() -> None:
-    failed = Failure("compact", 30_000, 0.9, 0.999)
-    assert choose("auto", 59_999, 512, Sizes(), failed, "exact").kind == "exact"
-    assert choose("auto", 60_000, 512, Sizes(), failed, "exact").kind == "compact"
+def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_or_half_as_large() -> None:
+    failed = Failure("compact", 60_000, 0.9, 0.999)
+    for size, kind in [(30_000, "compact"), (30_001, "exact"), (59_999, "exact"), (119_999, "exact")]:
+        assert choose("auto", size, 512, Sizes(), failed, "exact").kind == kind
+    assert choose("auto", 120_000, 512, Sizes(), failed, "exact").kind == "compact"
     assert choose("graph", 30_000, 512, Sizes(), failed, "exact").kind == "graph"
     assert choose("auto", 30_000, 30, Sizes(), None, "exact").kind == "exact"
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,12 +133,38 @@ def test_a_process_of_this_machine_that_ended_is_not_waited_for(store: JobStore,
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(WAIT_S)
     job = store.create(gallery, "work", {})
-    host, namespace, _, nonce = runner(store, work)._process.split(":")
-    for other, waits in ((f"{host}:{namespace}:{os.getpid()}", True), (f"elsewhere:{namespace}:{ended.pid}", True)):
-        assert has_ended(f"{other}:{nonce}:claim") is not waits
-    taken(store, f"{host}:{namespace}:{ended.pid}:{nonce}")
+    here, _, nonce = runner(store, work)._process.split(":")
+    for other in (f"{here}:{os.getpid()}", f"elsewhere:{ended.pid}"):
+        assert not has_ended(f"{other}:{nonce}:claim")
+    taken(store, f"{here}:{ended.pid}:{nonce}")
     done = run_until(store, job, runner(store, work))
     assert (done.state, done.progress.takeovers) == ("succeeded", 0)  # counted until something was done
+
+
+def test_a_process_of_another_machine_is_not_taken_for_dead(
+    store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(WAIT_S)
+
+    def owner() -> str:
+        here, _, nonce = runner(store, print)._process.rsplit(":", 2)
+        assert len(f"{here}:{2**22}:{nonce}") <= 48
+        return f"{here}:{ended.pid}:{nonce}:claim"
+
+    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-1")
+    theirs = owner()
+    assert has_ended(theirs)
+    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-2")
+    assert not has_ended(theirs)
+    # Of the same name, and without one that is known to be of this start of it.
+    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-1")
+    monkeypatch.setattr("service.jobs.BOOT_ID", tmp_path / "boot_id")
+    assert not has_ended(theirs)
+    assert not has_ended(owner())
+    (tmp_path / "boot_id").write_text("another\n")
+    assert not has_ended(theirs)
+    assert has_ended(owner())
 
 
 def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
@@ -162,6 +189,41 @@ def test_cancelling(store: JobStore, gallery: Gallery) -> None:
     assert store.cancel(job.id).state == "cancelled"
     with pytest.raises(JobNotFoundError):
         store.cancel("0" * 32)
+
+
+def test_what_nobody_can_run_can_be_called_off(store: JobStore, gallery: Gallery) -> None:
+    left = store.create(gallery, "of no process", {})
+    taken(store, lease_s=-1)
+    assert store.cancel(left.id).state == "cancelled"
+    # Called off while its process lived, which then died.
+    kinds = {"work": JobKind(lambda context: None, ready=lambda job: False)}
+    for kind in ("work", "of no process"):
+        left = store.create(gallery, kind, {})
+        job = taken(store, lease_s=60)
+        assert store.cancel(left.id).state == "running"
+        assert store.renew(job, -1)
+        assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "cancelled"
+
+
+def test_what_nobody_could_run_for_long_is_given_up(store: JobStore, database: Database, gallery: Gallery) -> None:
+    made = {name: store.create(gallery, name, {}) for name in ("lives", "died", "can be run here", "waits")}
+    taken(store, lease_s=60)
+    taken(store, lease_s=-1)
+    ages = {"died": 15, "lives": 15, "can be run here": 15, "waits": 13}
+    with database.write(GalleryNotFoundError("")) as connection:
+        for name, days in ages.items():
+            long_ago = datetime.now(UTC) - timedelta(days=days)
+            connection.execute(jobs.update().where(jobs.c.id == made[name].id).values(updated_at=long_ago))
+    assert [store.give_up(14, lambda job: job.kind == "can be run here") for _ in range(2)] == [1, 0]
+    ended = {name: store.job(job.id) for name, job in made.items()}
+    assert {name: job.state for name, job in ended.items()} == {
+        "died": "failed",
+        "lives": "running",
+        "can be run here": "queued",
+        "waits": "queued",
+    }
+    assert (ended["died"].problem or {})["code"] == "job_unrunnable"
+    assert store.give_up(14, lambda job: False) == 0  # noted above
 
 
 def test_lists_and_what_is_forgotten(store: JobStore, database: Database, gallery: Gallery) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
-from models.pack import ModelPack
+from models.pack import BUNDLED, ModelPack, load_pack
 from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError
@@ -219,7 +219,8 @@ def test_new_enrolments_bring_vectors_of_both(both: Kith, people: dict[str, byte
     g = enrolled(both, "newcomers", {"eileen": people["eileen"]})
     both.migrate(g, "projected")
     both.enrol(g, "tom", people["tom"])
-    both.enrol(g, "vector", embeddings=[rng.normal(size=both.gallery(g).dimension)])
+    ours = both.gallery(g)
+    both.enrol(g, "vector", embeddings=[rng.normal(size=ours.dimension)], recogniser=ours.recogniser)
     told = settled(both, g)
     assert told.other is not None
     # A photo without crop is embedded by both at once; an embedding belongs to one recogniser.
@@ -315,7 +316,53 @@ def test_an_embedding_is_not_taken_for_another_recognisers(both: Kith, people: d
     both.cut_over(g, force=True)
     for call in (both.identify, lambda g, **o: both.enrol(g, "x", **o)):
         assert code(call, g, embeddings=[vector], recogniser=answer.recogniser) == "recogniser_mismatch"
-        assert code(call, g, embeddings=[vector]) == "embedding_invalid"
+        assert code(call, g, embeddings=[vector]) == "recogniser_mismatch"
+
+
+def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path, people: dict[str, bytes]) -> None:
+    """Also where its length does not tell: a caller that knows nothing of the move goes on with its own."""
+    twin = projected_pack(tmp_path, "twin", load_pack(BUNDLED).recognition.dimension)
+    settings = load_settings(data_dir=tmp_path / "data", also=str(twin.directory), log_level="WARNING")
+    with embedded(settings) as url, Kith(url) as kith:
+        g = enrolled(kith, "twins", {"eileen": people["eileen"]}, keep_crops=True)
+        sent = {model: kith.embed(people["tom"], model=model) for model in (None, "twin")}
+        vector, other = (answer.images[0].faces[0].embedding for answer in sent.values())
+        ours, theirs = (answer.recogniser for answer in sent.values())
+        assert ours and theirs and vector and other and len(vector) == len(other)
+
+        def enrol(key: str, **options: Any) -> int:
+            return kith.enrol(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled
+
+        def check(answering: str, refused: str) -> None:
+            vectors = {ours: vector, theirs: other}
+            for whose, expected in ((answering, None), (refused, "recogniser_mismatch")):
+                for call in (
+                    lambda **o: kith.identify(g, embeddings=[vectors[whose]], **o),  # noqa: B023
+                    lambda **o: kith.verify(vectors[whose], (g, "eileen"), **o),  # noqa: B023
+                    lambda **o: kith.enrol(g, "x", embeddings=[vectors[whose]], allow_duplicate=True, **o),  # noqa: B023
+                ):
+                    assert code(call) == "recogniser_mismatch"
+                    if expected is None:
+                        call(recogniser=whose)
+                    else:
+                        assert code(call, recogniser=whose) == expected
+
+        assert enrol("before", embeddings=[vector]) == 1
+        assert kith.identify(g, embeddings=[vector]).results[0].subject == "tom"
+        kith.migrate(g, "twin")
+        settled(kith, g)
+        check(ours, theirs)
+        # What was answered before is answered again.
+        assert enrol("before", embeddings=[vector]) == 1
+        kith.cut_over(g, force=True)
+        check(theirs, ours)
+        kith.roll_back(g)
+        kith.finish_migration(g, force=True)
+        settled(kith, g)
+        assert kith.migration(g).state == "none"
+        check(ours, theirs)
+        # Photos are nobody's.
+        assert kith.identify(g, people["eileen"], check_quality=False).results[0].subject == "eileen"
 
 
 def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:

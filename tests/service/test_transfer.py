@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 
 from models.recognition import unit
 from models.runtime import Float
+from service.api.schemas import GallerySettingsIn
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
@@ -102,6 +103,12 @@ def line(subject: str, given: Any = None, **fields: Any) -> bytes:
         given = base64.b64encode(given.astype("<f4").tobytes()).decode()
     fields |= {"subject": subject} | ({} if given is None else {"embedding": given})
     return orjson.dumps(fields) + b"\n"
+
+
+def parquet_of(table: pa.Table, **options: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, **options)
+    return buffer
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -233,6 +240,129 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
     assert [s.id for s in place.store.list_subjects(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
+
+
+@pytest.mark.parametrize("field", ["created_at", "subject_created_at", "subject_updated_at"])
+def test_times_that_databases_or_programs_cannot_hold_are_refused(
+    place: Place, rng: np.random.Generator, field: str
+) -> None:
+    times = [
+        "0999-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+23:00",
+        "9999-12-31T23:59:59-23:00",
+        "1969-12-31T23:59:59Z",
+        "2200-01-01T00:00:00Z",
+        "2199-12-31T23:59:59Z",
+        "1970-01-01T00:00:00Z",
+    ]
+    report = place.take(b"".join(line(f"s{i}", vector(rng), **{field: at}) for i, at in enumerate(times)))
+    assert {r.number: r.error.code for r in report.refusals} == dict.fromkeys(range(1, 6), "item_invalid")
+    assert len(place.contents()) == report.templates == 2
+    seconds = pa.array([10_413_792_000_000, -31_000_000_000, 0, None], pa.int64()).cast(pa.timestamp("s", "UTC"))
+    embeddings = pa.array([vector(rng).tolist() for _ in range(4)])
+    for column in (seconds, pa.array([9_214_646_400_000_000_001] * 2 + [1_000_001] * 2).cast(pa.timestamp("ns"))):
+        table = pa.table({"subject": list("abcd"), "embedding": embeddings, field: column})
+        taking = Import(place.bulk, place.gallery)
+        taking.take_all(parquet.Reader(parquet_of(table), HEADER))
+        assert [(r.number, r.error.code) for r in taking.report.refusals] == [(n, "item_invalid") for n in (1, 2)]
+    assert {t.created_at.year for s in "cd" for t in place.store.list_templates(place.gallery, s)} <= {1970, 2026}
+
+
+def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.random.Generator) -> None:
+    embeddings = pa.array([vector(rng).tolist()] * 2)
+    for name, column in {
+        "metadata": pa.array([[1, 2], None]),
+        "quality": pa.array([[1, 2], None]),
+        "crop": pa.array([7, None]),
+        "created_at": pa.array(["yesterday", "2026-01-31T12:00:00Z"]),
+        "subject_created_at": pa.array(["yesterday", None]).dictionary_encode(),
+        "tags": pa.array([7, None]),
+        "detection_score": pa.array(["high", None]),
+    }.items():
+        g = place.another(name.replace("_", "-"))
+        taking = Import(place.bulk, g)
+        table = pa.table({"subject": ["a", "b"], "embedding": embeddings, name: column})
+        taking.take_all(parquet.Reader(parquet_of(table), HEADER))
+        assert [(r.number, r.error.code) for r in taking.report.refusals] == [(1, "item_invalid")], name
+    described = pa.array([[("room", "12")]], pa.map_(pa.string(), pa.string()))
+    table = pa.table({"subject": ["mapped"], "embedding": embeddings[:1], "metadata": described})
+    Import(place.bulk, place.gallery).take_all(parquet.Reader(parquet_of(table), HEADER))
+    assert place.store.subject(place.gallery, "mapped").metadata == {"room": "12"}
+
+
+def bombs() -> dict[str, pa.Table]:
+    """Tables that are small as files and large in memory: what their rows hold is the same."""
+    long, n = "x" * 100_000, 8000
+    ids, one = pa.array([f"s{i}" for i in range(n)]), pa.array([0] * n, pa.int32())
+    text = pa.DictionaryArray.from_arrays(one, pa.array([long]))
+    words = pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), text)
+    return {
+        "name": pa.table({"subject": ids, "name": text}),
+        "tags": pa.table({"subject": ids, "tags": words}),
+        "metadata": pa.table({"subject": ids, "metadata": pa.StructArray.from_arrays([text], ["room"])}),
+        "map": pa.table(
+            {"subject": ids, "metadata": pa.MapArray.from_arrays(range(n + 1), pa.array(["room"] * n), text)}
+        ),
+        "unknown": pa.table({"subject": ids, "comment": text}),
+        "plain": pa.table({"subject": ids[:2000], "name": [long] * 2000}),
+        "one": pa.table({"subject": ["a"], "name": ["x" * 100_000_000]}),
+        "long lists": pa.table({"subject": ["a"], "embedding": [np.zeros(30_000_000, np.float32)]}),
+    }
+
+
+@pytest.mark.parametrize("name", ["name", "tags", "metadata", "map", "unknown", "plain", "one", "long lists"])
+def test_small_files_do_not_become_large_in_memory(name: str) -> None:
+    table = bombs()[name]
+    file = parquet_of(table, use_dictionary=name != "plain" and name != "one", compression="zstd")
+    assert len(file.getvalue()) < 200_000
+    del table
+    before, read = pa.total_allocated_bytes(), 0
+    try:
+        for items in parquet.Reader(file, HEADER):
+            read += len(items)
+            texts = sum(len(str(v)) for column in (items.names, items.tags, items.metadata) for v in column if v)
+            assert texts < 70_000_000
+            assert pa.total_allocated_bytes() - before < 200_000_000
+    except ImportFileError:
+        assert name in ("one", "long lists")
+    else:
+        assert read == (2000 if name == "plain" else 8000)
+
+
+@pytest.mark.parametrize("score", [1e300, -0.1, None, "high"])
+def test_a_score_of_quality_is_from_0_to_1(place: Place, rng: np.random.Generator, score: Any) -> None:
+    report = place.take(line("a", vector(rng), quality={"score": score}) + line("b", vector(rng), quality={"score": 1}))
+    assert [(r.number, r.error.code) for r in report.refusals] == [(1, "item_invalid")]
+
+
+def test_what_is_said_of_a_subject_does_not_go_with_a_template(place: Place, rng: np.random.Generator) -> None:
+    """An export says it once, on the first item."""
+    taken, about = uuid.uuid4().hex, {"name": "Ada", "metadata": {"room": 1}, "tags": ["x"]}
+    since = {"subject_created_at": "2001-01-01T00:00:00Z", "subject_updated_at": "2002-01-01T00:00:00Z"}
+    place.take(line("other", vector(rng), template=taken))
+    wrong = {
+        "length": line("length", [1.0] * 7, **about, **since),
+        "zero": line("zero", [0.0] * 8, **about, **since),
+        "quality": line("quality", vector(rng), quality=[], **about, **since),
+        "conflict": line("conflict", vector(rng), template=taken, **about, **since),
+    }
+    for subject, refused in wrong.items():
+        report = place.take(refused + line(subject, vector(rng)) + line(subject, vector(rng), name="Later"))
+        assert (report.refused, report.templates) == (1, 2)
+        found = place.store.subject(place.gallery, subject)
+        assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
+        assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
+    # The name is no name: nothing is believed of such an item.
+    place.take(line("b", vector(rng), name=7, tags=["y"]) + line("b", vector(rng), name="Bob"))
+    found = place.store.subject(place.gallery, "b")
+    assert (found.name, found.tags) == ("Bob", [])
+
+
+def test_what_is_said_of_a_subject_goes_on_in_the_next_block(place: Place, rng: np.random.Generator) -> None:
+    first = b"".join(line(f"s{i}", vector(rng)) for i in range(8191)) + line("a", [0.0] * 8, name="Ada")
+    report = place.take(first + line("a", vector(rng)) + line("b", vector(rng)))
+    assert (report.refused, report.templates) == (1, 8193)
+    assert [place.store.subject(place.gallery, s).name for s in ("s0", "s8190", "a", "b")] == [None, None, "Ada", None]
 
 
 def test_a_subject_that_exists_keeps_what_is_said_of_it(place: Place, rng: np.random.Generator) -> None:
@@ -513,21 +643,51 @@ def test_a_refused_import_says_why(
     assert kith.gallery(gallery).templates == 0
 
 
+def test_a_file_that_was_cut_between_two_lines_is_told(kith: Kith, gallery: str) -> None:
+    first, *lines = people(kith, 5).splitlines(keepends=True)
+    twice = orjson.dumps({**orjson.loads(first), "template": uuid.uuid4().hex}) + b"\n"
+    rest(kith, gallery, header_of(kith) + b"".join([first, twice, *lines, line("nobody")]))
+    whole = b"".join(kith.export_gallery(gallery)).splitlines(keepends=True)
+    assert rest(kith, "again", b"".join(whole), create=True).json()["present"] == 0
+    assert rest(kith, gallery, b"".join(whole)).json()["present"] == 6
+    for end, templates, subjects in ((1, 0, 0), (4, 3, 2), (-1, 6, 5)):
+        cut = rest(kith, f"cut{end}".replace("-", "_"), b"".join(whole[:end]), create=True).json()
+        assert cut["code"] == "import_invalid"
+        assert f"counts 6 templates of 6 subjects, {templates} of {subjects} came" in cut["detail"]
+        assert (cut["report"]["templates"], cut["report"]["subjects"]) == (templates, subjects)
+    assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
+    # What was refused came too.
+    refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
+    assert rest(kith, "refused", refused, create=True).json()["refused"] == 1
+    header = orjson.dumps({**orjson.loads(whole[0]), "templates": "many"}) + b"\n"
+    assert "no numbers" in rest(kith, gallery, header).json()["detail"]
+
+
 def test_a_file_without_header_needs_its_recogniser_named(kith: Kith, gallery: str) -> None:
     answer = rest(kith, gallery, people(kith, 5), recogniser=kith.model().recogniser).json()
     assert (answer["templates"], answer["refused"]) == (5, 0)
 
 
 def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
-    kith.update_gallery(gallery, fusion="max", risk={"fmr": 0.01}, min_margin=0.07)
+    given = {
+        "risk": {"fmr": 0.01},
+        "fusion": "max",
+        "quality_gate": {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5},
+        "review_factor": 3.0,
+        "min_margin": 0.07,
+        "index": "exact",
+        "recall": 0.9,
+        "keep_crops": True,
+    }
+    assert given.keys() == GallerySettingsIn.model_fields.keys()
+    kith.update_gallery(gallery, **given)
     rest(kith, gallery, header_of(kith) + people(kith, 5))
     for kind in FORMATS:
         file = b"".join(kith.export_gallery(gallery, kind))
         media_type = "application/vnd.apache.parquet" if kind == "parquet" else "application/x-ndjson"
         assert rest(kith, "copy", file, media_type).json()["code"] == "gallery_not_found"
         assert rest(kith, "copy", file, media_type, create=True).json()["templates"] == 5
-        copy, origin = kith.gallery("copy"), kith.gallery(gallery)
-        assert (copy.fusion, copy.risk, copy.min_margin) == (origin.fusion, origin.risk, origin.min_margin)
+        assert kith.gallery("copy").model_dump(mode="json", include=set(given)) == given
         kith.delete_gallery("copy")
     with pytest.raises(KithClientError, match="gallery_not_found"):
         list(kith.export_gallery("copy"))
