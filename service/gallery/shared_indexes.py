@@ -229,7 +229,11 @@ class Turn:
                 connection.execute(_touch(_is(self._gallery, self._engine)))
 
     def next_changes(self) -> Changed:
-        """What the next lines of the log name. A template filed elsewhere concerns both of its subjects at once."""
+        """What the next lines of the log name. A template filed elsewhere concerns both of its subjects at once.
+
+        Raises:
+            StorageBusyError: they are gone.
+        """
         assert self.position.applied is not None  # noqa: S101 - callers look first
         query = (
             sa.select(changes, templates.c.subject_pk.label("owner"))
@@ -238,8 +242,12 @@ class Turn:
             .order_by(changes.c.sequence)
             .limit(LINES_AT_ONCE)
         )
+        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
         with self._read() as connection:
             lines = connection.execute(query).all()
+            if (connection.execute(floor).scalar() or 0) > self.position.applied:
+                # Nobody had asked this index for days, and it was not waited for: the next turn begins anew.
+                raise StorageBusyError("the change log was shortened meanwhile")
             last = lines[-1].sequence if lines else self.position.last
             concerned = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
             chosen = templates.c.subject_pk.in_(sorted(concerned))
