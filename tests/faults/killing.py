@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Final
 
 from tests.faults.workers import CONTEXT
+
+WORD_TIMEOUT_S: Final = 180
 
 
 def pause(seconds: float) -> None:
@@ -26,6 +28,7 @@ class Killed:
         said: list[Any] = []
         try:
             while len(said) < words:
+                assert self._pipe.poll(WORD_TIMEOUT_S), f"no word after {said[-1:]}"
                 said.append(self._pipe.recv())
             pause(seconds)
             self.process.kill()

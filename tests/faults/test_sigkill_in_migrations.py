@@ -4,6 +4,8 @@ template can be searched, and whoever comes next goes on."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Final, Self
@@ -36,6 +38,7 @@ from tests.postgres import DatabaseUrl
 
 TEMPLATES_AT_FIRST = 60
 LEASE_S = 0.3
+RUN_TIMEOUT_S = 120
 FOLLOWED_BY: Final = {
     "none": {"shadow"},
     "shadow": {"previous"},
@@ -92,8 +95,14 @@ class Place:
 
     def run_jobs(self, gallery: Gallery) -> None:
         async def run() -> None:
-            kinds = Migrations(self.store, self.generations, self.recognisers, self.risks).kinds()
-            async with Runner(self.jobs, kinds, lease_s=LEASE_S, poll_s=0.02):
+            async with asyncio.timeout(RUN_TIMEOUT_S), AsyncExitStack() as opened:
+                batchers = [Batcher("recogniser", s.recogniser.embed_each, 16, 64) for s in self.recognisers]
+                served = [
+                    replace(each, batcher=await opened.enter_async_context(batcher))
+                    for each, batcher in zip(self.recognisers, batchers, strict=True)
+                ]
+                kinds = Migrations(self.store, self.generations, Recognisers(*served), self.risks).kinds()
+                await opened.enter_async_context(Runner(self.jobs, kinds, lease_s=LEASE_S, poll_s=0.02))
                 while self.jobs.list_jobs(gallery, ("queued", "running"), None, 1):
                     await asyncio.sleep(0.01)
 
