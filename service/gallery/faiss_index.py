@@ -21,7 +21,7 @@ from service.gallery.index import Builder, Keys, Kind, StoppedError
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)
 
 # Its threads else wait for each other by spinning, which takes the processor from those that have something to do: on
-# busy cores a search of a few probes takes a hundred times as long.
+# busy cores a search of a few probes takes far longer.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import faiss  # noqa: E402

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime import Float
+from service.files import replacing
 from service.gallery.faiss_index import Graph
 from service.gallery.index import Keys
 from service.gallery.segments import ROWS_PICKED, Rows, Segment
@@ -32,6 +33,9 @@ SUFFIX: Final = ".graph"
 LIVING_SHARE: Final = 0.8
 """Of a file's nodes, without which it is not worth reading."""
 HASH_SEED: Final = 5
+UNFINISHED: Final = ".part"
+UNFINISHED_S: Final = 3600
+"""Without a change, after which a file is nobody's."""
 
 
 class UnusableFileError(Exception):
@@ -59,6 +63,8 @@ class IndexFiles:
 
     def __init__(self, folder: Path, gallery: Gallery) -> None:
         self._folder = _folder_of(folder, gallery.pk) / f"{gallery.generation}-{gallery.settings.fusion}"
+        kept = {gallery.generation, gallery.current_generation, gallery.other.number if gallery.other else -1}
+        self._kept, self._own = {str(number) for number in kept}, str(gallery.generation)
         self._identity = {
             "gallery": gallery.pk,
             "generation": gallery.generation,
@@ -81,7 +87,9 @@ class IndexFiles:
         header = {**self._identity, "nodes": len(keys), "checksum": checksum}
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{checksum[:16]}{SUFFIX}"
-        _write(path, [MAGIC, json.dumps(header).encode() + b"\n", *parts])
+        with replacing(path) as file:
+            for part in (MAGIC, json.dumps(header).encode() + b"\n", *parts):
+                file.write(part)
         self._paths[segment.number] = path
 
     def remove(self, number: int) -> None:
@@ -103,6 +111,7 @@ class IndexFiles:
         """Segments of those of these rows that are in a usable file, and the other rows. What is unusable is reported
         and deleted."""
         self._paths.clear()
+        self._forget_others()
         segments, free = [], np.ones(len(rows.keys), np.bool_)
         order = np.argsort(rows.keys)
         for path in sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_size):
@@ -118,8 +127,21 @@ class IndexFiles:
                 continue
             free[found[found >= 0]] = False
             segments.append(segment)
-            self._paths[segment.number] = path
+            if np.isin(stored.keys[stored.keys >= 0], rows.keys).all():
+                self._paths[segment.number] = path
+            else:  # somebody in it was deleted meanwhile: another is written, without them
+                path.unlink(missing_ok=True)
         return segments, rows if not segments else rows.at(np.flatnonzero(free))
+
+    def _forget_others(self) -> None:
+        """Files by a rule of fusion or a recogniser that the gallery has no more, and those that a process which was
+        killed left unfinished."""
+        for other in self._folder.parent.glob("*-*"):
+            generation, _, _ = other.name.partition("-")
+            if generation not in self._kept or (generation == self._own and other != self._folder):
+                shutil.rmtree(other, ignore_errors=True)
+        for path in _unfinished(self._folder.parent.parent, f"{self._folder.parent.name}/{self._folder.name}"):
+            path.unlink(missing_ok=True)
 
 
 def forget_files(folder: Path, gallery: Gallery) -> None:
@@ -139,7 +161,13 @@ def check_index_files(folder: Path, galleries: Iterable[int]) -> list[FileProble
             _read(path, {})
         except (OSError, UnusableFileError) as error:
             problems.append(FileProblem(path, str(error)))
-    return problems
+    return problems + [FileProblem(path, "it was never finished") for path in _unfinished(folder, "*/*")]
+
+
+def _unfinished(folder: Path, below: str) -> list[Path]:
+    """Files that nobody is writing any more."""
+    before = time.time() - UNFINISHED_S
+    return [path for path in sorted(folder.glob(f"{below}/*{UNFINISHED}")) if path.stat().st_mtime < before]
 
 
 def _folder_of(folder: Path, gallery_pk: int) -> Path:
@@ -214,21 +242,6 @@ def _checksum(parts: Iterable[bytes | memoryview]) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """Whole or not at all, and on disk."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    _sync(path.parent)
 
 
 def _sync(folder: Path) -> None:

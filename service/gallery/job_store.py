@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,7 +24,6 @@ from service.gallery.subjects import Gallery, NewTemplate
 from service.gallery.tables import galleries, job_items, jobs
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ITEM_LENGTH: Final = 512
 ENROLLED: Final = "enrolled"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -102,12 +104,29 @@ def test_a_damaged_file_is_reported_deleted_and_made_anew(tmp_path: Path, vector
 
 def test_what_changed_since_is_not_taken_from_a_file(tmp_path: Path, vectors: Float, rng: np.random.Generator) -> None:
     Built(tmp_path, vectors)
+    before = set(files(tmp_path))
     changed = vectors.copy()
     changed[:20] = unit(rng.normal(size=(20, DIMENSION)))
     again = Built(tmp_path, changed, keys=np.setdiff1d(np.arange(N), [30, 31]))
     assert again.graphs == 0 and again.index.stats().vectors == N - 2
     assert again.nearest(changed[:30]) == list(range(30))
     assert not {30, 31} & set(again.nearest(vectors[30:32]))
+    assert len(before - set(files(tmp_path))) == 1  # the one that held who was deleted meanwhile
+
+
+def test_files_of_another_rule_and_unfinished_ones_do_not_stay(tmp_path: Path, vectors: Float) -> None:
+    Built(tmp_path, vectors)
+    (written, *_) = files(tmp_path)
+    for age in (0, 7200):
+        unfinished = written.with_name(f"{age}.part")
+        unfinished.write_bytes(b"links")
+        os.utime(unfinished, (time.time() - age,) * 2)
+    assert [problem.path.name for problem in check_index_files(tmp_path, [GALLERY.pk])] == ["7200.part"]
+    Built(tmp_path, vectors)
+    assert [path.name for path in written.parent.glob("*.part")] == ["0.part"]
+    other = replace(GALLERY, settings=replace(GALLERY.settings, fusion="mean_top_k"))
+    Built(tmp_path, vectors, other)
+    assert not written.exists() and len(files(tmp_path)) == 2
 
 
 def test_another_gallerys_recogniser_or_time_is_refused(tmp_path: Path, vectors: Float) -> None:
