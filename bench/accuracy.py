@@ -1,8 +1,8 @@
 """Every accuracy figure of packs side by side, with the goals: the bundled pack, the reference models, and others.
 
 Prints one table and writes it as Markdown, and all figures as JSON. The research data lie where KITH_DATA says, the
-reference models where KITH_REFERENCE says (default: a folder `shared` beside the checkout). What is absent is left out, and
-said.
+reference models where KITH_REFERENCE says (default: a folder `shared` beside the checkout). What is absent is left
+out, and said.
 
     python -m bench.accuracy [PACK ...] [--cache runs/cache]
 """

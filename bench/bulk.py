@@ -163,6 +163,8 @@ def uninterrupted(photos: Sequence[FolderPhoto], first: Sequence[FolderPhoto]) -
         finally:
             enough.set()
             asking.join()
+        # Before the second run: what was refused in the first is looked at again, among more people.
+        expected = kept(folder, people_of(first))
         say(f"{job.done / seconds:.1f} photos/s; once more, who is enrolled already")
         again, again_s = enrol(kith, first)
         gallery = kith.gallery(GALLERY)
@@ -179,7 +181,7 @@ def uninterrupted(photos: Sequence[FolderPhoto], first: Sequence[FolderPhoto]) -
             "search_ms_busy": latency(busy),
             "one_by_one_photos_per_second": one_by_one(kith, photos[:ONE_BY_ONE]),
         }
-        return figures, kept(folder, people_of(first))
+        return figures, expected
 
 
 def killed(photos: Sequence[FolderPhoto]) -> tuple[dict[str, Any], Any]:
