@@ -20,6 +20,7 @@ from models.gallery_risk import ImpostorEvidence
 from service.errors import StorageDamagedError, StorageError
 from service.gallery.database import Database
 from service.gallery.labels import labels_of
+from service.gallery.rows import highest
 from service.gallery.store import ROWS_AT_ONCE, VECTOR_TYPE
 from service.gallery.subjects import Gallery
 from service.gallery.tables import (
@@ -395,32 +396,21 @@ def _highest(connection: Connection) -> dict[sa.Table, int]:
     }
 
 
-def _given(connection: Connection, table: sa.Table) -> int:
-    """The last key that the database gave."""
-    if connection.dialect.name == "sqlite":
-        query = sa.text("SELECT seq FROM sqlite_sequence WHERE name = :table")
-        return connection.execute(query, {"table": table.name}).scalar() or 0
-    key = next(iter(table.primary_key)).name
-    sequence = connection.execute(sa.select(sa.func.pg_get_serial_sequence(table.name, key))).scalar_one()
-    row = connection.exec_driver_sql(f"SELECT last_value, is_called FROM {sequence}").one()  # noqa: S608
-    return int(row.last_value if row.is_called else row.last_value - 1)
-
-
 def _behind(connection: Connection) -> dict[sa.Table, int]:
     """Tables whose next key may be one that was given before, with the highest."""
-    return {table: highest for table, highest in _highest(connection).items() if _given(connection, table) < highest}
+    return {table: held for table, held in _highest(connection).items() if highest(connection, table) < held}
 
 
 def _count_on(connection: Connection) -> None:
-    for table, highest in _behind(connection).items():
-        values = {"table": table.name, "highest": highest}
+    for table, held in _behind(connection).items():
+        values = {"table": table.name, "highest": held}
         if connection.dialect.name == "sqlite":
             connection.execute(sa.text("DELETE FROM sqlite_sequence WHERE name = :table"), values)
             connection.execute(sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES (:table, :highest)"), values)
         else:
             key = next(iter(table.primary_key)).name
             sequence = sa.func.pg_get_serial_sequence(table.name, key)
-            connection.execute(sa.select(sa.func.setval(sequence, highest)))
+            connection.execute(sa.select(sa.func.setval(sequence, held)))
 
 
 PAGES: Final = DatabaseCheck(

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from models.runtime import Float
+from service.gallery.faiss_index import TRAIN_ON
 from service.gallery.index import Builder, IndexStats, Keys, Kind, Recall, StoppedError
 from service.gallery.index_choice import Choice, Failure, Sizes, choose
 from service.gallery.index_files import IndexFiles
@@ -21,7 +22,6 @@ from service.gallery.recall import expected, probes_of, recall_of, sample_of
 from service.gallery.segments import ROWS_AT_ONCE, ROWS_PICKED, Found, Rows, Segment, View
 from service.gallery.subjects import IndexSetting
 
-TRAIN_ON: Final = 50_000
 DEAD_SHARE: Final = 0.2
 """Of a segment: with more of its vectors removed it is made anew."""
 FEWEST_DEAD: Final = 64

@@ -22,6 +22,7 @@ from service.gallery.database import open_engine
 from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
 from tests.faults import LONG
 from tests.faults.judging import halves, operations_of, without_an_order
+from tests.faults.killing import pause
 from tests.faults.old_databases import DIMENSION, at_revision_0002, revision_of
 from tests.faults.servers import serving
 from tests.faults.tally import Tally
@@ -87,10 +88,6 @@ def _judge(url: str, gallery: str, histories: list[list[Any]]) -> None:
     with Node(url) as node:
         assert halves(histories, node.templates(gallery)) == []
     assert findings(url, gallery) == []
-
-
-def pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
 
 
 def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tally: Tally) -> None:
