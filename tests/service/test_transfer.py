@@ -592,14 +592,15 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     file, url = tmp_path / "file.parquet", f"sqlite:///{tmp_path / 'kith.db'}"
-    big_file(file, 60_000, 512)
+    big_file(file, 120_000, 512)
     Place(url, 512).store.close()
     command = [sys.executable, "-c", IMPORTER, url, str(file)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     counts, pages = zip(*(map(int, text.split()) for text in done.stdout.splitlines()), strict=True)
-    assert counts[-1] == 60_000
-    # By the third block all that is kept between blocks is there; 70 MB of the file are still to come.
-    assert (max(pages[3:]) - pages[2]) * resource.getpagesize() < 40_000_000
+    assert counts[-1] == 120_000
+    # What is kept between blocks is there by the third; what the allocators hold of each goes up and down by 60 MB. Of
+    # the file 220 MB are still to come.
+    assert (max(pages[3:]) - pages[2]) * resource.getpagesize() < 110_000_000
 
 
 # Over HTTP
