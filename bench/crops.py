@@ -19,7 +19,7 @@ from models.alignment import STANDARD, Alignment, align, similarity_transforms, 
 from models.detection import Detector
 from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from service import crops
 
 Photo = NDArray[np.uint8]
@@ -76,7 +76,7 @@ def main() -> None:
     paths = sorted((given.data / "lfw" / "images").rglob("*.jpg"))
     chosen = [paths[i] for i in np.random.default_rng(0).permutation(len(paths))[: given.photos]]
     detection = load_pack(BUNDLED).detection
-    detector = Detector(Network(detection.path), detection)
+    detector = Detector(OnnxNetwork(detection.path), detection)
     lines = ["# Kept crops", "", f"Cosine between a photo's vector and its kept crop's, {len(chosen)} photos of LFW."]
     photos = [opened(path, 1) for path in chosen]
     for name, alignment in (("standard", STANDARD), ("dlib-resnet", dlib_pack.alignment())):
@@ -88,7 +88,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     for directory in given.pack:
         pack = load_pack(directory)
-        recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+        recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
         for factor in (1, ENLARGED):
             photos = [opened(path, factor) for path in chosen[: len(chosen) // factor]]
             lines += ["", f"## {pack.model_id}, photos enlarged {factor} times ({len(photos)})", ""]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from bench.accuracy import RESULTS, ROOT, outside, say
 from models.alignment import align
+from models.network import Float
 from models.pack import BUNDLED, ModelPack, load_pack
-from models.runtime import Float
 from service.gallery.fusion import Fusion, scores, subject_vectors
 from training.evaluate import DOUBTFUL_STRANGERS, PARTS, Embedder, central_faces, files_of
 from training.metrics import Ints, fnir_at_fpir

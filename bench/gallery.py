@@ -31,8 +31,9 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from bench.accuracy import RESULTS
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float, available_cores
+from models.runtime import available_cores
 from service.gallery.database import Database, open_engine
 from service.gallery.faiss_index import api as faiss
 from service.gallery.faiss_index import builders

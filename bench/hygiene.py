@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from bench.accuracy import RESULTS, ROOT, outside, say
 from bench.quality import others_than_view1
+from models.network import Float
 from models.pack import BUNDLED, ModelPack, load_pack
 from models.risk import Calibration
-from models.runtime import Float
 from service.gallery.hygiene import Finding, Levels, inspect
 from service.gallery.subjects import Snapshot
 from training.calibrate import calibrate

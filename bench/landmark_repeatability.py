@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from models.detection import Detector
 from models.pack import BUNDLED, Normalisation, load_pack
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training.data.identities import read_rgb
 from training.detection.data import MIRRORED
 
@@ -64,7 +64,7 @@ def main() -> None:
         spec = replace(spec, path=options.detector)
     if options.yunet:
         spec = replace(spec, head="yunet", normalisation=Normalisation(0.0, 1.0, "BGR"))
-    detector = Detector(Network(spec.path), spec)
+    detector = Detector(OnnxNetwork(spec.path), spec)
 
     every = sorted(options.photos.glob("*/*.jpg"))
     files = every[:: max(1, len(every) // PHOTOS)][:PHOTOS]

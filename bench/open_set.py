@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from bench.accuracy import RESULTS, ROOT, outside, say
 from models.gallery_risk import GalleryRisk
+from models.network import Float
 from models.pack import BUNDLED, ModelPack, load_pack, replace_calibration
 from models.risk import Calibration, fmr_for_fpir
-from models.runtime import Float
 from service.client import Kith
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers

@@ -26,7 +26,7 @@ from bench.accuracy import RESULTS, ROOT, outside, say
 from models.alignment import align
 from models.pack import BUNDLED, ModelPack, RecognitionSpec, load_pack
 from models.quality import measure
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training import plots
 from training.evaluate import PARTS, Embedder, central_faces, files_of, people_of, read_pairs
 from training.metrics import Floats, Ints, bootstrap, error_versus_reject
@@ -136,7 +136,7 @@ def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> E
 def lengths(spec: RecognitionSpec, crops: Sequence[Image], cache: Path) -> Floats:
     """(n,) of embeddings as the network gives them, of RGB crops of its own size."""
     memory = Memory(cache / f"lengths-{spec.fingerprint()[:16]}.npz")
-    network = Network(spec.path)
+    network = OnnxNetwork(spec.path)
     keys = [digest(crop) for crop in crops]
     for key, crop in zip(keys, crops, strict=True):
         if key not in memory:

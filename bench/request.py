@@ -24,7 +24,7 @@ from models.alignment import align
 from models.detection import Detector
 from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
-from models.runtime import Network, available_cores
+from models.runtime import OnnxNetwork, available_cores
 from service.demo import package_file
 from service.imaging import ImageLimits, decode
 
@@ -48,8 +48,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     payload = package_file("insightface", "data", "images", "t1.jpg").read_bytes()
     pack = load_pack(BUNDLED)
-    detector = Detector(Network(pack.detection.path), pack.detection)
-    recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    detector = Detector(OnnxNetwork(pack.detection.path), pack.detection)
+    recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from insightface.app import FaceAnalysis

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bench.accuracy import RESULTS, ROOT, outside, say
 from models.pack import BUNDLED, ModelPack, load_pack
 from models.recognition import Recogniser
-from models.runtime import Network, available_cores
+from models.runtime import OnnxNetwork, available_cores
 from training.config import DataConfig
 from training.data.identities import list_identities
 from training.evaluate import Embedder, files_of, read_pairs, verify
@@ -104,7 +104,7 @@ def by_turns(
 ) -> dict[str, dict[str, float]]:
     """Crops/s of each, and the ratio of its speed to the shipped one's in the same round; one round warms up."""
     recognisers = {
-        name: Recogniser(Network(pack.recognition.path, threads=threads), pack.recognition)
+        name: Recogniser(OnnxNetwork(pack.recognition.path, threads=threads), pack.recognition)
         for name, pack in variants.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -143,7 +143,7 @@ def accuracy(pack: ModelPack, lfw: Path, cache: Path) -> dict[str, Any]:
 
 def agreement(variants: Mapping[str, ModelPack], crops: NDArray[np.uint8]) -> dict[str, float]:
     vectors = {
-        name: Recogniser(Network(pack.recognition.path), pack.recognition).embed(crops).astype(np.float64)
+        name: Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition).embed(crops).astype(np.float64)
         for name, pack in variants.items()
     }
     return {name: float(np.einsum("nd,nd->n", own, vectors["fp32"]).min()) for name, own in vectors.items()}

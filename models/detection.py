@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import PackError
+from models.network import Float, Network
 from models.pack import DetectionSpec, HeadKind, Normalisation
-from models.runtime import Float, Network, bucket
+from models.runtime import bucket
 
 CANVAS_BUCKETS_PX: Final = (256, 384, 512, 640)
 DEFAULT_SCORE: Final = 0.5

@@ -23,7 +23,7 @@ from models.errors import LicenceNotAcceptedError, ModelError, PackError
 from models.pack import BUNDLED, load_pack, sha256_of
 from models.package_index import find_file
 from models.recognition import Recogniser
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 
 RECORD: Final = "kith-pull.json"
 """Beside a pulled pack's files: what was fetched, from where, and every file's sha256."""
@@ -213,8 +213,8 @@ def _try(directory: Path, provider: str | None = None) -> str:
     pack.verify()
     # Noise: some networks give a zero vector for an even grey, which has no direction.
     noise = np.random.default_rng(0).integers(0, 256, (256, 320, 3), dtype=np.uint8)
-    Detector(Network(pack.detection.path, provider), pack.detection).detect([noise])
-    recogniser = Recogniser(Network(pack.recognition.path, provider), pack.recognition)
+    Detector(OnnxNetwork(pack.detection.path, provider), pack.detection).detect([noise])
+    recogniser = Recogniser(OnnxNetwork(pack.recognition.path, provider), pack.recognition)
     side = recogniser.alignment.size_px
     recogniser.embed(np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8))
     return f"both ran; embeddings have {recogniser.dimension} dimensions"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import PackError
+from models.network import Float, Network
 from models.pack import RecognitionSpec
-from models.runtime import Float, Network
 
 
 def unit(vectors: NDArray[np.floating]) -> Float:

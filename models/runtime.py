@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.errors import RuntimeUnavailableError
+from models.network import Float
 
 # Read when the library is imported: without it onnxruntime 1.31 writes a device id and an event database under the
 # home directory, which a face service must not.
@@ -25,7 +25,6 @@ try:
 except ImportError:
     onnxruntime = None  # said by _runtime when it is needed: the doctor must be able to start without it
 
-Float = NDArray[np.float32]
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
 PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
@@ -74,7 +73,7 @@ def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
     return next((b for b in buckets if b >= count), buckets[-1])
 
 
-class Network:
+class OnnxNetwork:
     """One ONNX network on one execution provider, run in fixed batch sizes.
 
     Varying batch shapes are what makes a runtime's memory grow, so a batch is filled up to the next bucket with

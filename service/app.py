@@ -14,10 +14,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
+from models.engines import Wish, open_network
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
-from models.runtime import BATCH_BUCKETS, Network, available_cores
+from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
     enrolments,
     faces,
@@ -72,7 +73,8 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        detection = Network(pack.detection.path, settings.provider, settings.threads)
+        wish = Wish(settings.provider, settings.threads)
+        detection = open_network(pack.detection, wish)
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
@@ -92,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
-                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, settings)) for p in packs])
+                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, wish, settings)) for p in packs])
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -167,8 +169,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, settings: Settings) -> AsyncIterator[Served]:
-    network = Network(pack.recognition.path, settings.provider, settings.threads)
+async def _serve(pack: ModelPack, wish: Wish, settings: Settings) -> AsyncIterator[Served]:
+    network = open_network(pack.recognition, wish)
     recogniser = Recogniser(network, pack.recognition)
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:

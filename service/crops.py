@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.alignment import POINTS
-from models.runtime import Float
+from models.network import Float
 from service.gallery.subjects import Crop
 
 GROWTH: Final = 0.5

@@ -12,7 +12,7 @@ import numpy as np
 
 from models.errors import ModelError, RuntimeUnavailableError
 from models.pack import load_pack
-from models.runtime import Network, available_cores, available_providers, runtime_version
+from models.runtime import OnnxNetwork, available_cores, available_providers, runtime_version
 from service.settings import Settings
 
 Verdict = Literal["ok", "warning", "error"]
@@ -86,7 +86,7 @@ def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> lis
 
 
 def _run(path: Path, provider: str | None, side_px: int) -> list[Finding]:
-    network = Network(path, provider)
+    network = OnnxNetwork(path, provider)
     shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
     placed = network.placement(np.zeros(shape, np.float32))
     detail = ", ".join(f"{count} nodes on {name}" for name, count in sorted(placed.items()))

@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.decision import RiskTarget, thresholds_for
 from service.errors import (
     DuplicateSubjectError,

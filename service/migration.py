@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.alignment import align
-from models.runtime import Float
+from models.network import Float
 from service import crops
 from service.errors import GalleryMovedError, ImageDamagedError
 from service.gallery.generations import DROP, FILL, Generations

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from models import quality
 from models.alignment import STANDARD, Alignment, align
 from models.detection import Faces
+from models.network import Float
 from models.quality import Quality
-from models.runtime import Float
 from service import crops
 from service.batching import Batcher
 from service.catching_up import CatchingUp

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from models.network import Float, Network
 from models.pack import ModelPack, load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
-from models.runtime import Float, Network
 from service.batching import Batcher
 from service.errors import ModelNotServedError, RecogniserMismatchError, SettingsError
 from service.gallery.subjects import Gallery

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.decision import Decision, RiskTarget
 from service.errors import GalleryMovedError, KithError
 from service.gallery.generations import Disagreement, Generations

@@ -19,7 +19,7 @@ from models.detection import Detector
 from models.pack import BUNDLED, ModelPack, load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration, histogram
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from models.tails import fit_tail
 from service.client import Kith
 from service.demo import package_file
@@ -113,12 +113,12 @@ def pack() -> ModelPack:
 
 @pytest.fixture(scope="session")
 def detector(pack: ModelPack) -> Detector:
-    return Detector(Network(pack.detection.path), pack.detection)
+    return Detector(OnnxNetwork(pack.detection.path), pack.detection)
 
 
 @pytest.fixture(scope="session")
 def recogniser(pack: ModelPack) -> Recogniser:
-    return Recogniser(Network(pack.recognition.path), pack.recognition)
+    return Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
 from service.gallery.fusion import Fusion

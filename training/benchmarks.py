@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from models.alignment import STANDARD, Alignment
 from models.detection import Detector
+from models.network import Float
 from models.pack import DetectionSpec, sha256_of
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from training.config import ConfigError
 from training.data.cache import new_crops
 from training.data.identities import IdentitySet
@@ -103,7 +104,7 @@ def load_lfw_crops(
     key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     cache, found_file = cache_dir / f"lfw-{key}.npy", cache_dir / f"lfw-found-{key}.npy"
     if not (cache.exists() and found_file.exists()):
-        _build_cache(Detector(Network(detection.path), detection, min_score), paths, alignment, cache, found_file)
+        _build_cache(Detector(OnnxNetwork(detection.path), detection, min_score), paths, alignment, cache, found_file)
     return LfwCrops(root, parts, files, np.load(cache, mmap_mode="r"), np.load(found_file))
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from models.network import Float
 from models.risk import BIN_COUNT, EDGES, MIN_SUPPORT, Calibration, bins, histogram
-from models.runtime import Float
 from models.tails import Tail, fit_tail
 
 TAIL_QUANTILE = 0.999

@@ -17,7 +17,7 @@ from rich.table import Table
 from models.detection import Detector
 from models.errors import ModelError
 from models.pack import BUNDLED, load_pack
-from models.runtime import Network, available_cores
+from models.runtime import OnnxNetwork, available_cores
 from training import distributed, figures
 from training.calibrate import described
 from training.config import ConfigError, DataConfig, RunConfig
@@ -132,7 +132,7 @@ def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> N
     detector = None
     if align_with is not None:
         spec = load_pack(align_with).detection
-        detector = Detector(Network(spec.path), spec)
+        detector = Detector(OnnxNetwork(spec.path), spec)
     with distributed.session():
         checkpoint: Checkpoint = train_recogniser(config, detector)
         if distributed.rank() == 0:
@@ -335,7 +335,7 @@ def evaluate(
             write_pack_report(report, load_pack(what), data / "lfw", cache)
     if bins or ijb or probes:
         spec = load_pack(pack if is_run else what).detection
-        detector = Detector(Network(spec.path), spec)
+        detector = Detector(OnnxNetwork(spec.path), spec)
         figures += judge_others(*embed_of(what), detector, cache, bins or (), ijb, probes, distractors)
     _print(figures)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from models.alignment import STANDARD, Alignment, recut
 from models.errors import ModelError
 from models.pack import Normalisation, load_pack
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig
@@ -60,7 +60,7 @@ def _torch_teacher(backbone: nn.Module) -> Teacher:
 
 def _onnx_teacher(path: Path, normalisation: Normalisation, alignment: Alignment) -> Teacher:
     """By torch where it knows the operators, in bfloat16 where that is native; else by onnxruntime."""
-    network = Network(path)  # also says what is wrong with a file that is no network
+    network = OnnxNetwork(path)  # also says what is wrong with a file that is no network
     try:
         program = OnnxProgram(path)
         program(torch.zeros(1, 3, alignment.size_px, alignment.size_px))

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 from models.alignment import CROP_SIZE_PX, Alignment, align, recut
 from models.detection import Detector
+from models.network import Float
 from models.pack import ModelPack
 from models.quality import Quality, measure
 from models.recognition import Recogniser
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from training.breakdown import Split, WorstPairs, splits, worst_pairs
 from training.config import ConfigError
 from training.data.identities import IdentityList, in_threads, read_rgb
@@ -104,8 +105,8 @@ class Embedder:
         self.detector: Detector
         self.recogniser: Recogniser
         if cache_dir is None:
-            self.detector = Detector(Network(pack.detection.path), pack.detection, min_score)
-            self.recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+            self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
+            self.recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
         else:
             self.detector = RememberingDetector(pack.detection, cache_dir, min_score)
             self.recogniser = RememberingRecogniser(pack.recognition, cache_dir)

@@ -16,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.export import Dim
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from training.detection.network import STRIDES, FaceDetector
 from training.quantisation import quantise
 
@@ -73,10 +74,10 @@ def export_recogniser(
     exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".stored.onnx")
     try:
         _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
-        worst = _check_cosine(expected, Network(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
+        worst = _check_cosine(expected, OnnxNetwork(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
         store(exact, stored, metadata, halved=precision == "fp16")
         if precision == "fp16":
-            worst = _check_cosine(expected, Network(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
+            worst = _check_cosine(expected, OnnxNetwork(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
         stored.replace(path)
         return worst
     finally:
@@ -107,10 +108,10 @@ def export_int8(
         export_recogniser(backbone, crops_BCHW, exact, metadata, "fp32")
         quantise(exact, small, calibration_BCHW.numpy())
         store(small, small, metadata, halved=False)
-        before, after = (accuracy(_embed(Network(file))) for file in (exact, small))
+        before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
         if before - after > MAX_INT8_LOSS:
             raise ParityError(f"int8 has accuracy {after:.2%}, fp32 {before:.2%}: more than {MAX_INT8_LOSS:.1%} lost")
-        expected, actual = (Network(file).run(crops_BCHW.numpy())[0] for file in (exact, small))
+        expected, actual = (OnnxNetwork(file).run(crops_BCHW.numpy())[0] for file in (exact, small))
         worst = _check_cosine(expected, actual, -1.0, "int8")
         small.replace(path)
         return worst
@@ -119,7 +120,7 @@ def export_int8(
         small.unlink(missing_ok=True)
 
 
-def _embed(network: Network) -> Embed:
+def _embed(network: OnnxNetwork) -> Embed:
     def embed(crops: NDArray[np.uint8]) -> Float:
         batch = (crops.transpose(0, 3, 1, 2).astype(np.float32) - 127.5) / 127.5
         return unit(network.run(batch)[0])
@@ -144,7 +145,7 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
         example = torch.zeros(2, 3, 256, 320)
         _export(model, example, exact, names, ({0: Dim("batch", min=1, max=512), 2: 32 * height, 3: 32 * width},))
         store(exact, stored, metadata)
-        shift = _check_detections(expected, Network(stored).run(photos_BCHW.numpy()))
+        shift = _check_detections(expected, OnnxNetwork(stored).run(photos_BCHW.numpy()))
         stored.replace(path)
         return shift
     finally:

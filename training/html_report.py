@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from models.detection import DEFAULT_SCORE
 from models.pack import ModelPack
 from models.recognition import Recogniser
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training import plots
 from training.benchmarks import Embed, Judgement, LfwCrops, embed_lfw, judge_embeddings, load_lfw_crops
 from training.evaluate import Embeddings, read_open_set, read_pairs
@@ -79,7 +79,7 @@ def write_pack_report(
     crops = load_lfw_crops(
         lfw, pack.detection, cache_dir, min_score=DEFAULT_SCORE, alignment=pack.recognition.alignment
     )
-    recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
     evidence = gather(recogniser.embed, crops)
     write_report(path, f"{pack.display_name} ({pack.model_id})", about, lfw=evidence)
     return evidence.judgement

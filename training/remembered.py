@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.detection import DEFAULT_SCORE, Detector, Faces
+from models.network import Float
 from models.pack import DetectionSpec, RecognitionSpec, sha256_of
 from models.recognition import Recogniser
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 
 VERSION = 1
 """Of how networks are fed and their outputs are read; a new one makes everything forgotten."""
@@ -70,7 +71,7 @@ class RememberingDetector(Detector):
     """A pack's detector that keeps the faces of every photo it has seen in ``cache_dir``."""
 
     def __init__(self, spec: DetectionSpec, cache_dir: Path, min_score: float = DEFAULT_SCORE) -> None:
-        super().__init__(Network(spec.path), spec, min_score)
+        super().__init__(OnnxNetwork(spec.path), spec, min_score)
         text = f"{VERSION} {sha256_of(spec.path)} {spec.normalisation} {spec.head}"
         self.memory = Memory(cache_dir / f"faces-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz")
 
@@ -91,7 +92,7 @@ class RememberingRecogniser(Recogniser):
     """A pack's recogniser that keeps the vector of every crop it has seen in ``cache_dir``."""
 
     def __init__(self, spec: RecognitionSpec, cache_dir: Path) -> None:
-        super().__init__(Network(spec.path), spec)
+        super().__init__(OnnxNetwork(spec.path), spec)
         self.memory = Memory(cache_dir / f"vectors-{VERSION}-{self.fingerprint[:16]}.npz")
 
     def embed(self, crops: NDArray[np.uint8]) -> Float:

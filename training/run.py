@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from models.alignment import STANDARD, Alignment, align, recut
 from models.detection import Canvas, Detector, lay_out
 from models.errors import PackError
+from models.network import Float
 from models.pack import (
     DetectionSpec,
     ModelPack,
@@ -29,7 +30,7 @@ from models.pack import (
     write_pack,
 )
 from models.recognition import Recogniser, unit
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from training import distributed, plots
 from training.backbones import build_backbone
 from training.benchmarks import (
@@ -144,7 +145,7 @@ def embed_of(what: Path) -> tuple[Embed, Alignment]:
     if (what / CONFIG).is_file():
         return embedder(load_run(what)[1]), STANDARD
     spec = load_pack(what).recognition
-    return Recogniser(Network(spec.path), spec).embed, spec.alignment
+    return Recogniser(OnnxNetwork(spec.path), spec).embed, spec.alignment
 
 
 def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
@@ -325,7 +326,7 @@ def make_pack(
         detector_provenance = _export_detector(detector, data, detector_file, name, normalisation)
 
     spec = DetectionSpec(detector_file, None, normalisation, "scrfd", "insightface-scrfd-1")
-    finder = Detector(Network(detector_file), spec)
+    finder = Detector(OnnxNetwork(detector_file), spec)
     view1 = load_lfw_crops(data / "lfw", spec, recogniser.parent / "cache", VIEW1) if precision == "int8" else None
     cosine = _write_recogniser(config, backbone, _lfw_crops(finder, data / "lfw"), recogniser_file, precision, view1)
 

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 
 from fastapi import Depends, Request
 
-from models.runtime import Network
+from models.network import Network
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.follower import Followers

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from fastapi import APIRouter, Request
 
+from models.network import Float
 from models.quality import QualityGate
-from models.runtime import Float
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS, body_of
 from service.api.problems import problem

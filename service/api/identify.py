@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
+from models.network import Float
 from models.quality import QualityGate
-from models.runtime import Float
 from service.api.context import Context, Kith
 from service.api.faces import face_out, gather_photos, risk_out, without_vector
 from service.api.galleries import GalleryPath

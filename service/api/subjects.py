@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from models.runtime import Float
+from models.network import Float
 from service.api.context import Context, Kith
 from service.api.faces import face_out, gather_photos, without_vector
 from service.api.galleries import Cursor, GalleryPath, Limit

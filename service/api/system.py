@@ -8,7 +8,7 @@ from importlib.metadata import version
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
-from models.runtime import Network
+from models.network import Network
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut

@@ -12,7 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import GalleryNotFoundError, TemplateConflictError
 from service.gallery import rows
 from service.gallery.database import Database

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.gallery_risk import ImpostorEvidence
+from models.network import Float
 from models.risk import BIN_COUNT, EDGES, above, bins
-from models.runtime import Float
 from service.gallery.fusion import Fusion, scores, subject_vectors
 from service.gallery.subjects import Snapshot
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import SettingsError
 from service.gallery.index import Builder, Keys, Kind, StoppedError
 

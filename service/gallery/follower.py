@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from models.runtime import Float
+from models.network import Float
 from service.gallery.index import IndexStats, Keys
 from service.gallery.subjects import Gallery, GallerySettings, Hit
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runtime import Float
+from models.network import Float
 
 Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
 OneVector = Literal["centroid", "quality_weighted"]

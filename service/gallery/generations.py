@@ -16,7 +16,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from models.runtime import Float
+from models.network import Float
 from service.decision import RiskTarget
 from service.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
 from service.gallery.database import Database

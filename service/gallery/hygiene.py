@@ -21,8 +21,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.network import Float
 from models.risk import Calibration
-from models.runtime import Float
 from service.gallery.subjects import Snapshot
 
 HygieneKind = Literal["duplicate_subjects", "mislabelled_template", "inconsistent_subject", "lookalikes"]

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runtime import Float
+from models.network import Float
 from service.gallery.subjects import Gallery
 
 Keys = NDArray[np.int64]

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runtime import Float
+from models.network import Float
 from service.files import replacing
 from service.gallery.faiss_index import Graph
 from service.gallery.index import Keys

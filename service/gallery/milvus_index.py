@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import IndexUnavailableError
 
 # What fails is raised, and reported once by whoever catches it; the library would print each failure's traceback.

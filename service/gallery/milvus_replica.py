@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import GalleryNotFoundError, IndexUnavailableError, KithError
 from service.gallery.fusion import TOP_K, Fusion, scores, subject_vectors
 from service.gallery.index import IndexStats, Keys

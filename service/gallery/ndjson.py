@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.transfer import VECTOR_TYPE, Header, Items, microseconds, moment, rows_in_block
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery.index import Recall
 from service.gallery.segments import ROWS_PICKED, View
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.gallery.faiss_index import builders, use_one_thread
 from service.gallery.follower import Replica

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from models.runtime import Float
+from models.network import Float
 from service.gallery.faiss_index import TRAIN_ON
 from service.gallery.index import Builder, IndexStats, Keys, Kind, Recall, StoppedError
 from service.gallery.index_choice import Choice, Failure, Sizes, choose

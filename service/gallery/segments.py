@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runtime import Float
+from models.network import Float
 from service.gallery.faiss_index import exact, similarities_at
 from service.gallery.index import Keys, Structure
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
+from models.network import Float
 from models.quality import QualityGate
-from models.runtime import Float
 from service.decision import RiskTarget
 from service.errors import (
     GalleryExistsError,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.gallery_risk import ImpostorEvidence
+from models.network import Float
 from models.quality import QualityGate
-from models.runtime import Float
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 import orjson
 
-from models.runtime import Float
+from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 
 VERSION: Final = 1

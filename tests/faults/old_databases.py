@@ -11,8 +11,8 @@ import alembic.config
 import numpy as np
 import sqlalchemy as sa
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery.database import MIGRATIONS
 
 DIMENSION = 32

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from models.alignment import align
 from models.detection import Detector
+from models.network import Float
 from models.pack import ModelPack
 from models.recognition import Recogniser
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from service import crops
 from service.api.migration_schemas import MigrationOut
 from service.client import Kith, KithClientError
@@ -57,7 +58,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def theirs(second: ModelPack) -> Recogniser:
-    return Recogniser(Network(second.recognition.path), second.recognition)
+    return Recogniser(OnnxNetwork(second.recognition.path), second.recognition)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.client import Kith
 from service.gallery.fusion import Fusion
 from service.gallery.labels import labels_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.client import KithClientError
 from service.gallery.check import open_check
 from tests.faults import LONG

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from models.alignment import CROP_SIZE_PX, TEMPLATE_XY
+from models.network import Float
 from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from service import crops
 from service.batching import Batcher
 from service.gallery.database import Database, open_engine
@@ -65,7 +66,7 @@ class Place:
         served = []
         for directory in (BUNDLED, also):
             pack = load_pack(directory)
-            network = Network(pack.recognition.path, threads=1)
+            network = OnnxNetwork(pack.recognition.path, threads=1)
             recogniser = Recogniser(network, pack.recognition)
             batcher = Batcher("recogniser", recogniser.embed_each, 16, 64)
             served.append(Served(pack, network, recogniser, None, batcher))

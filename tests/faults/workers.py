@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 import sqlalchemy as sa
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.errors import KithError, StorageError
 from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers

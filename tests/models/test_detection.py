@@ -16,7 +16,7 @@ from PIL import Image
 from models.detection import Detector, Faces, SCRFDHead, YuNetHead, choose_canvas, suppress
 from models.errors import PackError
 from models.pack import Normalisation, load_pack
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from tests.conftest import photo_array
 
 
@@ -127,7 +127,7 @@ def test_yunet_finds_lfw_faces_where_its_own_reference_does(reference: Path, dat
         head="yunet",
         normalisation=Normalisation(0.0, 1.0, "BGR"),
     )
-    yunet = Detector(Network(spec.path), spec)
+    yunet = Detector(OnnxNetwork(spec.path), spec)
     with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))[::1500]
     for row in rows:

@@ -23,7 +23,7 @@ from models.detection import Detector
 from models.dlib_resnet import DIMENSION, SIDE_PX, DlibFormatError, to_onnx
 from models.pack import ModelPack, sha256_of
 from models.recognition import Recogniser, unit
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 
 MEAN = (122.782, 117.001, 104.298)
 Floats = NDArray[np.float32]
@@ -144,7 +144,7 @@ def test_a_small_network_computes_the_same(rng: np.random.Generator, photos: Flo
     # More channels, fewer pixels, and both at once, on either side of a sum.
     writer = small_network(rng, photos, [(3, False), (5, True), (5, False), (4, False), (6, True)])
     onnx.save(to_onnx(writer.content()), str(tmp_path / "small.onnx"))
-    network = Network(tmp_path / "small.onnx")
+    network = OnnxNetwork(tmp_path / "small.onnx")
     assert network.input_shape[1:] == (3, SIDE_PX, SIDE_PX)
     (found,) = network.run(photos)
     expected = writer.value.numpy()
@@ -215,7 +215,7 @@ def test_embeddings_are_dlibs(
         for photo in (group, astronaut, np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 4), np.uint8))
         for chip in align(photo, detector.detect([photo])[0].landmarks_xy, dlib_pack.alignment())
     ]
-    ours = Network(tmp_path / "dlib.onnx").run(np.stack(chips).transpose(0, 3, 1, 2).astype(np.float32))[0]
+    ours = OnnxNetwork(tmp_path / "dlib.onnx").run(np.stack(chips).transpose(0, 3, 1, 2).astype(np.float32))[0]
     expected = np.array([np.array(theirs.compute_face_descriptor(np.ascontiguousarray(chip))) for chip in chips])
     assert len(chips) >= 8
     cosines = (unit(ours).astype(np.float64) * unit(expected)).sum(1)
@@ -232,7 +232,7 @@ def test_the_pack_tells_people_apart(
 ) -> None:
     source = {"from": "here", "file": dlib_file.name, "sha256": "", "licence": "CC0-1.0"}
     pack = dlib_pack.build(tmp_path, dlib_file.read_bytes(), source)
-    recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
     crops = []
     for photo in (astronaut, (astronaut[:, ::-1] * 0.7).astype(np.uint8), actor):
         (faces,) = detector.detect([photo])

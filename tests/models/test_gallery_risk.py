@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.gallery_risk import GalleryRisk, ImpostorEvidence
+from models.network import Float
 from models.recognition import unit
 from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir, fpir_from_fmr
-from models.runtime import Float
 from training.calibrate import calibrate
 
 

@@ -16,7 +16,7 @@ from models.alignment import align
 from models.detection import Detector
 from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -50,8 +50,8 @@ def test_same_boxes_and_embeddings(
     # InsightFace enlarges small photos to the detector's size, so the photo here has at least that.
     photo = group if name == "group" else np.asarray(cv2.resize(astronaut, (1280, 1280)), np.uint8)
     pack = load_pack(directory)
-    detector = Detector(Network(pack.detection.path), pack.detection, buckets=(DETECTION_SIDE_PX,))
-    recogniser = Recogniser(Network(pack.recognition.path), pack.recognition)
+    detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, buckets=(DETECTION_SIDE_PX,))
+    recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
     (faces,) = detector.detect([photo])
     vectors = recogniser.embed(align(photo, faces.landmarks_xy))
     expected = theirs(directory, photo)
@@ -67,7 +67,7 @@ def test_same_crop_same_embedding(directory: Path, astronaut: NDArray[np.uint8],
     (faces,) = detector.detect([astronaut])
     crops = align(astronaut, faces.landmarks_xy[:1])
     pack = load_pack(directory)
-    (ours,) = Recogniser(Network(pack.recognition.path), pack.recognition).embed(crops)
+    (ours,) = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition).embed(crops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from models.errors import PackError
+from models.network import Float
 from models.pack import ModelPack
 from models.recognition import unit
 from models.risk import (
@@ -21,7 +22,6 @@ from models.risk import (
     fmr_for_fpir,
     fpir_from_fmr,
 )
-from models.runtime import Float
 from models.tails import Tail, fit_tail
 from training.calibrate import calibrate
 

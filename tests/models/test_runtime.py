@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, save
 
 from models.errors import RuntimeUnavailableError
 from models.pack import BUNDLED, ModelPack
-from models.runtime import BATCH_BUCKETS, Network, available_cores, bucket
+from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, bucket
 
 
 def test_buckets() -> None:
@@ -21,7 +21,7 @@ def test_buckets() -> None:
 
 
 def test_any_batch_size_gives_every_row(pack: ModelPack, rng: np.random.Generator) -> None:
-    network = Network(pack.recognition.path)
+    network = OnnxNetwork(pack.recognition.path)
     crops = rng.standard_normal((BATCH_BUCKETS[-1] + 5, 3, 112, 112)).astype(np.float32)
     whole = network.run(crops)[0]
     assert whole.shape[0] == len(crops)
@@ -30,20 +30,20 @@ def test_any_batch_size_gives_every_row(pack: ModelPack, rng: np.random.Generato
 
 
 def test_says_which_provider_ran_the_nodes(pack: ModelPack) -> None:
-    placed = Network(pack.recognition.path).placement(np.zeros((1, 3, 112, 112), np.float32))
+    placed = OnnxNetwork(pack.recognition.path).placement(np.zeros((1, 3, 112, 112), np.float32))
     assert set(placed) <= {"CPUExecutionProvider", "CUDAExecutionProvider"}
     assert sum(placed.values()) > 10
 
 
 def test_a_provider_that_is_absent_is_not_silently_replaced(pack: ModelPack) -> None:
     with pytest.raises(RuntimeUnavailableError, match="OtherExecutionProvider"):
-        Network(pack.recognition.path, "OtherExecutionProvider")
+        OnnxNetwork(pack.recognition.path, "OtherExecutionProvider")
 
 
 def test_a_file_that_is_no_network(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
     with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
-        Network(tmp_path / "x.onnx")
+        OnnxNetwork(tmp_path / "x.onnx")
 
 
 def test_cores_are_those_this_process_may_use() -> None:
@@ -59,8 +59,8 @@ def test_cores_are_those_this_process_may_use() -> None:
 def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
     """onnxruntime 1.31 writes a device id and an event database there unless it is told not to."""
     script = (
-        "import numpy as np\nfrom pathlib import Path\nfrom models.runtime import Network\n"
-        f"Network(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
+        "import numpy as np\nfrom pathlib import Path\nfrom models.runtime import OnnxNetwork\n"
+        f"OnnxNetwork(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}
     environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -80,5 +80,5 @@ def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.ran
     )
     save(model, str(tmp_path / "flat.onnx"))
     photos = rng.random((2, 3, 2, 2)).astype(np.float32)
-    first, _ = Network(tmp_path / "flat.onnx").run(photos)
+    first, _ = OnnxNetwork(tmp_path / "flat.onnx").run(photos)
     assert np.array_equal(first.reshape(2, 12), photos.reshape(2, 12))

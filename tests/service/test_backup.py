@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.cli import app
 from service.errors import BackupError
 from service.gallery.backup import TABLES, back_up, read_manifest, restore

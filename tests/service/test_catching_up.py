@@ -15,8 +15,8 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.catching_up import LOADING, CatchingUp
 from service.errors import StorageError
 from service.gallery.follower import Follower

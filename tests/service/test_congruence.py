@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery.fusion import Fusion
 from service.gallery.milvus_index import IndexKind
 from service.gallery.subjects import GallerySettings, NewTemplate

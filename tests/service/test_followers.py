@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.client import Kith
 from service.errors import GalleryNotFoundError, StorageError
 from service.gallery import replicas

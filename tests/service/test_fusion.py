@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery.fusion import (
     ONE_VECTOR,
     TEMPLATES_AT_ONCE,

@@ -19,8 +19,8 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.errors import (
     GalleryExistsError,
     GalleryNotFoundError,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.decision import RiskTarget
 from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
 from service.gallery.database import Database, open_engine

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from models.network import Float
 from models.risk import Calibration
-from models.runtime import Float
 from service.cli import app
 from service.client import Kith
 from service.gallery.hygiene import Finding, Levels, inspect

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.errors import SettingsError
 from service.gallery import segmented
 from service.gallery.faiss_index import api, builders, exact

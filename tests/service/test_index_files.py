@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.gallery import segmented
 from service.gallery.faiss_index import Graphs, builders
 from service.gallery.index import Kind

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
+from models.network import Float
 from models.pack import BUNDLED, ModelPack, load_pack
 from models.recognition import Recogniser
-from models.runtime import Float
 from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError

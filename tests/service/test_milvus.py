@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.gallery.check import open_check
 from service.gallery.database import Database, open_engine

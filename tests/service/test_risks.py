@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from models.gallery_risk import GalleryRisk
+from models.network import Float
 from models.pack import ModelPack
 from models.recognition import unit
 from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
-from models.runtime import Float
 from service.client import Kith, KithClientError
 from service.gallery import risks as risks_module
 from service.gallery.database import Database, open_engine

@@ -33,8 +33,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from models.network import Float
 from models.recognition import unit
-from models.runtime import Float
 from service.api.schemas import GallerySettingsIn
 from service.cli import app
 from service.client import Kith, KithClientError

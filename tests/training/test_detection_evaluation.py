@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.detection import Detector, Faces
 from models.pack import ModelPack
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training.detection.data import AnnotatedPhoto
 from training.detection.evaluation import (
     EVERY_UPSIDE_DOWN,
@@ -116,7 +116,7 @@ def test_sizes_and_false_alarms(detector: Detector, pack: ModelPack, listed: Pat
     assert list(sizes) == [str(size) for size in FACE_SIZES_PX]
     assert sizes["128"] == sizes["256"] == 1
     assert max(FACE_SIZES_PX) <= SIZED_CANVAS_PX
-    never, always = (Detector(Network(pack.detection.path), pack.detection, score) for score in (1.0, 1e-4))
+    never, always = (Detector(OnnxNetwork(pack.detection.path), pack.detection, score) for score in (1.0, 1e-4))
     assert evaluate_false_alarms(never, listed, listed.parent, made=2).noise == 0
     everywhere = evaluate_false_alarms(always, listed, listed.parent, made=2)
     assert (everywhere.upside_down, everywhere.upside_down_photos) == (1, 1)

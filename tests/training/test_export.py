@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.pack import ModelPack
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training.backbones import ThinIResNet
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, assign, box_overlap
@@ -26,7 +26,7 @@ def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random
     worst = export_recogniser(backbone, crops, tmp_path / "r.onnx", {})
     assert worst >= 0.999
     assert (tmp_path / "r.onnx").stat().st_size < 4_000_000
-    network = Network(tmp_path / "r.onnx")
+    network = OnnxNetwork(tmp_path / "r.onnx")
     assert network.output_names == ["embedding"]
     with torch.no_grad():
         expected = backbone.eval()(crops).numpy()
@@ -40,7 +40,7 @@ def test_widened_weights_compute_the_same(pack: ModelPack, tmp_path: Path, rng: 
     assert "Cast" not in {node.op_type for node in graph.node}
     assert (tmp_path / "wide.onnx").stat().st_size > 1.8 * pack.recognition.path.stat().st_size
     crops = rng.normal(size=(3, 3, 112, 112)).astype(np.float32)
-    halved, wide = (Network(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
+    halved, wide = (OnnxNetwork(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
     assert wide == pytest.approx(halved, abs=1e-5)
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_written_where_onnx_disagrees(
 def test_a_detector_exports_with_free_sides(tmp_path: Path) -> None:
     torch.manual_seed(0)
     export_detector(FaceDetector((4, 4, 8, 8, 8), 8), torch.randn(2, 3, 96, 160), tmp_path / "d.onnx", {})
-    network = Network(tmp_path / "d.onnx")
+    network = OnnxNetwork(tmp_path / "d.onnx")
     for height, width in ((64, 64), (256, 320), (640, 640)):
         outputs = network.run(np.zeros((1, 3, height, width), np.float32))
         assert [o.shape for o in outputs[:3]] == [(1, height // s * (width // s) * 2, 1) for s in (8, 16, 32)]
@@ -124,5 +124,5 @@ def test_a_constant_is_taken_off_every_embedding(tmp_path: Path, rng: np.random.
     with torch.no_grad():
         plain = backbone(crops)
     np.testing.assert_allclose(
-        Network(tmp_path / "net.onnx").run(crops.numpy())[0], (plain - offset).numpy(), atol=1e-3
+        OnnxNetwork(tmp_path / "net.onnx").run(crops.numpy())[0], (plain - offset).numpy(), atol=1e-3
     )

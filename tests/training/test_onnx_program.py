@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from models.runtime import Network
+from models.runtime import OnnxNetwork
 from training.backbones import build_backbone
 from training.config import BackboneConfig
 from training.export import export_recogniser
@@ -32,7 +32,7 @@ def write(path: Path, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarr
 def check(path: Path, x: np.ndarray) -> None:
     with torch.no_grad():
         mine = OnnxProgram(path)(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(mine, Network(path).run(x)[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mine, OnnxNetwork(path).run(x)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["thin_iresnet", "mobilefacenet", "iresnet18"])
@@ -43,7 +43,7 @@ def test_exported_recognisers(name: str, tmp_path: Path, rng: np.random.Generato
     export_recogniser(backbone, torch.from_numpy(x), tmp_path / "net.onnx", {}, "fp32")
     with torch.no_grad():
         mine = OnnxProgram(tmp_path / "net.onnx")(torch.from_numpy(x))
-    wanted = torch.from_numpy(Network(tmp_path / "net.onnx").run(x)[0])
+    wanted = torch.from_numpy(OnnxNetwork(tmp_path / "net.onnx").run(x)[0])
     assert torch.nn.functional.cosine_similarity(mine, wanted).min() > 0.99999
 
 

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from models.alignment import align
 from models.detection import Detector
+from models.network import Float
 from models.pack import ModelPack
 from models.recognition import Recogniser
-from models.runtime import Float, Network
+from models.runtime import OnnxNetwork
 from training.remembered import Memory, RememberingDetector, RememberingRecogniser
 
 
-def refuse(self: Network, batch: Float) -> list[Float]:
+def refuse(self: OnnxNetwork, batch: Float) -> list[Float]:
     raise AssertionError("the network was asked again")
 
 
@@ -30,7 +31,7 @@ def test_faces_are_found_once(
     first.memory.save()
     again = RememberingDetector(pack.detection, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Network, "run", refuse)
+        patch.setattr(OnnxNetwork, "run", refuse)
         nothing, faces = again.detect([black, group])
         with pytest.raises(AssertionError, match="asked again"):
             again.detect([group[:, ::-1]])
@@ -61,7 +62,7 @@ def test_crops_are_embedded_once(
     first.memory.save()
     again = RememberingRecogniser(pack.recognition, tmp_path)
     assert again.embed(crops) == pytest.approx(recogniser.embed(crops), abs=1e-5)
-    monkeypatch.setattr(Network, "run", refuse)
+    monkeypatch.setattr(OnnxNetwork, "run", refuse)
     assert again.embed(crops[::-1]) == pytest.approx(recogniser_order(again, crops), abs=0)
     assert again.embed(crops[:0]).shape == (0, pack.recognition.dimension)
 

@@ -1,0 +1,27 @@
+"""What a runtime gives: a pack's network, opened, whatever runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+class Network(Protocol):
+    """One network, ready to run from one thread at a time."""
+
+    path: Path
+    input_shape: tuple[int | str | None, ...]
+    output_names: list[str]
+
+    @property
+    def providers(self) -> list[str]:
+        """What may run its nodes, first choice first."""
+
+    def run(self, batch: Float) -> list[Float]:
+        """Run ``batch`` (n, ...) and return every output with its rows in order: n of them, or where a network has no
+        batch axis in its outputs, those of each input one after the other."""
