@@ -78,7 +78,12 @@ async def gather_photos(images: list[bytes], stage: Callable[[bytes], Awaitable[
         except ImageError as error:
             return error
 
-    results = await asyncio.gather(*(guarded(payload) for payload in images))
+    tasks = [asyncio.create_task(guarded(payload)) for payload in images]
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # where one fails all, nobody wants the others
+            task.cancel()
     if len(results) == 1 and isinstance(results[0], ImageError):
         raise results[0]
     return results
