@@ -152,7 +152,8 @@ class CudaNetwork:
     def describe(self) -> str:
         """In words: where, in which numbers, in how many shapes."""
         graphs = ", CUDA graphs" if self.device.kind == "cuda" and self.numbers.graphs else ""
-        return f"on {self.providers[0]} {self.device.index} in {self.precision}{graphs}, {len(self._shapes)} shapes prepared"
+        where = f"{self.providers[0]} {self.device.index}"
+        return f"on {where} in {self.precision}{graphs}, {len(self._shapes)} shapes prepared"
 
     def _on_cpu(self) -> list[Float]:
         session = self._open(self.path, ["CPUExecutionProvider"])
