@@ -15,20 +15,20 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import simplejpeg
 
 from bench.accuracy import RESULTS, ROOT, outside, say
-from bench.load import BOUNDARY, HOST, Generator, Order, look_at
+from bench.load import HOST, Generator, Order, look_at
 from bench.machine import machine
 from bench.operations import work_of
 from bench.photos import gallery_of, groups, lfw_probes, people
 from bench.rates import bandwidth, core_ms, cores, matrix_rates
-from bench.serving import IDENTIFY, RESULT as SERVING, SETS
 from bench.servers import GALLERY, kith_server
+from bench.serving import IDENTIFY, SETS
+from bench.serving import RESULT as SERVING
 from models import quality
 from models.alignment import align
 from models.detection import Detector
@@ -216,13 +216,21 @@ def report(document: Mapping[str, Any], loaded: Mapping[str, float]) -> str:
     lines = ["# Floors", "", f"`python -m bench.floor` on {document['machine']}.", ""]
     lines += [f"Thousand million operations a second, by large products, all cores: {rates}.", ""]
     lines += [f"Thousand million bytes a second: {memory}.", ""]
-    lines += [f"Networks: detector {document['networks']['detector']}, recogniser {document['networks']['recogniser']}."]
+    lines += [
+        f"Networks: detector {document['networks']['detector']}, recogniser {document['networks']['recogniser']}."
+    ]
     for name, stages in document["stages"].items():
-        lines += ["", f"## {SETS[name].title}", "", "| Stage | Floor, core-ms | by | Measured | Gap |", "|---|---|---|---|---|"]
         lines += [
-            f"| {s['name']} | {s['floor_ms']:.3f} | {s['limit']} | {s['measured']['median']:.3f} "
-            f"({s['measured']['min']:.3f} to {s['measured']['max']:.3f}) | {s['measured']['median'] / s['floor_ms']:.1f} |"
-            for s in stages
+            "",
+            f"## {SETS[name].title}",
+            "",
+            "| Stage | Floor, core-ms | by | Measured | Gap |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {s['name']} | {s['floor_ms']:.3f} | {s['limit']} | {m['median']:.3f} "
+            f"({m['min']:.3f} to {m['max']:.3f}) | {m['median'] / s['floor_ms']:.1f} |"
+            for s, m in ((s, s["measured"]) for s in stages)
         ]
         floor = sum(s["floor_ms"] for s in stages)
         alone = sum(s["measured"]["median"] for s in stages)

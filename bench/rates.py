@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+from models.openvino_network import OpenVinoNetwork
 from onnx import TensorProto, helper, numpy_helper
 
 from models.engines import abilities
 from models.network import Network
-from models.openvino_network import OpenVinoNetwork
 from models.runtime import OnnxNetwork, available_cores
 
 SIDE: Final = 1024
