@@ -18,11 +18,15 @@ class Network(Protocol):
     """One network, ready to run from one thread at a time. ``why`` this engine and these numbers, in words."""
 
     path: Path
-    engine: Engine
-    precision: Precision
     why: str
     input_shape: tuple[int | str | None, ...]
     output_names: list[str]
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def precision(self) -> Precision: ...
 
     @property
     def providers(self) -> list[str]:

@@ -90,7 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
-                Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                Batcher("detector", detector.run, DETECTOR_BATCH, settings.queue_size) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
@@ -102,7 +102,8 @@ def create_app(settings: Settings) -> FastAPI:
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
-                    detect,
+                    detector,
+                    detecting,
                     followers,
                     catching_up,
                     risks,
