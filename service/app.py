@@ -74,7 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.provider, settings.threads)
+        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
         detection = open_network(pack.detection, wish)
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
@@ -149,7 +149,11 @@ def create_app(settings: Settings) -> FastAPI:
                         transfers,
                     )
                     for served in recognisers:
-                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                        log.info("serving %s", served.pack.model_id)
+                    for network in (detection, *(served.network for served in recognisers)):
+                        log.info(
+                            "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
+                        )
                     yield
         followers.close()
         if milvus is not None:

@@ -38,7 +38,9 @@ class InvalidRequestError(KithError):
 
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "This content type is not understood"
-    remedy = "Send application/json, or multipart/form-data with the photos as files."
+    remedy = (
+        "Send application/json, multipart/form-data with the photos as files, or a photo as image/jpeg or the like."
+    )
 
 
 class UnauthorizedError(KithError):
