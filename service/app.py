@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.provider, settings.threads)
+        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
         detection = open_network(pack.detection, wish)
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
@@ -90,7 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
         with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
             async with (
-                Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                Batcher("detector", detector.run, DETECTOR_BATCH, settings.queue_size) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
@@ -102,7 +102,8 @@ def create_app(settings: Settings) -> FastAPI:
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
-                    detect,
+                    detector,
+                    detecting,
                     followers,
                     catching_up,
                     risks,
@@ -138,7 +139,11 @@ def create_app(settings: Settings) -> FastAPI:
                         transfers,
                     )
                     for served in recognisers:
-                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                        log.info("serving %s", served.pack.model_id)
+                    for network in (detection, *(served.network for served in recognisers)):
+                        log.info(
+                            "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
+                        )
                     yield
         followers.close()
         if milvus is not None:

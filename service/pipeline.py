@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models import quality
 from models.alignment import STANDARD, Alignment, align
-from models.detection import Faces
+from models.detection import Answer, Detector, Faces, Laid
 from models.network import Float
 from models.quality import Quality
 from service import crops
@@ -86,7 +86,8 @@ class Pipeline:
 
     def __init__(
         self,
-        detector: Batcher[Image, Faces],
+        detector: Detector,
+        detecting: Batcher[Laid, Answer],
         followers: Followers,
         catching_up: CatchingUp,
         risks: GalleryRisks,
@@ -95,6 +96,7 @@ class Pipeline:
         threads: ThreadPoolExecutor,
     ) -> None:
         self._detector = detector
+        self._detecting = detecting
         self._followers = followers
         self._catching_up = catching_up
         self._limits = limits
@@ -158,15 +160,23 @@ class Pipeline:
         self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False, background: bool = False
     ) -> tuple[Photo, list[Image]]:
         in_thread = self._aside if background else self.in_thread
-        image = await in_thread(decode, payload, self._limits)
-        (faces,) = await self._detector.submit([image], background)
-        faces = faces[: self._max_faces]
-        cut, qualities = await in_thread(_cut, image, faces, alignments)
+        image, laid = await in_thread(self._prepare, payload)
+        (answer,) = await self._detecting.submit([laid], background)
+        return await in_thread(self._read, image, laid, answer, alignments, keep)
+
+    def _prepare(self, payload: bytes) -> tuple[Image, Laid]:
+        image = decode(payload, self._limits)
+        return image, self._detector.lay_out(image)
+
+    def _read(
+        self, image: Image, laid: Laid, answer: Answer, alignments: Sequence[Alignment], keep: bool
+    ) -> tuple[Photo, list[Image]]:
+        faces = self._detector.select(laid, answer)[: self._max_faces]
+        cut, qualities = _cut(image, faces, alignments)
         photo = Photo(image.shape[1], image.shape[0], _as_list(faces, qualities))
         if keep and photo.faces:
             row, largest = photo.largest_row(), photo.largest()
-            kept = await in_thread(crops.cut, image, largest.box_xyxy, largest.landmarks_xy)
-            photo.faces[row] = replace(largest, kept=kept)
+            photo.faces[row] = replace(largest, kept=crops.cut(image, largest.box_xyxy, largest.landmarks_xy))
         return photo, cut
 
     def _identify(

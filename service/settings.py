@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
 
@@ -54,6 +55,13 @@ class Settings(BaseSettings):
     models_dir: Path | None = Field(None, description="Where pulled packs lie; default: models in data_dir.")
     catalog: Path | None = Field(
         None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
+    )
+    engine: Engine | None = Field(
+        None, description="What runs the networks, onnxruntime or openvino; default: chosen, and said in the log."
+    )
+    precision: Precision | None = Field(
+        None,
+        description="Their numbers: fp32, bf16, fp16, int8; default: the fastest that loses at most 0.1 points.",
     )
     provider: str | None = Field(
         None, description="onnxruntime execution provider to insist on; default: the best that starts."
