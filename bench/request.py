@@ -26,7 +26,7 @@ from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
 from models.runtime import OnnxNetwork, available_cores
 from service.demo import package_file
-from service.imaging import ImageLimits, decode
+from service.imaging import ImageLimits, open_photo
 
 LIMITS = ImageLimits(20_000_000, 50_000_000)
 RESULT = Path(__file__).parent / "results" / "request.json"
@@ -57,12 +57,12 @@ def main() -> None:
         peer = FaceAnalysis(name=str(BUNDLED), providers=["CPUExecutionProvider"])
         peer.prepare(ctx_id=-1, det_size=(640, 640))
 
-        image = decode(payload, LIMITS)
+        image = open_photo(payload, LIMITS).decode().upright
         (faces,) = detector.detect([image])
         crops = align(image, faces.landmarks_xy, recogniser.alignment)
 
         def ours() -> None:
-            photo = decode(payload, LIMITS)
+            photo = open_photo(payload, LIMITS).decode().upright
             (found,) = detector.detect([photo])
             recogniser.embed(align(photo, found.landmarks_xy, recogniser.alignment))
 
@@ -70,7 +70,7 @@ def main() -> None:
             peer.get(cv2.imdecode(np.frombuffer(payload, np.uint8), cv2.IMREAD_COLOR))
 
         stages: dict[str, Callable[[], Any]] = {
-            "decode": lambda: decode(payload, LIMITS),
+            "decode": lambda: open_photo(payload, LIMITS).decode().upright,
             "detect": lambda: detector.detect([image]),
             "align": lambda: align(image, faces.landmarks_xy, recogniser.alignment),
             "embed": lambda: recogniser.embed(crops),
