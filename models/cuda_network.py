@@ -45,6 +45,9 @@ class Numbers:
     tensorrt: bool = True
 
 
+BEST: Final = Numbers()
+
+
 @dataclass(frozen=True, eq=False)
 class _Bound:
     """One shape's buffers, bound; ``staging`` is filled here and copied to ``input`` there."""
@@ -79,7 +82,7 @@ class CudaNetwork:
         probe: Float,
         folder: Path,
         device: Device = Device(),
-        numbers: Numbers = Numbers(),
+        numbers: Numbers = BEST,
     ) -> None:
         self.path = path
         self._shapes = sorted(set(shapes))

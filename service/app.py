@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
-from models.engines import Wish, open_network
+from models.engines import Opened, Wish, open_networks
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
@@ -73,9 +73,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.provider, settings.threads)
-        detection = open_network(pack.detection, wish)
-        detector = Detector(detection, pack.detection, settings.detection_score)
+        wish = Wish(settings.provider, settings.threads, settings.gpu_wish)
+        detection = open_networks(pack.detection, wish)
+        recognition = [open_networks(each.recognition, wish) for each in packs]
+        shortfalls = [each.shortfall for each in (detection, *recognition) if each.shortfall is not None]
+        detector = Detector(detection.networks[0], pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
         milvus = open_milvus(settings, database)
@@ -94,7 +96,12 @@ def create_app(settings: Settings) -> FastAPI:
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
-                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, wish, settings)) for p in packs])
+                recognisers = Recognisers(
+                    *[
+                        await opened.enter_async_context(_serve(each, networks, settings))
+                        for each, networks in zip(packs, recognition, strict=True)
+                    ]
+                )
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -124,7 +131,7 @@ def create_app(settings: Settings) -> FastAPI:
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
-                        detection,
+                        detection.networks[0],
                         recognisers,
                         store,
                         generations,
@@ -137,6 +144,7 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        shortfalls,
                     )
                     for served in recognisers:
                         log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
@@ -170,8 +178,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, wish: Wish, settings: Settings) -> AsyncIterator[Served]:
-    network = open_network(pack.recognition, wish)
+async def _serve(pack: ModelPack, opened: Opened, settings: Settings) -> AsyncIterator[Served]:
+    network = opened.networks[0]
     recogniser = Recogniser(network, pack.recognition)
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:

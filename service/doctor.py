@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from models.cuda import visible_gpus
 from models.errors import ModelError, RuntimeUnavailableError
-from models.pack import load_pack
+from models.gpus import open_on_gpus
+from models.pack import DetectionSpec, ModelPack, RecognitionSpec, load_pack
 from models.runtime import OnnxNetwork, available_cores, available_providers, runtime_version
 from service.settings import Settings
 
@@ -52,6 +55,7 @@ def diagnose(settings: Settings) -> list[Finding]:
             pack.verify()
             findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
         networks = [(pack.recognition.path, pack.recognition.alignment.size_px) for pack in packs]
+        findings += find_gpus(settings, packs)
         for path, side in ((packs[0].detection.path, 256), *networks):
             findings += _run(path, settings.provider, side)
     except ModelError as error:
@@ -83,6 +87,24 @@ def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> lis
         detail = "onnxruntime-gpu is installed, but what loads has no CUDA: another onnxruntime was installed over it"
         return [Finding("gpu", "error", f"{detail}; uninstall every onnxruntime and install onnxruntime-gpu again")]
     return []
+
+
+def find_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[Finding]:
+    """What the GPUs run, where they are wanted; as the service would: an error is what keeps it from being ready."""
+    gpus = visible_gpus()
+    if not settings.gpu_wish.wants_gpu:
+        idle = f"; {', '.join(gpus)} stays idle (KITH_DEVICE={settings.device})" if gpus else ""
+        return [Finding("gpu", "ok", f"none is wanted{idle}")]
+    findings = [Finding("gpu", "ok", f"{index}: {name}") for index, name in enumerate(gpus)]
+    specs: list[DetectionSpec | RecognitionSpec] = [packs[0].detection, *(pack.recognition for pack in packs)]
+    for spec in specs:
+        try:
+            findings += [
+                Finding(spec.path.name, "ok", each.describe()) for each in open_on_gpus(spec, settings.gpu_wish)
+            ]
+        except RuntimeUnavailableError as error:
+            return [*findings, Finding("gpu", "warning" if settings.allow_cpu else "error", str(error))]
+    return findings
 
 
 def _run(path: Path, provider: str | None, side_px: int) -> list[Finding]:
