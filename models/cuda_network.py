@@ -18,7 +18,7 @@ from models.cuda import CUDA, TENSORRT, load_libraries, why_not_cuda
 from models.errors import RuntimeUnavailableError
 from models.half_precision import half_precision
 from models.network import Float
-from models.runtime import bucket, library, nodes_run
+from models.runtime import NodeRun, bucket, library, nodes_run
 
 MIN_COSINE: Final = 0.999
 """Between this device's outputs and the CPU's in fp32, for the same input."""
@@ -268,17 +268,24 @@ class CudaNetwork:
         outputs: list[Float] = self._session.run(self.output_names, {self.input_name: batch}, run_options)
         return outputs
 
+    def placement(self, batch: Float) -> dict[str, int]:
+        """Run ``batch`` once under the profiler; return how many nodes each provider really executed."""
+        return dict(Counter(node.provider for node in self._thread.submit(self._ran, batch).result()))
+
     def _find_strays(self) -> dict[str, int]:
         """Operators, with how many nodes of each, that ran elsewhere than on this device, by the session's own
         profile. Arithmetic on shapes belongs on the CPU and is none."""
         wanted = {"CPUExecutionProvider"} if self.device.kind == "cpu" else {CUDA, TENSORRT}
+        ran = self._ran(self._probe)
+        return dict(Counter(node.operator for node in ran if node.computes and node.provider not in wanted))
+
+    def _ran(self, batch: Float) -> list[NodeRun]:
         providers = ["CPUExecutionProvider"]
         if self.device.kind == "cuda":
             eager = Numbers(self.numbers.half, False, self.numbers.nhwc, self.numbers.tensorrt)
             providers = self._providers(eager)
         options = self._options()
-        ran = nodes_run(options, lambda: self._open(self.file, providers, options), self._probe)
-        return dict(Counter(node.operator for node in ran if node.computes and node.provider not in wanted))
+        return nodes_run(options, lambda: self._open(self.file, providers, options), batch)
 
 
 def _agreement(expected: Sequence[Float], given: Sequence[Float]) -> float:
