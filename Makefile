@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-gpu bench-hygiene \
-        bench-open-set bench-scale bench-serving bench-transfer clean
+        bench-open-set bench-overhead bench-scale bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -44,6 +44,9 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
+
+bench-overhead: setup
+	$(BIN)/python -m bench.overhead
 
 bench-bulk: setup
 	$(BIN)/python -m bench.bulk

@@ -17,7 +17,7 @@ import numpy as np
 from models.cuda import CUDA, TENSORRT, load_libraries, why_not_cuda
 from models.errors import RuntimeUnavailableError
 from models.half_precision import half_precision
-from models.network import Float
+from models.network import Engine, Float, Precision
 from models.runtime import NodeRun, bucket, library, nodes_run
 
 MIN_COSINE: Final = 0.999
@@ -75,6 +75,8 @@ class CudaNetwork:
         RuntimeUnavailableError: the device cannot start or gives other results than the CPU; says why.
     """
 
+    engine: Engine = "onnxruntime"
+
     def __init__(
         self,
         path: Path,
@@ -85,6 +87,7 @@ class CudaNetwork:
         numbers: Numbers = BEST,
     ) -> None:
         self.path = path
+        self.why = ""
         self._shapes = sorted(set(shapes))
         self._probe = probe
         self._folder = folder
@@ -139,13 +142,21 @@ class CudaNetwork:
         for number, shape in enumerate(self._shapes, 1):
             self._bound[shape] = self._bind(shape, number)
             self._replay(self._bound[shape])
-        log.info("%s runs %s", self.path.name, self.describe())
+        self.why = self.describe()
+
+    @property
+    def precision(self) -> Precision:
+        return "fp32" if self.file == self.path else "fp16"
+
+    def placement(self, batch: Float) -> dict[str, int]:
+        """Run once under the profiler; return how many nodes each provider really executed."""
+        return self._thread.submit(self._placement, batch).result()
 
     def describe(self) -> str:
         """In words: where, in which numbers, in how many shapes."""
-        numbers = "fp32" if self.file == self.path else "fp16"
         graphs = ", CUDA graphs" if self.device.kind == "cuda" and self.numbers.graphs else ""
-        return f"on {self.providers[0]} {self.device.index} in {numbers}{graphs}, {len(self._shapes)} shapes prepared"
+        where = f"{self.providers[0]} {self.device.index}"
+        return f"on {where} in {self.precision}{graphs}, {len(self._shapes)} shapes prepared"
 
     def _on_cpu(self) -> list[Float]:
         session = self._open(self.path, ["CPUExecutionProvider"])
@@ -268,22 +279,20 @@ class CudaNetwork:
         outputs: list[Float] = self._session.run(self.output_names, {self.input_name: batch}, run_options)
         return outputs
 
-    def placement(self, batch: Float) -> dict[str, int]:
-        """Run ``batch`` once under the profiler; return how many nodes each provider really executed."""
-        return dict(Counter(node.provider for node in self._thread.submit(self._ran, batch).result()))
-
     def _find_strays(self) -> dict[str, int]:
         """Operators, with how many nodes of each, that ran elsewhere than on this device, by the session's own
         profile. Arithmetic on shapes belongs on the CPU and is none."""
         wanted = {"CPUExecutionProvider"} if self.device.kind == "cpu" else {CUDA, TENSORRT}
-        ran = self._ran(self._probe)
+        ran = self._profiled(self._probe)
         return dict(Counter(node.operator for node in ran if node.computes and node.provider not in wanted))
 
-    def _ran(self, batch: Float) -> list[NodeRun]:
+    def _placement(self, batch: Float) -> dict[str, int]:
+        return dict(Counter(node.provider for node in self._profiled(batch)))
+
+    def _profiled(self, batch: Float) -> list[NodeRun]:
         providers = ["CPUExecutionProvider"]
         if self.device.kind == "cuda":
-            eager = Numbers(self.numbers.half, False, self.numbers.nhwc, self.numbers.tensorrt)
-            providers = self._providers(eager)
+            providers = self._providers(Numbers(self.numbers.half, False, self.numbers.nhwc, self.numbers.tensorrt))
         options = self._options()
         return nodes_run(options, lambda: self._open(self.file, providers, options), batch)
 

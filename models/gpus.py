@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-from models.cuda import CUDA, visible_gpus, why_not_cuda
+from models.cuda import visible_gpus, why_not_cuda
 from models.cuda_network import BEST, CudaNetwork, Device, Numbers
 from models.detection import CANVAS_BUCKETS_PX
 from models.errors import RuntimeUnavailableError
 from models.network import Float
 from models.pack import DetectionSpec, RecognitionSpec
-from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_providers
+from models.runtime import BATCH_BUCKETS, OnnxNetwork, is_gpu_build
 
 Where = Literal["auto", "cpu", "gpu"]
 PHOTO_BATCHES: Final = (1, 2, 4, 8)
@@ -36,7 +36,7 @@ class GpuWish:
     @property
     def wants_gpu(self) -> bool:
         if self.where == "auto":
-            return bool(visible_gpus()) and CUDA in available_providers()
+            return bool(visible_gpus()) and is_gpu_build()
         return self.where == "gpu"
 
 

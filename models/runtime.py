@@ -9,24 +9,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from models.errors import RuntimeUnavailableError
-from models.network import Float
+from models.network import Engine, Float, Precision
 
 # Read when the library is imported: without it onnxruntime 1.31 writes a device id and an event database under the
 # home directory, which a face service must not.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-try:
-    import onnxruntime
-except ImportError:
-    onnxruntime = None  # said by library() when it is needed: the doctor must be able to start without it
-
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
+VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
+"""As Linux names it on x86 and ARM."""
 PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
@@ -49,11 +47,34 @@ def available_cores() -> int:
 
 def library() -> Any:
     """onnxruntime itself. Raises RuntimeUnavailableError: it is not installed."""
-    if onnxruntime is None:
+    # Imported here: it costs memory that a process whose networks run elsewhere need not spend.
+    try:
+        import onnxruntime
+    except ImportError as error:
         raise RuntimeUnavailableError(
             "onnxruntime is not installed: install the distribution with its 'cpu' or 'gpu' extra"
-        )
+        ) from error
     return onnxruntime
+
+
+def is_installed() -> bool:
+    return find_spec("onnxruntime") is not None
+
+
+def is_gpu_build() -> bool:
+    """Whether the installed onnxruntime has CUDA; tells it without importing it."""
+    found = find_spec("onnxruntime")
+    folders = (found.submodule_search_locations if found else None) or []
+    return any((Path(folder) / "capi" / "libonnxruntime_providers_cuda.so").exists() for folder in folders)
+
+
+def has_fast_int8() -> bool:
+    """Whether this processor multiplies bytes in one instruction: without it INT8 is slower than fp32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return False
+    return not VNNI.isdisjoint(flags)
 
 
 def available_providers() -> list[str]:
@@ -86,8 +107,14 @@ class OnnxNetwork:
             start here.
     """
 
-    def __init__(self, path: Path, provider: str | None = None, threads: int | None = None) -> None:
+    engine: Engine = "onnxruntime"
+
+    def __init__(
+        self, path: Path, provider: str | None = None, threads: int | None = None, precision: Precision = "fp32"
+    ) -> None:
         self.path = path
+        self.precision = precision
+        self.why = ""
         self._threads = threads or available_cores()
         wanted: list[str] = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
         if provider and provider not in available_providers():

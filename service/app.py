@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
-from models.engines import Opened, Wish, open_networks
+from models.engines import Opened, open_networks
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
@@ -34,10 +34,11 @@ from service.api import (
     transfer,
 )
 from service.api.context import Context
+from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
-from service.batching import Batcher
+from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.drift import Watches
@@ -61,7 +62,7 @@ from service.spool import Spool
 from service.telemetry import Telemetry
 from service.transfers import Transfers
 
-DETECTOR_BATCH = 8
+DETECTOR_BATCHES = BATCH_BUCKETS[:4]
 BLOCKING_THREADS_PER_CORE = 2
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,15 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.provider, settings.threads, settings.gpu_wish)
-        detection = open_networks(pack.detection, wish)
-        recognition = [open_networks(each.recognition, wish) for each in packs]
+        detection = open_networks(pack.detection, settings.wish)
+        recognition = [open_networks(each.recognition, settings.wish) for each in packs]
         shortfalls = [each.shortfall for each in (detection, *recognition) if each.shortfall is not None]
-        detector = Detector(detection.networks[0], pack.detection, settings.detection_score)
+        # Where one of the networks had to stay on the CPU, the others' further GPUs would wait for it.
+        count = min(len(each.networks) for each in (detection, *recognition))
+        detectors = [
+            Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
+        ]
+        detector = detectors[0]
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
         milvus = open_milvus(settings, database)
@@ -90,15 +95,22 @@ def create_app(settings: Settings) -> FastAPI:
             milvus.start()
             followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
-        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
+        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads, Devices(count) as devices:
             async with (
-                Batcher("detector", detector.run, DETECTOR_BATCH, settings.queue_size) as detecting,
+                Batcher(
+                    f"detector/{pack.model_id}",
+                    devices,
+                    [each.run for each in detectors],
+                    DETECTOR_BATCHES,
+                    max(settings.queue_size, settings.max_images),
+                    lambda laid: laid.planes.shape,
+                ) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(
                     *[
-                        await opened.enter_async_context(_serve(each, networks, settings))
+                        await opened.enter_async_context(_serve(each, networks, settings, devices))
                         for each, networks in zip(packs, recognition, strict=True)
                     ]
                 )
@@ -140,14 +152,18 @@ def create_app(settings: Settings) -> FastAPI:
                         milvus,
                         pipeline,
                         watches,
-                        Telemetry(watches),
+                        Telemetry(watches, [detecting, *(served.batcher for served in recognisers)]),
                         runner,
                         spool,
                         transfers,
                         shortfalls,
                     )
                     for served in recognisers:
-                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                        log.info("serving %s", served.pack.model_id)
+                    for network in (network for each in (detection, *recognition) for network in each.networks):
+                        log.info(
+                            "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
+                        )
                     yield
         followers.close()
         if milvus is not None:
@@ -172,18 +188,19 @@ def create_app(settings: Settings) -> FastAPI:
         system,
     ):
         app.include_router(module.router)
+    app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, opened: Opened, settings: Settings) -> AsyncIterator[Served]:
-    network = opened.networks[0]
-    recogniser = Recogniser(network, pack.recognition)
+async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
+    each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:
-        yield Served(pack, network, recogniser, calibration, embed)
+    name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
+    async with Batcher(name, devices, [one.embed_each for one in each], BATCH_BUCKETS, most) as embed:
+        yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 
 def _document(app: FastAPI) -> None:

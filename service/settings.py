@@ -10,7 +10,9 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.engines import Wish
 from models.gpus import GpuWish
+from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
 
@@ -56,6 +58,13 @@ class Settings(BaseSettings):
     catalog: Path | None = Field(
         None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
     )
+    engine: Engine | None = Field(
+        None, description="What runs the networks, onnxruntime or openvino; default: chosen, and said in the log."
+    )
+    precision: Precision | None = Field(
+        None,
+        description="Their numbers: fp32, bf16, fp16, int8; default: the fastest that loses at most 0.1 points.",
+    )
     provider: str | None = Field(
         None, description="onnxruntime execution provider to insist on; default: the best that starts."
     )
@@ -88,6 +97,13 @@ class Settings(BaseSettings):
         le=100_000,
         description="Items waiting for a network, or requests for a gallery to be loaded, before calls get 503.",
     )
+    deadline_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
+        "(docs/rest.md).",
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,
@@ -105,9 +121,11 @@ class Settings(BaseSettings):
         return self.data_dir / "index"
 
     @property
-    def gpu_wish(self) -> GpuWish:
+    def wish(self) -> Wish:
+        """Of what runs the networks."""
         indices = None if self.gpus is None else tuple(dict.fromkeys(int(index) for index in self.gpus.split(",")))
-        return GpuWish(self.device, indices, self.data_dir / "networks")
+        gpu = GpuWish(self.device, indices, self.data_dir / "networks")
+        return Wish(self.engine, self.precision, self.provider, self.threads, gpu)
 
     @property
     def models_path(self) -> Path:

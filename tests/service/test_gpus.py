@@ -67,6 +67,14 @@ def test_a_gpu_is_wanted_only_where_it_is_there_or_asked_for(pack: ModelPack, tm
         open_on_gpus(pack.recognition, GpuWish("gpu", folder=tmp_path))
 
 
+def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
+    assert not Wish(engine="openvino").wants_gpu
+    assert Wish(engine="openvino", gpu=GpuWish("gpu")).wants_gpu
+    for wish in (Wish(engine="openvino", gpu=GpuWish("gpu")), Wish(precision="int8", gpu=GpuWish("gpu"))):
+        with pytest.raises(RuntimeUnavailableError, match="KITH_DEVICE"):
+            open_networks(pack.recognition, wish)
+
+
 def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
     assert (1, 3, 112, 112) in shapes_of(pack.recognition)
     assert (32, 3, 112, 112) in shapes_of(pack.recognition)
@@ -85,5 +93,5 @@ def test_a_recogniser_opened_as_on_a_gpu(pack: ModelPack, recogniser: Recogniser
 
 
 def test_gpus_are_listed_by_index() -> None:
-    assert load_settings(gpus="0,2,0").gpu_wish.indices == (0, 2)
-    assert load_settings().gpu_wish.indices is None
+    assert load_settings(gpus="0,2,0").wish.gpu.indices == (0, 2)
+    assert load_settings().wish.gpu.indices is None
