@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene \
+.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-gpu bench-hygiene \
         bench-open-set bench-overhead bench-scale bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
@@ -62,6 +62,10 @@ bench-fusion: setup
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
+
+# Looks at what is in the environment that runs it: docs/gpu.md.
+bench-gpu:
+	$(PYTHON) -m bench.gpu
 
 bench-scale: setup
 	$(BIN)/python -m bench.scale

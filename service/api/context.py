@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, TypeVarTuple, cast
 
@@ -45,6 +45,8 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    shortfalls: Sequence[str]
+    """Why networks do not run on the GPU that is wanted."""
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
