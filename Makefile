@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene \
-        bench-open-set bench-scale bench-transfer clean
+        bench-open-set bench-reads bench-scale bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -43,6 +43,9 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
+
+bench-reads: setup
+	$(BIN)/python -m bench.reads
 
 bench-bulk: setup
 	$(BIN)/python -m bench.bulk
