@@ -75,7 +75,7 @@ class Forgetful(Kept):
 
 def forget() -> None:
     """From now on in this process."""
-    stores.Kept = Forgetful  # type: ignore[misc]
+    stores.Kept = Forgetful  # type: ignore[attr-defined]
     Following.is_at = lambda self, version: False  # type: ignore[method-assign]
 
 
@@ -174,7 +174,12 @@ def part_write(url: str, name: str) -> None:
     store = Store(Database(open_engine(url)))
     rng = np.random.default_rng(os.getpid())
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     while not ended.wait(1 / WRITES_A_SECOND):
         gallery = store.gallery(name)
         (vector,) = unit(rng.normal(size=(1, gallery.dimension)))
