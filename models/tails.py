@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 Floats = NDArray[np.float64]
 
@@ -68,6 +67,9 @@ def fit_tail(excesses: Floats, weights: Floats, start: float, share: float, leas
             return math.inf
         logs = np.log1p(shape * excesses / scale)
         return total * math.log(scale) + (1 + 1 / shape) * float(weights @ logs) + prior
+
+    # As large as a network, and slow to import: a server needs it only where a gallery's own tail is fitted.
+    from scipy import optimize
 
     found = optimize.minimize(
         unlikelihood,

@@ -29,7 +29,6 @@ from service.drawing import draw_decisions, label
 from service.enroll_command import enroll
 from service.errors import KithError, SettingsError
 from service.files import replacing
-from service.risk_plot import risk_png, risk_text
 from service.risk_report import GROWTH
 from service.settings import load_settings
 
@@ -252,6 +251,8 @@ def gallery_risk(
         report = kith.risk(name, *(fpir or ()))
     _print_json(report) if as_json else _print_risk(report)
     if png is not None:
+        from service.risk_plot import risk_png  # which draws: too much for a server to bring along
+
         png.write_bytes(risk_png(report))
 
 
@@ -307,6 +308,8 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"left out and searched for, {check.observed} of {check.probes} subjects reach the threshold of FPIR "
             f"{check.fpir:.0%}; {check.expected:.0f} should"
         )
+    from service.risk_plot import risk_text
+
     print(risk_text(report, console.width))
 
 
