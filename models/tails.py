@@ -56,6 +56,8 @@ def fit_tail(excesses: Floats, weights: Floats, start: float, share: float, leas
     total = float(weights.sum())
     if total <= 0:
         raise ValueError("a tail needs scores beyond its start")
+    from scipy import optimize  # 30 MB, which a service that fits nothing need not hold
+
     mean = float(weights @ excesses) / total
 
     def unlikelihood(parameters: Floats) -> float:

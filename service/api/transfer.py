@@ -151,7 +151,7 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
     """Its table of contents stands at its end: it is kept in a file until it is complete."""
 
     def take() -> None:
-        from service.gallery.parquet import Reader  # Arrow, which few servers ever need
+        from service.gallery.parquet import Reader  # 30 MB of pyarrow, for those who use it
 
         reader = Reader(spool, intake.default_header())
         intake.open(reader.header).take_all(reader)

@@ -158,7 +158,7 @@ def export(
         counts = {"subjects": gallery.subjects, "templates": gallery.templates}
         header = Header(gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts)
         if kind == "parquet":
-            from service.gallery import parquet  # Arrow, which few servers ever need
+            from service.gallery import parquet  # 30 MB of pyarrow, for those who use it
 
             writer = parquet.Writer(header)
             for block in reading.blocks():
