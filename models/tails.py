@@ -70,9 +70,6 @@ def fit_tail(excesses: Floats, weights: Floats, start: float, share: float, leas
         logs = np.log1p(shape * excesses / scale)
         return total * math.log(scale) + (1 + 1 / shape) * float(weights @ logs) + prior
 
-    # As large as a network, and slow to import: a server needs it only where a gallery's own tail is fitted.
-    from scipy import optimize
-
     found = optimize.minimize(
         unlikelihood,
         np.array([0.02, math.log(mean)]),
