@@ -62,7 +62,8 @@ from service.spool import Spool
 from service.telemetry import Telemetry
 from service.transfers import Transfers
 
-DETECTOR_BATCHES = BATCH_BUCKETS[:4]
+CPU_BATCHES = BATCH_BUCKETS[:4]
+"""Larger ones are no faster on processors, and keep the others waiting."""
 BLOCKING_THREADS_PER_CORE = 2
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
                     f"detector/{pack.model_id}",
                     devices,
                     [detector.run],
-                    DETECTOR_BATCHES,
+                    CPU_BATCHES,
                     max(settings.queue_size, settings.max_images),
                     lambda laid: laid.planes.shape,
                 ) as detecting,
@@ -190,7 +191,7 @@ async def _serve(pack: ModelPack, wish: Wish, settings: Settings, devices: Devic
     recogniser = Recogniser(network, pack.recognition)
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
-    async with Batcher(name, devices, [recogniser.embed_each], BATCH_BUCKETS, most) as embed:
+    async with Batcher(name, devices, [recogniser.embed_each], CPU_BATCHES, most) as embed:
         yield Served(pack, network, recogniser, calibration, embed)
 
 
