@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-gpu bench-hygiene \
-        bench-open-set bench-overhead bench-reads bench-scale bench-serving bench-transfer clean
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-fusion bench-gallery bench-gpu \
+        bench-hygiene bench-open-set bench-overhead bench-reads bench-scale bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -35,6 +35,9 @@ test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
 # Two minutes of it: ARGUMENTS=--quick
+bench-batching: setup
+	$(BIN)/python -m bench.batching
+
 bench-serving: setup
 	$(BIN)/python -m bench.serving $(ARGUMENTS)
 
