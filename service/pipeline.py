@@ -16,7 +16,7 @@ from models.alignment import STANDARD, Alignment, align, scales
 from models.detection import Answer, Detector, Faces, Laid
 from models.network import Float
 from models.quality import Quality
-from service import crops
+from service import crops, patience
 from service.batching import Batcher
 from service.catching_up import CatchingUp
 from service.decision import (
@@ -33,6 +33,7 @@ from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, Picture, open_photo
+from service.patience import Patience
 from service.recognisers import Served
 
 BACKGROUND_THREADS: Final = 2
@@ -105,6 +106,7 @@ class Pipeline:
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
+        self._decoding = 0
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
 
@@ -124,6 +126,8 @@ class Pipeline:
         """Decode a photo, find its faces, and give each a vector by one recogniser; cut their crops for another one
         (``also``), and of the largest face one that can be kept. ``background``: behind the requests. Raises
         ImageError."""
+        if not background:
+            by.batcher.admit(1)
         alignments = [served.recogniser.alignment for served in (by, also) if served is not None]
         photo, cut = await self._faces(payload, alignments, largest_only, keep, background)
         vectors = await by.batcher.submit(list(cut[0]), background)
@@ -165,11 +169,21 @@ class Pipeline:
         background: bool = False,
     ) -> tuple[Photo, list[Image]]:
         in_thread = self._aside if background else self.in_thread
-        picture, laid = await in_thread(self._prepare, payload)
+        asking = None if background else patience.current()
+        if not background:
+            # What could not wait for the network is not decoded either.
+            self._detecting.admit(1, self._decoding)
+        self._decoding += not background
+        try:
+            picture, laid = await in_thread(self._prepare, payload, asking)
+        finally:
+            self._decoding -= not background
         (answer,) = await self._detecting.submit([laid], background)
         return await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
 
-    def _prepare(self, payload: bytes) -> tuple[Picture, Laid]:
+    def _prepare(self, payload: bytes, asking: Patience | None) -> tuple[Picture, Laid]:
+        if asking is not None:
+            asking.check()
         photo = open_photo(payload, self._limits)
         canvas = self._detector.canvas(photo.height, photo.width)
         picture = photo.decode(min(1.0, DECODED_OF_CANVAS * canvas.scale))

@@ -65,7 +65,7 @@ class Context:
                 continue
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # not awaiting anything, but otherwise called in a thread
     return cast(Context, request.app.state.context)
 
 

@@ -35,7 +35,8 @@ def test_this_installation_is_sound() -> None:
     findings = diagnose(load_settings())
     assert [f for f in findings if f.verdict != "ok"] == []
     assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
-    assert any("nodes on CPUExecutionProvider" in f.detail for f in findings)
+    assert any("nodes on OpenVINO" in f.detail for f in findings)
+    assert any("nodes on CPUExecutionProvider" in f.detail for f in diagnose(load_settings(engine="onnxruntime")))
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
@@ -48,7 +49,7 @@ def test_no_extra_brings_a_second_runtime() -> None:
     and InsightFace, which would bring the other one, is in none."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {Requirement(r).name for r in listed} for extra, listed in extras.items()}
-    assert names["cpu"] == {"faiss-cpu", "onnxruntime"}
+    assert names["cpu"] == {"faiss-cpu", "onnxruntime", "openvino"}
     assert names["gpu"] == {"faiss-gpu", "onnxruntime-gpu"}
     # No dependency of ours, direct or not, asks for the CPU runtime behind the GPU extra's back.
     waiting = [
