@@ -284,4 +284,5 @@ def lay_out(image: NDArray[np.uint8], canvas: Canvas, normalisation: Normalisati
     """
     black = (0 - normalisation.mean) / normalisation.std
     out = np.full((1, 3, canvas.height_px, canvas.width_px), black, np.float32)
-    return to_planes([image[: canvas.height_px, : canvas.width_px]], normalisation, out)[0]
+    to_planes([image[: canvas.height_px, : canvas.width_px]], normalisation, out)
+    return np.asarray(out[0], np.float32)
