@@ -1,4 +1,4 @@
-"""What decoding as far as needed saves: each step beside what it took the place of, by turns, in one thread's core time.
+"""What decoding as far as needed saves: each step beside what it took the place of, in one thread's core time.
 
 The large photo is the package insightface's group photo, enlarged to 4000x2768, with grain.
 
