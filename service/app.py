@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+import cv2
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
@@ -74,6 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Photos are many: a pool of OpenCV's own for each would only take cores from the others.
+        cv2.setNumThreads(1)
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
         detection = open_networks(pack.detection, settings.wish)
