@@ -52,7 +52,8 @@ def open_network(spec: Spec, wish: Wish) -> Network:
     Raises:
         RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
     """
-    able = abilities()
+    # What is not asked for is not imported: each library costs 15 to 20 MB.
+    able = abilities("onnxruntime" if wish.provider is not None else wish.engine)
     choice = choose(spec, wish, able)
     try:
         network = open_chosen(spec, choice, wish)
@@ -85,21 +86,20 @@ def open_chosen(spec: Spec, choice: Choice, wish: Wish) -> Network:
     return network
 
 
-def abilities() -> Abilities:
-    """What is installed, on this processor. Raises RuntimeUnavailableError: nothing is."""
+def abilities(only: Engine | None = None) -> Abilities:
+    """What is installed of all or of one engine, on this processor. Raises RuntimeUnavailableError: nothing is."""
     found: dict[Engine, AbstractSet[Precision]] = {}
-    if openvino_network.is_installed():
+    if only != "onnxruntime" and openvino_network.is_installed():
         found["openvino"] = openvino_network.fast_precisions()
-    if runtime.is_installed():
+    if only != "openvino" and runtime.is_installed():
         onnxruntime: set[Precision] = {"fp32", "int8"} if runtime.has_fast_int8() else {"fp32"}
         # Whoever installs the GPU's build wants the GPU.
         found = (
             {"onnxruntime": onnxruntime, **found} if runtime.is_gpu_build() else {**found, "onnxruntime": onnxruntime}
         )
     if not found:
-        raise RuntimeUnavailableError(
-            "neither openvino nor onnxruntime is installed: install the distribution with its 'cpu' or 'gpu' extra"
-        )
+        missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
+        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
     return found
 
 

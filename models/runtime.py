@@ -116,8 +116,8 @@ def filled(piece: Float, size: int) -> Float:
 class OnnxNetwork:
     """One ONNX network on one execution provider, run in fixed batch sizes.
 
-    Varying batch shapes are what makes a runtime's memory grow, so a batch is cut into pieces of few sizes. Filling up to
-    the next size would cost a processor as much as the filling is long.
+    Varying batch shapes are what makes a runtime's memory grow, so a batch is cut into pieces of few sizes; filling it
+    up to the next size would cost a processor as much as the filling is long.
 
     Raises:
         RuntimeUnavailableError: the file is no network this runtime can open, or ``provider`` was demanded and cannot
