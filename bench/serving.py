@@ -36,6 +36,9 @@ from models.pack import BUNDLED, load_pack
 
 RESULT: Final = RESULTS / "serving.json"
 TABLE: Final = RESULTS / "serving.md"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- By bench.serving: -->"
+END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
 PINNED: Final = {"KITH_ENGINE": "onnxruntime", "KITH_PRECISION": "fp32"}
 LOOP: Final = "FaceAnalysis loop"
@@ -45,10 +48,11 @@ IDENTIFY_PINNED, EMBED_PINNED = "Kith fp32, identify", "Kith fp32, embed"
 PEERS: Final = (LOOP, NAIVE)
 WARM_UP_S: Final = 1.0
 """Before each cell of each round; the first comes after a round that does not count."""
-ABOUT: Final = """Milliseconds; a figure is the median of rounds by turns. *identify* is photo to identity
-in a gallery of 3,000 people, *embed* photo to vectors, which is what the peers do. The loop is one client whatever is
-asked for. CPU is the server's alone; the load comes from a process on the same cores.
-"""
+ABOUT: Final = """Times are milliseconds.
+
+A figure is the median of rounds by turns. *identify* is photo to identity in a gallery of 3,000 people, *embed* photo
+to vectors, which is what the peers do; *fp32* is pinned to onnxruntime and fp32, the peers' own. The loop is one client
+whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores."""
 MANY_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 4)
 MORE_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 1.5)
 Document = dict[str, Any]
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, help="default: as each set says")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of a cell")
+    parser.add_argument("--tables", action="store_true", help="write the tables of what is stored, measure nothing")
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache", help="vectors of the gallery's people")
@@ -109,7 +114,7 @@ def main() -> None:
     if not (data / "lfw").is_dir():
         sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
     document: Document = json.loads(options.result.read_text("utf-8")) if options.result.is_file() else {"sets": {}}
-    for name in options.sets:
+    for name in [] if options.tables else options.sets:
         photo_set = SETS[name]
         if (pack := photo_set.pack(options.cache)) is None:
             say(f"{photo_set.title}: left out, there are no reference models (set KITH_REFERENCE)")
@@ -120,11 +125,16 @@ def main() -> None:
         with systems(pack, photos, gallery) as running:
             for clients in options.clients or photo_set.clients:
                 stored["clients"][str(clients)] = measure(running, clients, options.rounds, options.seconds)
+                stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
                 say(f"{photo_set.title}, {clients} clients\n" + "\n".join(rows(stored["clients"][str(clients)])))
-    document["machine"] = machine()
+    if not options.tables:
+        document["machine"] = machine()
     options.result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if options.result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        README.write_text("".join([before, quoted(document), after]), encoding="utf-8")
     print(report(document))
 
 
@@ -224,6 +234,11 @@ def rows(measured: Document) -> list[str]:
     return lines
 
 
+def quoted(document: Document) -> str:
+    """What README.md has of it."""
+    return "\n".join([BEGIN, "", *summary(document), "", END])
+
+
 def best_peer(measured: Document) -> str:
     """Of most photos a second."""
     return max(PEERS, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
@@ -235,11 +250,12 @@ def summary(document: Document) -> list[str]:
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
             peer = best_peer(measured)
-            for own in (IDENTIFY, IDENTIFY_PINNED):
+            for own in (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED):
                 ratios = measured["ratios"][f"{own} / {peer}"]
                 cells = [in_words(ratios[key]) for key in ("photos_per_s", "p50_ms", "p99_ms")]
-                numbers = "as it chooses" if own == IDENTIFY else "onnxruntime, fp32"
-                lines.append(f"| {name}, {clients} | {numbers} | {peer} | {' | '.join(cells)} |")
+                lines.append(
+                    f"| {name}, {clients} | {own.removeprefix('Kith').lstrip(' ,')} | {peer} | {' | '.join(cells)} |"
+                )
     return lines
 
 
