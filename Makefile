@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-fusion bench-gallery bench-gpu \
-        bench-hygiene bench-open-set bench-overhead bench-reads bench-scale bench-serving bench-transfer clean
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+        bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
+        bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -33,6 +34,12 @@ test: setup
 # The long version of what breaks: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
+
+bench-floor: setup
+	$(BIN)/python -m bench.floor
+
+bench-memory: setup
+	$(BIN)/python -m bench.memory
 
 # Two minutes of it: ARGUMENTS=--quick
 bench-batching: setup

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import simplejpeg
+from numpy.typing import NDArray
 
 from bench.accuracy import RESULTS, ROOT, outside, say
 from bench.load import HOST, Generator, Order, look_at
@@ -31,7 +32,7 @@ from bench.serving import IDENTIFY, SETS
 from bench.serving import RESULT as SERVING
 from models import quality
 from models.alignment import align
-from models.detection import Detector
+from models.detection import Detector, Faces, Laid
 from models.engines import Wish, open_network
 from models.network import Float, Network
 from models.pack import BUNDLED, load_pack
@@ -39,7 +40,8 @@ from models.recognition import Recogniser, unit
 from service.gallery.faiss_index import builders
 from service.gallery.segmented import SegmentedIndex
 from service.gallery.segments import Rows
-from service.imaging import ImageLimits, decode
+from service.imaging import ImageLimits, Picture, open_photo
+from service.pipeline import DECODED_OF_CANVAS
 
 RESULT: Final = RESULTS / "floor.json"
 TABLE: Final = RESULTS / "floor.md"
@@ -133,14 +135,26 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
     say(f"{len(payloads)} photos")
     pack = load_pack(BUNDLED)
     detector, recogniser = Detector(nets[0], pack.detection), Recogniser(nets[1], pack.recognition)
-    images = [decode(payload, LIMITS) for payload in payloads]
-    laid = [detector.lay_out(image) for image in images]
+
+    def decoded(payload: bytes) -> Picture:
+        photo = open_photo(payload, LIMITS)
+        return photo.decode(min(1.0, DECODED_OF_CANVAS * detector.canvas(photo.height, photo.width).scale))
+
+    def laid_out(picture: Picture) -> Laid:
+        canvas = detector.canvas(picture.photo.height, picture.photo.width)
+        return detector.place(picture.shrunk(canvas.scale), canvas, picture.photo.height, picture.photo.width)
+
+    def cut(picture: Picture, found: Faces) -> NDArray[np.uint8]:
+        return align(picture.pixels, picture.points_stored(found.landmarks_xy), recogniser.alignment)
+
+    images = [decoded(payload) for payload in payloads]
+    laid = [laid_out(image) for image in images]
     answers = detector.run(laid)
     faces = [detector.select(one, answer) for one, answer in zip(laid, answers, strict=True)]
-    crops = [align(image, found.landmarks_xy) for image, found in zip(images, faces, strict=True)]
+    crops = [cut(image, found) for image, found in zip(images, faces, strict=True)]
     n, count = len(images), sum(map(len, faces))
     every_crop = np.concatenate(crops)
-    pixels = sum(image.nbytes for image in images) / n
+    pixels = sum(image.pixels.nbytes for image in images) / n
     canvases = sum(one.planes.nbytes for one in laid) / n
     crop_bytes = every_crop.nbytes / n
     read = sum(output.nbytes for output in answers[0])
@@ -155,22 +169,22 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
 
     library = each(lambda payload: simplejpeg.decode_jpeg(payload), payloads)["median"]
     return [
-        Stage("decoding", library, "libjpeg-turbo", each(lambda payload: decode(payload, LIMITS), payloads)),
-        Stage("laying out", here.moving(pixels + canvases), "bytes", each(detector.lay_out, images)),
+        Stage("decoding", library, "libjpeg-turbo", each(decoded, payloads)),
+        Stage("laying out", here.moving(pixels + canvases), "bytes", each(laid_out, images)),
         Stage("detector", detector_floor, "operations", core_ms(lambda: batches(detector.run, laid, 8), n)),
         Stage("selection", here.moving(read), "bytes", each(detector.select, laid, answers)),
         Stage(
             "alignment",
             here.moving(2 * crop_bytes),
             "bytes",
-            each(lambda image, found: align(image, found.landmarks_xy), images, faces),
+            each(cut, images, faces),
         ),
         Stage(
             "quality",
             here.moving(crop_bytes),
             "bytes",
             each(
-                lambda cut, found: [quality.measure(c, p) for c, p in zip(cut, found.landmarks_xy, strict=True)],
+                lambda cuts, found: [quality.measure(c, p) for c, p in zip(cuts, found.landmarks_xy, strict=True)],
                 crops,
                 faces,
             ),

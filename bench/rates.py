@@ -55,8 +55,8 @@ def product(int8: bool) -> onnx.ModelProto:
     weights = (np.random.default_rng(1).random((SIDE, SIDE), np.float32) - 0.5).astype(np.float32)
     nodes, initialisers, left, right = [], [], "input", "weights"
     if int8:
-        scale = numpy_helper.from_array(np.float32(1 / 127), "scale")
-        zero = numpy_helper.from_array(np.int8(0), "zero")
+        scale = numpy_helper.from_array(np.array(1 / 127, np.float32), "scale")
+        zero = numpy_helper.from_array(np.array(0, np.int8), "zero")
         rounded = numpy_helper.from_array(np.round(weights * 127).astype(np.int8), "rounded")
         nodes = [
             helper.make_node("QuantizeLinear", ["input", "scale", "zero"], ["quantised"]),
@@ -66,7 +66,7 @@ def product(int8: bool) -> onnx.ModelProto:
         initialisers, left, right = [scale, zero, rounded], "left", "right"
     else:
         initialisers = [numpy_helper.from_array(weights, "weights")]
-    shape = ["batch", 1, SIDE, SIDE]
+    shape: list[str | int | None] = ["batch", 1, SIDE, SIDE]
     # Reduced at once: what is measured is the product, not the writing of its result.
     nodes += [
         helper.make_node("MatMul", [left, right], ["product"]),

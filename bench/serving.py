@@ -36,6 +36,9 @@ from models.pack import BUNDLED, load_pack
 
 RESULT: Final = RESULTS / "serving.json"
 TABLE: Final = RESULTS / "serving.md"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- By bench.serving: -->"
+END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
 PINNED: Final = {"KITH_ENGINE": "onnxruntime", "KITH_PRECISION": "fp32"}
 LOOP: Final = "FaceAnalysis loop"
@@ -45,6 +48,13 @@ IDENTIFY_PINNED, EMBED_PINNED = "Kith fp32, identify", "Kith fp32, embed"
 PEERS: Final = (LOOP, NAIVE)
 WARM_UP_S: Final = 1.0
 """Before each cell of each round; the first comes after a round that does not count."""
+ABOUT: Final = """Times are milliseconds.
+
+A figure is the median of rounds by turns. *identify* is photo to identity in a gallery of 3,000 people, *embed* photo
+to vectors, which is what the peers do; *fp32* is pinned to onnxruntime and fp32, the peers' own. The loop is one client
+whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores."""
+MANY_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 4)
+MORE_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 1.5)
 Document = dict[str, Any]
 
 
@@ -93,6 +103,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, help="default: as each set says")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of a cell")
+    parser.add_argument("--tables", action="store_true", help="write the tables of what is stored, measure nothing")
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache", help="vectors of the gallery's people")
@@ -103,7 +114,7 @@ def main() -> None:
     if not (data / "lfw").is_dir():
         sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
     document: Document = json.loads(options.result.read_text("utf-8")) if options.result.is_file() else {"sets": {}}
-    for name in options.sets:
+    for name in [] if options.tables else options.sets:
         photo_set = SETS[name]
         if (pack := photo_set.pack(options.cache)) is None:
             say(f"{photo_set.title}: left out, there are no reference models (set KITH_REFERENCE)")
@@ -114,11 +125,16 @@ def main() -> None:
         with systems(pack, photos, gallery) as running:
             for clients in options.clients or photo_set.clients:
                 stored["clients"][str(clients)] = measure(running, clients, options.rounds, options.seconds)
+                stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
                 say(f"{photo_set.title}, {clients} clients\n" + "\n".join(rows(stored["clients"][str(clients)])))
-    document["machine"] = machine()
+    if not options.tables:
+        document["machine"] = machine()
     options.result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if options.result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        README.write_text("".join([before, quoted(document), after]), encoding="utf-8")
     print(report(document))
 
 
@@ -218,11 +234,61 @@ def rows(measured: Document) -> list[str]:
     return lines
 
 
-def report(document: Document) -> str:
-    lines = ["# Serving", "", f"`make bench-serving` on {document['machine']}.", ""]
-    for stored in document["sets"].values():
+def quoted(document: Document) -> str:
+    """What README.md has of it."""
+    return "\n".join([BEGIN, "", *summary(document), "", END])
+
+
+def best_peer(measured: Document) -> str:
+    """Of most photos a second."""
+    return max(PEERS, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
+
+
+def summary(document: Document) -> list[str]:
+    """The table of README.md: ratios to the best peer at as many clients, median, least and most of the rounds."""
+    lines = ["| Photos, clients | Kith | against | photos/s | p50 | p99 |", "|---|---|---|---|---|---|"]
+    for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
-            lines += [f"## {stored['title']}: {clients} client{'s' * (clients != '1')}", "", *rows(measured), ""]
+            peer = best_peer(measured)
+            for own in (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED):
+                ratios = measured["ratios"][f"{own} / {peer}"]
+                cells = [in_words(ratios[key]) for key in ("photos_per_s", "p50_ms", "p99_ms")]
+                lines.append(
+                    f"| {name}, {clients} | {own.removeprefix('Kith').lstrip(' ,')} | {peer} | {' | '.join(cells)} |"
+                )
+    return lines
+
+
+def in_words(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
+def goals(document: Document) -> list[str]:
+    """The design's goals for LFW with the bundled pack, and what was reached."""
+    measured = document["sets"].get("lfw", {"clients": {}})["clients"]
+    lines = ["| Goal | Reached | |", "|---|---|---|"]
+
+    def line(text: str, clients: str, own: str, peer: str | None, key: str, met: Callable[[float], bool]) -> None:
+        if clients in measured:
+            against = peer or best_peer(measured[clients])
+            ratio = measured[clients]["ratios"][f"{own} / {against}"][key]
+            verdict = "met" if met(ratio["median"]) else "missed"
+            lines.append(f"| {text} | {in_words(ratio)} of {against} | {verdict} |")
+
+    line("16 clients: at least 4 x the best peer's photos/s (on AMX)", "16", IDENTIFY, None, *MANY_PHOTOS)
+    line("16 clients: at most 1/4 of its p99 (on AMX)", "16", IDENTIFY, None, "p99_ms", lambda r: r <= 0.25)
+    line("16 clients, the peers' numbers: at least 1.5 x its photos/s", "16", IDENTIFY_PINNED, None, *MORE_PHOTOS)
+    line("1 client: at most half of the loop's latency", "1", IDENTIFY, LOOP, "p50_ms", lambda r: r <= 0.5)
+    return lines
+
+
+def report(document: Document) -> str:
+    lines = ["# Serving", "", f"`make bench-serving` on {document['machine']}. {ABOUT}", "", *goals(document), ""]
+    lines += [*summary(document), ""]
+    for name, stored in document["sets"].items():
+        for clients, measured in stored["clients"].items():
+            title = f"{name}, {clients} client{'s' * (clients != '1')}: {stored['title']}"
+            lines += [f"## {title}", "", *rows(measured), ""]
     return "\n".join(lines)
 
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 
 import pytest
 
 from bench.load import Tally
-from bench.serving import LOOP, System, cell, measure, spread
+from bench.serving import (
+    IDENTIFY,
+    IDENTIFY_PINNED,
+    LOOP,
+    NAIVE,
+    README,
+    RESULT,
+    TABLE,
+    System,
+    cell,
+    goals,
+    measure,
+    quoted,
+    report,
+    spread,
+)
 
 
 def test_spread() -> None:
@@ -32,8 +49,6 @@ def test_nothing_answered_is_an_error() -> None:
 
 
 def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
-    import os
-
     turns: list[str] = []
 
     def system(name: str, rates: list[int]) -> System:
@@ -48,3 +63,29 @@ def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
     assert turns == ["own", LOOP] * 3
     assert measured["systems"]["own"]["photos_per_s"] == {"median": 40.0, "min": 20.0, "max": 60.0}
     assert measured["ratios"][f"own / {LOOP}"]["photos_per_s"] == {"median": 2.5, "min": 2.0, "max": 3.0}
+
+
+def test_the_readme_has_the_table() -> None:
+    document = json.loads(RESULT.read_text())
+    assert quoted(document) in README.read_text()
+    assert TABLE.read_text() == report(document)
+
+
+def test_goals_are_judged_by_the_best_peer() -> None:
+    def system(rate: float) -> dict[str, dict[str, float]]:
+        return {"photos_per_s": spread([rate])}
+
+    ratios = {
+        f"{own} / {peer}": {key: spread([share]) for key in ("photos_per_s", "p50_ms", "p99_ms")}
+        for own, peer, share in (
+            (IDENTIFY, NAIVE, 0.2),
+            (IDENTIFY, LOOP, 5.0),
+            (IDENTIFY_PINNED, NAIVE, 1.6),
+            (IDENTIFY_PINNED, LOOP, 1.0),
+        )
+    }
+    measured = {"systems": {NAIVE: system(50), LOOP: system(30)}, "ratios": ratios}
+    table = goals({"sets": {"lfw": {"clients": {"16": measured, "1": measured}}}})
+    assert [line.split(" | ")[-1] for line in table[2:]] == ["missed |", "met |", "met |", "missed |"]
+    assert f"of {NAIVE}" in table[2]
+    assert f"of {LOOP}" in table[5]
