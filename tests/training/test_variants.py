@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.alignment import align
-from models.detection import Detector
+from models.detection import Detector, Faces
 from models.engines import Choice, Wish, abilities, open_chosen
 from models.errors import PackError
 from models.pack import BUNDLED, MANIFEST, ModelPack, load_pack, sha256_of, update_variants
@@ -52,7 +52,7 @@ def test_only_the_delicate_layers_keep_their_numbers(task: str, pack: ModelPack,
 def test_a_variant_is_the_same_recogniser_and_detector(engine: str, pack: ModelPack, group: NDArray[np.uint8]) -> None:
     if engine not in abilities():
         pytest.skip(f"{engine} is not installed")
-    seen = []
+    seen: list[tuple[Faces, NDArray[np.float32]]] = []
     for choice in (Choice("onnxruntime", "fp32", ""), Choice(engine, "int8", "")):  # type: ignore[arg-type]
         detector = Detector(open_chosen(pack.detection, choice, Wish()), pack.detection)
         (faces,) = detector.detect([group])
