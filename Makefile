@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-gpu bench-hygiene \
-        bench-open-set bench-overhead bench-scale bench-serving bench-transfer clean
+        bench-open-set bench-overhead bench-reads bench-scale bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -47,6 +47,9 @@ bench-open-set: setup
 
 bench-overhead: setup
 	$(BIN)/python -m bench.overhead
+
+bench-reads: setup
+	$(BIN)/python -m bench.reads
 
 bench-bulk: setup
 	$(BIN)/python -m bench.bulk

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from models.detection import Answer, Detector, Laid
 from service.client import Kith
-from service.imaging import ImageLimits, decode
+from service.imaging import Encoded, ImageLimits, open_photo
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -113,11 +113,11 @@ def test_photos_that_could_not_wait_are_not_decoded(
 ) -> None:
     photo, decoded = jpeg(astronaut), list[int]()
 
-    def counting(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
+    def counting(payload: bytes, limits: ImageLimits) -> Encoded:
         decoded.append(len(payload))
-        return decode(payload, limits)
+        return open_photo(payload, limits)
 
-    monkeypatch.setattr("service.pipeline.decode", counting)
+    monkeypatch.setattr("service.pipeline.open_photo", counting)
     statuses: list[int] = []
 
     def ask(url: str) -> None:
