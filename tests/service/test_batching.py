@@ -344,8 +344,8 @@ def test_a_network_of_one_device_runs_there_beside_another_of_all() -> None:
                 Batcher("first only", devices, [note], SIZES, 100) as second,
             ):
                 for item in range(10):
-                    answers = await asyncio.gather(first.submit([item + 20]), second.submit([item + 20]))
-                    assert list(answers) == [[2 * item + 40]] * 2
+                    here, there = await asyncio.gather(first.submit([item + 20]), second.submit([item + 20]))
+                    assert here == there == [2 * item + 40]
 
     asyncio.run(run())
     assert set(ran) == {"device-0"}
