@@ -8,7 +8,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from models import openvino_network, runtime
+from models.detection import CANVAS_BUCKETS_PX
 from models.errors import RuntimeUnavailableError
 from models.network import Engine, Network, Precision
 from models.openvino_network import OpenVinoNetwork
@@ -17,6 +20,8 @@ from models.runtime import OnnxNetwork
 
 MAX_POINTS_LOST: Final = 0.1
 """Of accuracy or recall: what numbers may cost that are chosen here. Pinned ones may cost more."""
+WARM_BATCH: Final = 5
+"""Runs a piece of each size that batches are cut into where networks are small."""
 log = logging.getLogger(__name__)
 
 Spec = DetectionSpec | RecognitionSpec
@@ -42,15 +47,30 @@ class Choice:
 
 
 def open_network(spec: Spec, wish: Wish) -> Network:
-    """Raises RuntimeUnavailableError: what is pinned cannot run here, or the file is no network."""
-    choice = choose(spec, wish, abilities())
+    """Ready: the first request meets compiled networks.
+
+    Raises:
+        RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
+    """
+    # What is not asked for is not imported: each library costs 15 to 20 MB.
+    able = abilities("onnxruntime" if wish.provider is not None else wish.engine)
+    choice = choose(spec, wish, able)
     try:
-        return open_chosen(spec, choice, wish)
+        network = open_chosen(spec, choice, wish)
+        network.run(np.zeros((WARM_BATCH, *usual_shape(spec, network)), np.float32))
     except RuntimeUnavailableError as error:
-        if choice.engine == "onnxruntime" or wish.engine is not None:
+        if choice.engine == "onnxruntime" or wish.engine is not None or "onnxruntime" not in able:
             raise
         log.warning("%s", error)
-        return open_chosen(spec, Choice("onnxruntime", "fp32", "OpenVINO cannot run this file"), wish)
+        network = open_chosen(spec, Choice("onnxruntime", "fp32", "OpenVINO cannot run this file"), wish)
+    return network
+
+
+def usual_shape(spec: Spec, network: Network) -> tuple[int, int, int]:
+    """Of one input: a recogniser's crop, the photo on a detector's smallest canvas."""
+    side = spec.alignment.size_px if isinstance(spec, RecognitionSpec) else CANVAS_BUCKETS_PX[0]
+    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
+    return 3, height, width
 
 
 def open_chosen(spec: Spec, choice: Choice, wish: Wish) -> Network:
@@ -66,21 +86,20 @@ def open_chosen(spec: Spec, choice: Choice, wish: Wish) -> Network:
     return network
 
 
-def abilities() -> Abilities:
-    """What is installed, on this processor. Raises RuntimeUnavailableError: nothing is."""
+def abilities(only: Engine | None = None) -> Abilities:
+    """What is installed of all or of one engine, on this processor. Raises RuntimeUnavailableError: nothing is."""
     found: dict[Engine, AbstractSet[Precision]] = {}
-    if openvino_network.is_installed():
+    if only != "onnxruntime" and openvino_network.is_installed():
         found["openvino"] = openvino_network.fast_precisions()
-    if runtime.is_installed():
+    if only != "openvino" and runtime.is_installed():
         onnxruntime: set[Precision] = {"fp32", "int8"} if runtime.has_fast_int8() else {"fp32"}
         # Whoever installs the GPU's build wants the GPU.
         found = (
             {"onnxruntime": onnxruntime, **found} if runtime.is_gpu_build() else {**found, "onnxruntime": onnxruntime}
         )
     if not found:
-        raise RuntimeUnavailableError(
-            "neither openvino nor onnxruntime is installed: install the distribution with its 'cpu' or 'gpu' extra"
-        )
+        missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
+        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
     return found
 
 

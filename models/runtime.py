@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,11 +96,28 @@ def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
     return next((b for b in buckets if b >= count), buckets[-1])
 
 
+def cut(count: int, sizes: Sequence[int] = BATCH_BUCKETS) -> Iterator[slice]:
+    """Slices of a batch of ``count``, each as long as the largest of ``sizes`` that fits; where none does the last is
+    shorter than the least of them."""
+    start = 0
+    while start < count:
+        size = max((size for size in sizes if size <= count - start), default=min(sizes))
+        yield slice(start, min(count, start + size))
+        start += size
+
+
+def filled(piece: Float, size: int) -> Float:
+    """``piece`` with zeros behind it, ``size`` in all."""
+    if len(piece) == size:
+        return piece
+    return np.concatenate([piece, np.zeros((size - len(piece), *piece.shape[1:]), np.float32)])
+
+
 class OnnxNetwork:
     """One ONNX network on one execution provider, run in fixed batch sizes.
 
-    Varying batch shapes are what makes a runtime's memory grow, so a batch is filled up to the next bucket with
-    zeros and the filling is cut off again.
+    Varying batch shapes are what makes a runtime's memory grow, so a batch is cut into pieces of few sizes; filling it
+    up to the next size would cost a processor as much as the filling is long.
 
     Raises:
         RuntimeUnavailableError: the file is no network this runtime can open, or ``provider`` was demanded and cannot
@@ -130,7 +147,9 @@ class OnnxNetwork:
         outputs = self._session.get_outputs()
         # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
         flat = len(outputs) > 1 and min(len(o.shape) for o in outputs) < 3
-        self._fixed_batch = 1 if flat else self.input_shape[0] if isinstance(self.input_shape[0], int) else None
+        fixed = 1 if flat else self.input_shape[0]
+        self._is_fixed = isinstance(fixed, int)
+        self._sizes: tuple[int, ...] = (fixed,) if isinstance(fixed, int) else BATCH_BUCKETS
 
     def _options(self) -> Any:
         options = library().SessionOptions()
@@ -155,15 +174,11 @@ class OnnxNetwork:
     def run(self, batch: Float) -> list[Float]:
         """Run ``batch`` (n, ...) and return every output with its rows in order: n of them, or where a network has no
         batch axis in its outputs, those of each input one after the other."""
-        count = len(batch)
-        size = self._fixed_batch or bucket(count)
         pieces = []
-        for start in range(0, count, size):
-            piece = batch[start : start + size]
-            if (missing := size - len(piece)) > 0:
-                piece = np.concatenate([piece, np.zeros((missing, *piece.shape[1:]), np.float32)])
-            outputs = self._session.run(self.output_names, {self.input_name: piece})
-            pieces.append([np.asarray(o)[: size - missing] if missing > 0 else np.asarray(o) for o in outputs])
+        for rows in cut(len(batch), self._sizes):
+            piece = filled(batch[rows], self._sizes[0]) if self._is_fixed else batch[rows]
+            outputs = [np.asarray(o) for o in self._session.run(self.output_names, {self.input_name: piece})]
+            pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
     def placement(self, batch: Float) -> dict[str, int]:

@@ -87,6 +87,13 @@ class Settings(BaseSettings):
         le=100_000,
         description="Items waiting for a network, or requests for a gallery to be loaded, before calls get 503.",
     )
+    deadline_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
+        "(docs/rest.md).",
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,

@@ -52,7 +52,8 @@ class Context:
 
     async def gallery(self, name: str) -> Gallery:
         """Raises GalleryNotFoundError."""
-        return await self.run(self.store.gallery, name)
+        known = self.store.gallery_at_once(name)
+        return await self.run(self.store.gallery, name) if known is None else known
 
     async def change(
         self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
@@ -65,7 +66,7 @@ class Context:
                 continue
 
 
-async def _context(request: Request) -> Context:  # not awaiting anything, but otherwise called in a thread
+async def _context(request: Request) -> Context:  # async, or FastAPI would call it in a thread
     return cast(Context, request.app.state.context)
 
 

@@ -59,7 +59,12 @@ async def gather_photos(images: list[bytes], stage: Callable[[bytes], Awaitable[
         except ImageError as error:
             return error
 
-    return await asyncio.gather(*(guarded(payload) for payload in images))
+    tasks = [asyncio.create_task(guarded(payload)) for payload in images]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # where one fails all, nobody wants the others
+            task.cancel()
 
 
 @router.post("/v1/verify", response_model=VerifyOut, openapi_extra=body_of(VerifyIn, ("a", "b")))

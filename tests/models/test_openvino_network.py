@@ -33,11 +33,20 @@ def test_any_batch_size_gives_every_row(rng: np.random.Generator) -> None:
     assert np.array_equal(whole, kept), "a result is written over by the next run"
 
 
-def test_compiled_shapes_are_bounded(rng: np.random.Generator) -> None:
+def test_compiled_shapes_are_bounded() -> None:
     network = OpenVinoNetwork(BUNDLED / "detector.onnx")
     for side in range(1, MAX_COMPILED + 3):
         network.run(np.zeros((1, 3, 32, 32 * side), np.float32))
     assert len(network._requests) == MAX_COMPILED
+
+
+def test_a_large_network_is_held_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
+    wanted = OpenVinoNetwork(BUNDLED / "recogniser.onnx").run(crops)[0]
+    monkeypatch.setattr("models.openvino_network.LARGE_FILE", 1)
+    network = OpenVinoNetwork(BUNDLED / "recogniser.onnx")
+    np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
+    assert len(network._requests) == 1
 
 
 @needs_bf16
