@@ -91,10 +91,10 @@ By fold: {folds}.
 VARIANTS = """## In other numbers
 
 `kith-train quantise models/packs/{name} --data DATA` writes the INT8 files of `int8/`
-({files}), their ranges set by training photos (CelebA; WIDER FACE and scenes), and
-measures what they and bf16 lose against fp32
-on LFW and WIDER FACE; a loss below zero is a gain by chance. In the lower part LFW's open-set people are enrolled and
-searched for at the thresholds of the pack, which are fp32's.
+({files}), their ranges set by training photos
+(CelebA; WIDER FACE and scenes), and measures what they and bf16 lose against fp32 on LFW and WIDER FACE; a loss below
+zero is a gain by chance. In the lower part LFW's open-set people are enrolled and searched for at the thresholds of the
+pack, which are fp32's.
 
 | What | Lost |
 |---|---|
