@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene \
-        bench-open-set bench-reads bench-scale bench-transfer clean
+.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-fusion bench-gallery bench-hygiene \
+        bench-open-set bench-overhead bench-reads bench-scale bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -34,8 +34,9 @@ test: setup
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
-bench: setup
-	$(BIN)/python -m bench.request
+# Two minutes of it: ARGUMENTS=--quick
+bench-serving: setup
+	$(BIN)/python -m bench.serving $(ARGUMENTS)
 
 # PACKS names further packs to put beside the bundled one.
 bench-accuracy: setup
@@ -43,6 +44,9 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
+
+bench-overhead: setup
+	$(BIN)/python -m bench.overhead
 
 bench-reads: setup
 	$(BIN)/python -m bench.reads

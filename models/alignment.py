@@ -89,6 +89,12 @@ def similarity_transforms(landmarks_xy: NDArray[np.floating], alignment: Alignme
     return matrices
 
 
+def scales(landmarks_xy: NDArray[np.floating], alignment: Alignment = STANDARD) -> NDArray[np.float64]:
+    """(n,) pixels of the crop per pixel of the photo, of each face; see similarity_transforms."""
+    matrices = similarity_transforms(landmarks_xy, alignment)
+    return np.asarray(np.hypot(matrices[:, 0, 0], matrices[:, 1, 0]), np.float64)
+
+
 def align(
     image: NDArray[np.uint8], landmarks_xy: NDArray[np.floating], alignment: Alignment = STANDARD
 ) -> NDArray[np.uint8]:
@@ -106,7 +112,7 @@ def align(
     size = (alignment.size_px, alignment.size_px)
     crops = np.empty((len(matrices), *size, 3), np.uint8)
     for matrix, crop in zip(matrices, crops, strict=True):
-        crop[:] = cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR)
+        cv2.warpAffine(image, matrix, size, dst=crop, flags=cv2.INTER_LINEAR)
     return crops
 
 

@@ -59,9 +59,32 @@ class Faces:
         return int(((centres - (x, y)) ** 2).sum(1).argmin())
 
 
+@dataclass(frozen=True)
+class Canvas:
+    """Where a photo lies on its canvas: its top left corner, scaled by ``scale`` (canvas pixels per photo pixel)."""
+
+    height_px: int
+    width_px: int
+    scale: float
+
+
+Answer = list[Float]
+"""A network's outputs for one photo, (n, k) each: a row for every cell and slot."""
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """A photo that lies on its canvas, as the network takes it: ``planes`` (3, h, w); the photo's size in pixels."""
+
+    planes: Float
+    canvas: Canvas
+    photo_height_px: int
+    photo_width_px: int
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Every cell's prediction for a batch: scores (B, n), boxes (B, n, 4), landmarks (B, n, 5, 2), canvas pixels."""
+    """What one photo's cells predict: scores (n,), boxes (n, 4), landmarks (n, 5, 2), canvas pixels."""
 
     scores: Float
     boxes: Float
@@ -71,14 +94,18 @@ class Candidates:
 class Head(Protocol):
     """Turns a network's raw outputs into candidates."""
 
-    def decode(self, outputs: Sequence[Float], height_px: int, width_px: int) -> Candidates: ...
+    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
+        """Of the cells that score ``min_score`` or more, in their order; the others' boxes are never computed."""
 
 
-def cell_points(height_px: int, width_px: int, stride: int, slots: int) -> Float:
-    """(h * w * slots, 2) x, y of every cell's corner, slots of a cell side by side."""
-    ys, xs = np.mgrid[: height_px // stride, : width_px // stride]
-    cells = np.stack([xs, ys], -1).reshape(-1, 1, 2) * stride
-    return np.broadcast_to(cells, (len(cells), slots, 2)).reshape(-1, 2).astype(np.float32)
+def cell_points(cells: NDArray[np.intp], width_px: int, stride: int) -> Float:
+    """(n, 2) x, y of the corners of these cells, which are counted row by row."""
+    return np.asarray(np.stack(np.divmod(cells, width_px // stride)[::-1], -1) * stride, np.float32)
+
+
+def _joined(levels: Sequence[tuple[Float, Float, Float]]) -> Candidates:
+    scores, boxes, landmarks = (np.concatenate(parts) for parts in zip(*levels, strict=True))
+    return Candidates(scores, boxes, landmarks)
 
 
 class SCRFDHead:
@@ -96,19 +123,19 @@ class SCRFDHead:
             case _:
                 raise PackError("tasks.detection.file", f"{output_count} outputs: an SCRFD with landmarks has 9 or 15")
 
-    def decode(self, outputs: Sequence[Float], height_px: int, width_px: int) -> Candidates:
+    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
+        """See Head."""
         levels = len(self.strides)
-        scores, boxes, landmarks = [], [], []
+        found = []
         for i, stride in enumerate(self.strides):
-            points = cell_points(height_px, width_px, stride, self.slots)
-            # Exports for one photo drop the batch dimension: (n, k) is read as (1, n, k).
-            score = outputs[i].reshape(-1, len(points))
-            sides = outputs[i + levels].reshape(-1, len(points), 4) * stride
-            moves = outputs[i + 2 * levels].reshape(-1, len(points), 5, 2) * stride
-            scores.append(score)
-            boxes.append(np.concatenate([points - sides[..., :2], points + sides[..., 2:]], -1))
-            landmarks.append(points[:, None] + moves)
-        return Candidates(np.concatenate(scores, 1), np.concatenate(boxes, 1), np.concatenate(landmarks, 1))
+            scores = answer[i][:, 0]
+            rows = np.flatnonzero(scores >= min_score)
+            points = cell_points(rows // self.slots, width_px, stride)
+            sides = answer[i + levels][rows] * stride
+            moves = answer[i + 2 * levels][rows].reshape(-1, 5, 2) * stride
+            boxes = np.concatenate([points - sides[:, :2], points + sides[:, 2:]], -1)
+            found.append((scores[rows], boxes, points[:, None] + moves))
+        return _joined(found)
 
 
 class YuNetHead:
@@ -124,17 +151,19 @@ class YuNetHead:
         except ValueError as error:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
 
-    def decode(self, outputs: Sequence[Float], height_px: int, width_px: int) -> Candidates:
-        scores, boxes, landmarks = [], [], []
+    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
+        """See Head."""
+        found = []
         for i, stride in enumerate(self.strides):
-            points = cell_points(height_px, width_px, stride, 1)
-            cls, obj, box, kps = (outputs[self._rows[k][i]] for k in ("cls", "obj", "bbox", "kps"))
-            scores.append(np.sqrt(np.clip(cls[..., 0], 0, 1) * np.clip(obj[..., 0], 0, 1)))
-            centre = points + box[..., :2] * stride
-            half = np.exp(np.minimum(box[..., 2:], 10)) * stride / 2
-            boxes.append(np.concatenate([centre - half, centre + half], -1))
-            landmarks.append(points[:, None] + kps.reshape(*kps.shape[:2], 5, 2) * stride)
-        return Candidates(np.concatenate(scores, 1), np.concatenate(boxes, 1), np.concatenate(landmarks, 1))
+            cls, obj, box, kps = (answer[self._rows[k][i]] for k in ("cls", "obj", "bbox", "kps"))
+            scores = np.sqrt(np.clip(cls[:, 0], 0, 1) * np.clip(obj[:, 0], 0, 1))
+            rows = np.flatnonzero(scores >= min_score)
+            points = cell_points(rows, width_px, stride)
+            centre = points + box[rows, :2] * stride
+            half = np.exp(np.minimum(box[rows, 2:], 10)) * stride / 2
+            boxes = np.concatenate([centre - half, centre + half], -1)
+            found.append((scores[rows], boxes, points[:, None] + kps[rows].reshape(-1, 5, 2) * stride))
+        return _joined(found)
 
 
 def make_head(kind: HeadKind, output_names: Sequence[str]) -> Head:
@@ -155,15 +184,6 @@ def suppress(boxes_xyxy: Float, scores: Float, iou: float = NMS_IOU) -> NDArray[
         if alive[row]:
             alive[row + 1 :] &= ~overlaps[row, row + 1 :]
     return np.asarray(order[alive], np.intp)
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """Where a photo lies on its canvas: its top left corner, scaled by ``scale`` (canvas pixels per photo pixel)."""
-
-    height_px: int
-    width_px: int
-    scale: float
 
 
 def choose_canvas(height_px: int, width_px: int, buckets: Sequence[int] = CANVAS_BUCKETS_PX) -> Canvas:
@@ -197,41 +217,71 @@ class Detector:
 
     def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
         """Find the faces of each (H, W, 3) uint8 RGB photo; photos on equal canvases share a batch."""
-        canvases = [choose_canvas(image.shape[0], image.shape[1], self._buckets) for image in images]
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for i, canvas in enumerate(canvases):
-            groups[canvas.height_px, canvas.width_px].append(i)
-        results: dict[int, Faces] = {}
-        for (height, width), members in groups.items():
-            batch = np.stack([lay_out(images[i], canvases[i], self._normalisation) for i in members])
-            candidates = self._head.decode(self._network.run(batch), height, width)
-            for row, i in enumerate(members):
-                results[i] = self._select(candidates, row, canvases[i], images[i].shape)
-        return [results[i] for i in range(len(images))]
+        laid = [self.lay_out(image) for image in images]
+        return [self.select(one, answer) for one, answer in zip(laid, self.run(laid), strict=True)]
 
-    def _select(self, candidates: Candidates, row: int, canvas: Canvas, shape: tuple[int, ...]) -> Faces:
-        rows = np.flatnonzero(candidates.scores[row] >= self.min_score)
-        boxes, scores = candidates.boxes[row, rows], candidates.scores[row, rows]
-        kept = suppress(boxes, scores)
-        limit = np.array([shape[1], shape[0]] * 2, np.float32)
+    def lay_out(self, image: NDArray[np.uint8]) -> Laid:
+        """Bring a (H, W, 3) uint8 RGB photo onto its canvas."""
+        height, width = image.shape[:2]
+        canvas = self.canvas(height, width)
+        return self.place(shrink(image, canvas.scale), canvas, height, width)
+
+    def canvas(self, height_px: int, width_px: int) -> Canvas:
+        """The canvas for a photo of this size."""
+        return choose_canvas(height_px, width_px, self._buckets)
+
+    def place(self, image: NDArray[np.uint8], canvas: Canvas, photo_height_px: int, photo_width_px: int) -> Laid:
+        """Lay a photo of this size, which is shrunk already to (h, w, 3) uint8 RGB, onto its canvas."""
+        return Laid(lay_out(image, canvas, self._normalisation), canvas, photo_height_px, photo_width_px)
+
+    def run(self, laid: Sequence[Laid]) -> list[Answer]:
+        """Only this needs the network: its answer to each photo, in order. Those on equal canvases share a batch."""
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, one in enumerate(laid):
+            groups[one.planes.shape].append(i)
+        answers: dict[int, Answer] = {}
+        for members in groups.values():
+            outputs = self._network.run(np.stack([laid[i].planes for i in members]))
+            # Exports for one photo drop the batch dimension: theirs lie one after the other.
+            each = [output.reshape(len(members), -1, output.shape[-1]) for output in outputs]
+            for row, i in enumerate(members):
+                answers[i] = [output[row] for output in each]
+        return [answers[i] for i in range(len(laid))]
+
+    def select(self, laid: Laid, answer: Answer) -> Faces:
+        """Read the network's answer to a photo."""
+        canvas = laid.canvas
+        found = self._head.decode(answer, canvas.height_px, canvas.width_px, self.min_score)
+        kept = suppress(found.boxes, found.scores)
+        limit = np.array([laid.photo_width_px, laid.photo_height_px] * 2, np.float32)
         return Faces(
-            np.clip(boxes[kept] / canvas.scale, 0, limit).astype(np.float32),
-            (candidates.landmarks[row, rows[kept]] / canvas.scale).astype(np.float32),
-            scores[kept].astype(np.float32),
+            np.clip(found.boxes[kept] / canvas.scale, 0, limit).astype(np.float32),
+            (found.landmarks[kept] / canvas.scale).astype(np.float32),
+            found.scores[kept].astype(np.float32),
         )
+
+
+def shrink(image: NDArray[np.uint8], scale: float) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8 to ``scale`` of its size, in (0, 1]."""
+    # Bilinear sampling skips pixels beyond a halving, and small faces alias away. Halving by means is many times as
+    # fast as taking means over any other part.
+    while scale < 0.5 and min(image.shape[:2]) > 1:
+        height, width = image.shape[0] // 2, image.shape[1] // 2
+        even = image[: 2 * height, : 2 * width]
+        image = np.asarray(cv2.resize(even, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+        scale *= 2
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
 def lay_out(image: NDArray[np.uint8], canvas: Canvas, normalisation: Normalisation) -> Float:
-    """Scale a photo onto its canvas and normalise it: (H, W, 3) uint8 RGB to (3, h, w) float32.
+    """Normalise a photo that has its canvas's scale: (H, W, 3) uint8 RGB to (3, h, w) float32.
 
-    The unused part is what the network takes for black.
+    What lies beyond the canvas is cut off; the unused part is what the network takes for black.
     """
-    if canvas.scale < 1.0:
-        size = (max(1, round(image.shape[1] * canvas.scale)), max(1, round(image.shape[0] * canvas.scale)))
-        # Bilinear sampling skips pixels beyond a halving, and small faces alias away.
-        image = np.asarray(
-            cv2.resize(image, size, interpolation=cv2.INTER_AREA if canvas.scale < 0.5 else cv2.INTER_LINEAR)
-        )
+    image = image[: canvas.height_px, : canvas.width_px]
     if normalisation.colour == "BGR":
         image = image[..., ::-1]
     out = np.full((3, canvas.height_px, canvas.width_px), (0 - normalisation.mean) / normalisation.std, np.float32)

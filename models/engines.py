@@ -2,21 +2,145 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
-from models.network import Network
+import numpy as np
+
+from models import openvino_network, runtime
+from models.detection import CANVAS_BUCKETS_PX
+from models.errors import RuntimeUnavailableError
+from models.network import Engine, Network, Precision
+from models.openvino_network import OpenVinoNetwork
 from models.pack import DetectionSpec, RecognitionSpec
 from models.runtime import OnnxNetwork
+
+MAX_POINTS_LOST: Final = 0.1
+"""Of accuracy or recall: what numbers may cost that are chosen here. Pinned ones may cost more."""
+WARM_BATCH: Final = 5
+"""Runs a piece of each size that batches are cut into where networks are small."""
+log = logging.getLogger(__name__)
+
+Spec = DetectionSpec | RecognitionSpec
+Abilities = Mapping[Engine, AbstractSet[Precision]]
+"""By engine that is installed, preferred first: the numbers that it computes faster than fp32 here, and fp32."""
 
 
 @dataclass(frozen=True)
 class Wish:
     """What is pinned; None: chosen here. ``provider``: of onnxruntime. ``threads``: per network."""
 
+    engine: Engine | None = None
+    precision: Precision | None = None
     provider: str | None = None
     threads: int | None = None
 
 
-def open_network(spec: DetectionSpec | RecognitionSpec, wish: Wish) -> Network:
-    """Raises RuntimeUnavailableError: what is pinned cannot run here, or the file is no network."""
-    return OnnxNetwork(spec.path, wish.provider, wish.threads)
+@dataclass(frozen=True)
+class Choice:
+    engine: Engine
+    precision: Precision
+    why: str
+
+
+def open_network(spec: Spec, wish: Wish) -> Network:
+    """Ready: the first request meets compiled networks.
+
+    Raises:
+        RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
+    """
+    # What is not asked for is not imported: each library costs 15 to 20 MB.
+    able = abilities("onnxruntime" if wish.provider is not None else wish.engine)
+    choice = choose(spec, wish, able)
+    try:
+        network = open_chosen(spec, choice, wish)
+        network.run(np.zeros((WARM_BATCH, *usual_shape(spec, network)), np.float32))
+    except RuntimeUnavailableError as error:
+        if choice.engine == "onnxruntime" or wish.engine is not None or "onnxruntime" not in able:
+            raise
+        log.warning("%s", error)
+        network = open_chosen(spec, Choice("onnxruntime", "fp32", "OpenVINO cannot run this file"), wish)
+    return network
+
+
+def usual_shape(spec: Spec, network: Network) -> tuple[int, int, int]:
+    """Of one input: a recogniser's crop, the photo on a detector's smallest canvas."""
+    side = spec.alignment.size_px if isinstance(spec, RecognitionSpec) else CANVAS_BUCKETS_PX[0]
+    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
+    return 3, height, width
+
+
+def open_chosen(spec: Spec, choice: Choice, wish: Wish) -> Network:
+    """Raises RuntimeUnavailableError."""
+    variant = next((v for v in spec.variants if v.precision == choice.precision), None)
+    path = spec.path if variant is None or variant.path is None else variant.path
+    network: Network
+    if choice.engine == "openvino":
+        network = OpenVinoNetwork(path, choice.precision, wish.threads)
+    else:
+        network = OnnxNetwork(path, wish.provider, wish.threads, choice.precision)
+    network.why = choice.why
+    return network
+
+
+def abilities(only: Engine | None = None) -> Abilities:
+    """What is installed of all or of one engine, on this processor. Raises RuntimeUnavailableError: nothing is."""
+    found: dict[Engine, AbstractSet[Precision]] = {}
+    if only != "onnxruntime" and openvino_network.is_installed():
+        found["openvino"] = openvino_network.fast_precisions()
+    if only != "openvino" and runtime.is_installed():
+        onnxruntime: set[Precision] = {"fp32", "int8"} if runtime.has_fast_int8() else {"fp32"}
+        # Whoever installs the GPU's build wants the GPU.
+        found = (
+            {"onnxruntime": onnxruntime, **found} if runtime.is_gpu_build() else {**found, "onnxruntime": onnxruntime}
+        )
+    if not found:
+        missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
+        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
+    return found
+
+
+def choose(spec: Spec, wish: Wish, able: Abilities) -> Choice:
+    """The engine and the numbers for a network, and why.
+
+    Raises:
+        RuntimeUnavailableError: what is pinned is not installed, or this processor lacks it.
+    """
+    if wish.provider is not None and wish.engine == "openvino":
+        raise RuntimeUnavailableError("KITH_PROVIDER is onnxruntime's, KITH_ENGINE names openvino: unset one of them")
+    preferred: Engine = "onnxruntime" if wish.provider is not None else next(iter(able))
+    engine = preferred if wish.engine is None else wish.engine
+    if engine not in able:
+        raise RuntimeUnavailableError(f"{engine} is not installed; installed: {', '.join(able)}")
+    if wish.precision is not None:
+        return _pinned(spec, wish.precision, engine, able[engine])
+    for variant in spec.variants:
+        if variant.precision == "int8" and "int8" in able[engine]:
+            if variant.points_lost is not None and variant.points_lost <= MAX_POINTS_LOST:
+                return Choice(engine, "int8", f"the pack has it, and measured a loss of {variant.points_lost:g} points")
+            return _floating(spec, engine, able[engine], "the pack's INT8 loses more than 0.1 points, or nobody knows")
+    lacks = "this processor has no fast INT8" if "int8" not in able[engine] else "the pack has no INT8"
+    return _floating(spec, engine, able[engine], lacks)
+
+
+def _pinned(spec: Spec, precision: Precision, engine: Engine, able: AbstractSet[Precision]) -> Choice:
+    if precision == "int8" and not any(v.precision == "int8" for v in spec.variants):
+        # Else a pack of one INT8 network could not be pinned to it.
+        return _floating(spec, engine, able, "INT8 is pinned, but the pack has none of this network")
+    if precision not in able and precision != "int8":
+        raise RuntimeUnavailableError(
+            f"{engine} has no {precision} on this processor; it has {', '.join(sorted(able))} (KITH_PRECISION)"
+        )
+    return Choice(engine, precision, "pinned")
+
+
+def _floating(spec: Spec, engine: Engine, able: AbstractSet[Precision], lacks: str) -> Choice:
+    if "bf16" not in able:
+        return Choice(engine, "fp32", f"{lacks}, and {engine} no bf16 here")
+    lost = next((v.points_lost for v in spec.variants if v.precision == "bf16"), None)
+    if lost is not None and lost > MAX_POINTS_LOST:
+        return Choice(engine, "fp32", f"{lacks}, and bf16 loses {lost:g} points")
+    return Choice(engine, "bf16", f"{lacks}; this processor multiplies bf16")

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from models.alignment import POINTS, STANDARD, Alignment, standard
 from models.errors import PackError
+from models.network import Precision
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
@@ -25,6 +26,7 @@ CALIBRATION: Final = "calibration.json"
 """Where calibrations are written; an unversioned directory has its own under this name too."""
 MAX_NUMBER: Final = 1e6
 LICENSE_FILE: Final = "MODEL.LICENSE"
+VARIANTS: Final[tuple[Precision, ...]] = ("bf16", "fp16", "int8")
 BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -45,12 +47,33 @@ class Normalisation:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """The same network in other numbers: its vectors compare with those of the main file, its boxes are the same.
+
+    ``path`` None: there is no file, the runtime rounds the main one. ``of``: sha256 of the main file that it was made
+    from. ``measured``: what it loses.
+    """
+
+    precision: Precision
+    path: Path | None
+    sha256: str | None
+    of: str
+    measured: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def points_lost(self) -> float | None:
+        """Points of LFW View 2 accuracy, of a detector points of recall on WIDER FACE; None: nobody measured."""
+        return self.measured.get("points_lost")
+
+
+@dataclass(frozen=True)
 class DetectionSpec:
     path: Path
     sha256: str | None
     normalisation: Normalisation
     head: HeadKind
     preprocessing_version: str
+    variants: tuple[Variant, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,9 +86,11 @@ class RecognitionSpec:
     alignment: Alignment
     dimension: int
     preprocessing_version: str
+    variants: tuple[Variant, ...] = ()
 
     def fingerprint(self) -> str:
-        """Hash of the network and of everything that shapes its input: vectors compare only where this is equal."""
+        """Hash of the network and of everything that shapes its input: vectors compare only where this is equal. Of the
+        main file alone: a variant is the same recogniser, and how far its vectors stray is measured."""
         digest = hashlib.sha256(self.path.read_bytes())
         shape = [self.normalisation.mean, self.normalisation.std, self.normalisation.colour, self.alignment.size_px]
         digest.update(json.dumps([*shape, self.preprocessing_version]).encode())
@@ -102,6 +127,8 @@ class ModelPack:
                     f"tasks.{name}.sha256",
                     f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}...",
                 )
+            for variant in spec.variants:
+                _verify_variant(variant, spec.path, f"variants.{name}.{variant.precision}")
         measured = (self.calibration or {}).get("recogniser")
         if measured is not None and measured != (own := self.recognition.fingerprint()):
             raise PackError(
@@ -109,6 +136,19 @@ class ModelPack:
                 f"it was measured with another recogniser ({str(measured)[:12]}..., not {own[:12]}...): measure "
                 "it again with `kith-train calibrate`, or remove it",
             )
+
+
+def _verify_variant(variant: Variant, main: Path, name: str) -> None:
+    if variant.of != (actual := sha256_of(main)):
+        raise PackError(
+            f"{name}.of",
+            f"{main.name} has {actual[:12]}..., the variant was made from {variant.of[:12]}...: remove or remake it",
+        )
+    if variant.path is not None and (actual := sha256_of(variant.path)) != variant.sha256:
+        raise PackError(
+            f"{name}.sha256",
+            f"{variant.path.name} has {actual[:12]}..., the manifest says {str(variant.sha256)[:12]}...",
+        )
 
 
 def sha256_of(path: Path) -> str:
@@ -179,6 +219,7 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
             normalisation=_normalisation(detection, "tasks.detection", std=128.0),
             head=_head(detection),
             preprocessing_version=str(detection.get("preprocessing_version", "insightface-scrfd-1")),
+            variants=_variants(directory, document, "detection"),
         ),
         recognition=RecognitionSpec(
             path=_file(directory, recognition.get("file"), "tasks.recognition.file", ".onnx"),
@@ -187,6 +228,7 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
             alignment=_alignment(recognition),
             dimension=_positive(recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension"),
             preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
+            variants=_variants(directory, document, "recognition"),
         ),
         provenance=_optional_object(document, "provenance"),
         metrics=_optional_object(document, "metrics"),
@@ -194,6 +236,30 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     if pack.detection.path == pack.recognition.path:
         raise PackError("tasks.recognition.file", "is the detector's file")
     return _calibrated(pack, document.get("calibration"))
+
+
+def _variants(directory: Path, document: Mapping[str, Any], task: str) -> tuple[Variant, ...]:
+    """By precision, of ``{"variants": {TASK: {PRECISION: {"file", "sha256", "of", "measured"}}}}``; ``file`` and its
+    ``sha256`` only where there is one."""
+    listed = _optional_object(_optional_object(document, "variants"), task)
+    variants = []
+    for precision in listed:
+        name = f"variants.{task}.{precision}"
+        if precision not in VARIANTS:
+            raise PackError(name, f"is not a known variant ({', '.join(VARIANTS)})")
+        value = _object(listed, precision, name)
+        path = _file(directory, value["file"], f"{name}.file", ".onnx") if "file" in value else None
+        if path is None and precision == "int8":
+            raise PackError(f"{name}.file", "is required: no runtime makes INT8 of a file by itself")
+        own = _sha256(value, f"{name}.sha256")
+        of = _sha256({"sha256": value.get("of")}, f"{name}.of")
+        if of is None or (path is not None and own is None):
+            raise PackError(name, "needs of, the sha256 of the main file that it was made from, and its file's sha256")
+        measured = _optional_object(value, "measured")
+        if "points_lost" in measured:
+            _number(measured["points_lost"], f"{name}.measured.points_lost")
+        variants.append(Variant(precision, path, own, of, measured))
+    return tuple(variants)
 
 
 def _calibrated(pack: ModelPack, file: Any) -> ModelPack:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from models.errors import PackError
 from models.network import Float, Network
 from models.pack import RecognitionSpec
+from models.pixels import to_planes
 
 
 def unit(vectors: NDArray[np.floating]) -> Float:
@@ -53,11 +54,7 @@ class Recogniser:
         side = self.alignment.size_px
         if crops.shape[1:] != (side, side, 3):
             raise ValueError(f"crops must have shape (n, {side}, {side}, 3), not {crops.shape}")
-        if self._normalisation.colour == "BGR":
-            crops = crops[..., ::-1]
-        batch = np.ascontiguousarray(crops.transpose(0, 3, 1, 2), dtype=np.float32)
-        batch -= np.float32(self._normalisation.mean)
-        batch *= np.float32(1 / self._normalisation.std)
+        batch = to_planes(crops, self._normalisation, np.empty((len(crops), 3, side, side), np.float32))
         vectors = self._network.run(batch)[0].reshape(len(crops), -1)
         if vectors.shape[1] != self.dimension:
             raise PackError(

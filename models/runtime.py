@@ -7,25 +7,24 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from models.errors import RuntimeUnavailableError
-from models.network import Float
+from models.network import Engine, Float, Precision
 
 # Read when the library is imported: without it onnxruntime 1.31 writes a device id and an event database under the
 # home directory, which a face service must not.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-try:
-    import onnxruntime
-except ImportError:
-    onnxruntime = None  # said by _runtime when it is needed: the doctor must be able to start without it
-
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
+VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
+"""As Linux names it on x86 and ARM."""
 PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
@@ -46,12 +45,36 @@ def available_cores() -> int:
     return cores
 
 
-def _runtime() -> Any:
-    if onnxruntime is None:
+def library() -> Any:
+    """onnxruntime itself. Raises RuntimeUnavailableError: it is not installed."""
+    # Imported here: it costs memory that a process whose networks run elsewhere need not spend.
+    try:
+        import onnxruntime
+    except ImportError as error:
         raise RuntimeUnavailableError(
             "onnxruntime is not installed: install the distribution with its 'cpu' or 'gpu' extra"
-        )
+        ) from error
     return onnxruntime
+
+
+def is_installed() -> bool:
+    return find_spec("onnxruntime") is not None
+
+
+def is_gpu_build() -> bool:
+    """Whether the installed onnxruntime has CUDA; tells it without importing it."""
+    found = find_spec("onnxruntime")
+    folders = (found.submodule_search_locations if found else None) or []
+    return any((Path(folder) / "capi" / "libonnxruntime_providers_cuda.so").exists() for folder in folders)
+
+
+def has_fast_int8() -> bool:
+    """Whether this processor multiplies bytes in one instruction: without it INT8 is slower than fp32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return False
+    return not VNNI.isdisjoint(flags)
 
 
 def available_providers() -> list[str]:
@@ -60,12 +83,12 @@ def available_providers() -> list[str]:
     Raises:
         RuntimeUnavailableError: there is none.
     """
-    return list(_runtime().get_available_providers())
+    return list(library().get_available_providers())
 
 
 def runtime_version() -> str:
     """Raises RuntimeUnavailableError."""
-    return str(_runtime().__version__)
+    return str(library().__version__)
 
 
 def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
@@ -73,19 +96,42 @@ def bucket(count: int, buckets: Sequence[int] = BATCH_BUCKETS) -> int:
     return next((b for b in buckets if b >= count), buckets[-1])
 
 
+def cut(count: int, sizes: Sequence[int] = BATCH_BUCKETS) -> Iterator[slice]:
+    """Slices of a batch of ``count``, each as long as the largest of ``sizes`` that fits; where none does the last is
+    shorter than the least of them."""
+    start = 0
+    while start < count:
+        size = max((size for size in sizes if size <= count - start), default=min(sizes))
+        yield slice(start, min(count, start + size))
+        start += size
+
+
+def filled(piece: Float, size: int) -> Float:
+    """``piece`` with zeros behind it, ``size`` in all."""
+    if len(piece) == size:
+        return piece
+    return np.concatenate([piece, np.zeros((size - len(piece), *piece.shape[1:]), np.float32)])
+
+
 class OnnxNetwork:
     """One ONNX network on one execution provider, run in fixed batch sizes.
 
-    Varying batch shapes are what makes a runtime's memory grow, so a batch is filled up to the next bucket with
-    zeros and the filling is cut off again.
+    Varying batch shapes are what makes a runtime's memory grow, so a batch is cut into pieces of few sizes; filling it
+    up to the next size would cost a processor as much as the filling is long.
 
     Raises:
         RuntimeUnavailableError: the file is no network this runtime can open, or ``provider`` was demanded and cannot
             start here.
     """
 
-    def __init__(self, path: Path, provider: str | None = None, threads: int | None = None) -> None:
+    engine: Engine = "onnxruntime"
+
+    def __init__(
+        self, path: Path, provider: str | None = None, threads: int | None = None, precision: Precision = "fp32"
+    ) -> None:
         self.path = path
+        self.precision = precision
+        self.why = ""
         self._threads = threads or available_cores()
         wanted: list[str] = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
         if provider and provider not in available_providers():
@@ -101,10 +147,12 @@ class OnnxNetwork:
         outputs = self._session.get_outputs()
         # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
         flat = len(outputs) > 1 and min(len(o.shape) for o in outputs) < 3
-        self._fixed_batch = 1 if flat else self.input_shape[0] if isinstance(self.input_shape[0], int) else None
+        fixed = 1 if flat else self.input_shape[0]
+        self._is_fixed = isinstance(fixed, int)
+        self._sizes: tuple[int, ...] = (fixed,) if isinstance(fixed, int) else BATCH_BUCKETS
 
     def _options(self) -> Any:
-        options = _runtime().SessionOptions()
+        options = library().SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -114,7 +162,7 @@ class OnnxNetwork:
 
     def _open(self, providers: list[str], options: Any) -> Any:
         try:
-            return _runtime().InferenceSession(str(self.path), options, providers=providers)
+            return library().InferenceSession(str(self.path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
             raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {error}") from error
 
@@ -126,25 +174,43 @@ class OnnxNetwork:
     def run(self, batch: Float) -> list[Float]:
         """Run ``batch`` (n, ...) and return every output with its rows in order: n of them, or where a network has no
         batch axis in its outputs, those of each input one after the other."""
-        count = len(batch)
-        size = self._fixed_batch or bucket(count)
         pieces = []
-        for start in range(0, count, size):
-            piece = batch[start : start + size]
-            if (missing := size - len(piece)) > 0:
-                piece = np.concatenate([piece, np.zeros((missing, *piece.shape[1:]), np.float32)])
-            outputs = self._session.run(self.output_names, {self.input_name: piece})
-            pieces.append([np.asarray(o)[: size - missing] if missing > 0 else np.asarray(o) for o in outputs])
+        for rows in cut(len(batch), self._sizes):
+            piece = filled(batch[rows], self._sizes[0]) if self._is_fixed else batch[rows]
+            outputs = [np.asarray(o) for o in self._session.run(self.output_names, {self.input_name: piece})]
+            pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler; return how many nodes each provider really executed."""
-        with tempfile.TemporaryDirectory() as folder:
-            options = self._options()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-            session = self._open(self._session.get_providers(), options)
-            session.run(self.output_names, {self.input_name: batch})
-            events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        ran = Counter(e["args"]["provider"] for e in events if e.get("cat") == "Node" and e["args"].get("provider"))
-        return dict(ran)
+        options = self._options()
+        ran = nodes_run(options, lambda: self._open(self._session.get_providers(), options), batch)
+        return dict(Counter(node.provider for node in ran))
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """A node that ran: its operator, and whether it gave numbers of the network rather than shapes."""
+
+    provider: str
+    operator: str
+    computes: bool
+
+
+def nodes_run(options: Any, open_session: Callable[[], Any], batch: Float) -> list[NodeRun]:
+    """Open a session of ``options`` under the profiler, run it once, and return every node as it ran."""
+    with tempfile.TemporaryDirectory() as folder:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        session = open_session()
+        session.run(None, {session.get_inputs()[0].name: batch})
+        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return [
+        NodeRun(e["args"]["provider"], e["args"].get("op_name", ""), _computes(e["args"].get("output_type_shape", [])))
+        for e in events
+        if e.get("cat") == "Node" and e["args"].get("provider")
+    ]
+
+
+def _computes(outputs: list[dict[str, list[int]]]) -> bool:
+    return any("float" in kind or kind == "double" for output in outputs for kind in output)

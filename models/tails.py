@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +56,8 @@ def fit_tail(excesses: Floats, weights: Floats, start: float, share: float, leas
     total = float(weights.sum())
     if total <= 0:
         raise ValueError("a tail needs scores beyond its start")
+    from scipy import optimize  # 30 MB, which a service that fits nothing need not hold
+
     mean = float(weights @ excesses) / total
 
     def unlikelihood(parameters: Floats) -> float:

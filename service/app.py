@@ -34,10 +34,11 @@ from service.api import (
     transfer,
 )
 from service.api.context import Context
+from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
-from service.batching import Batcher
+from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.drift import Watches
@@ -61,7 +62,7 @@ from service.spool import Spool
 from service.telemetry import Telemetry
 from service.transfers import Transfers
 
-DETECTOR_BATCH = 8
+DETECTOR_BATCHES = BATCH_BUCKETS[:4]
 BLOCKING_THREADS_PER_CORE = 2
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.provider, settings.threads)
+        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
         detection = open_network(pack.detection, wish)
         detector = Detector(detection, pack.detection, settings.detection_score)
         database = Database(open_engine(settings.sql_url))
@@ -88,13 +89,22 @@ def create_app(settings: Settings) -> FastAPI:
             milvus.start()
             followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
-        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads:
+        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads, Devices() as devices:
             async with (
-                Batcher("detector", detector.detect, DETECTOR_BATCH, settings.queue_size) as detect,
+                Batcher(
+                    f"detector/{pack.model_id}",
+                    devices,
+                    [detector.run],
+                    DETECTOR_BATCHES,
+                    max(settings.queue_size, settings.max_images),
+                    lambda laid: laid.planes.shape,
+                ) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
-                recognisers = Recognisers(*[await opened.enter_async_context(_serve(p, wish, settings)) for p in packs])
+                recognisers = Recognisers(
+                    *[await opened.enter_async_context(_serve(p, wish, settings, devices)) for p in packs]
+                )
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -102,7 +112,8 @@ def create_app(settings: Settings) -> FastAPI:
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
                 pipeline = Pipeline(
-                    detect,
+                    detector,
+                    detecting,
                     followers,
                     catching_up,
                     risks,
@@ -132,13 +143,17 @@ def create_app(settings: Settings) -> FastAPI:
                         milvus,
                         pipeline,
                         watches,
-                        Telemetry(watches),
+                        Telemetry(watches, [detecting, *(served.batcher for served in recognisers)]),
                         runner,
                         spool,
                         transfers,
                     )
                     for served in recognisers:
-                        log.info("serving %s on %s", served.pack.model_id, served.network.providers[0])
+                        log.info("serving %s", served.pack.model_id)
+                    for network in (detection, *(served.network for served in recognisers)):
+                        log.info(
+                            "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
+                        )
                     yield
         followers.close()
         if milvus is not None:
@@ -163,17 +178,19 @@ def create_app(settings: Settings) -> FastAPI:
         system,
     ):
         app.include_router(module.router)
+    app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)
     return app
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, wish: Wish, settings: Settings) -> AsyncIterator[Served]:
+async def _serve(pack: ModelPack, wish: Wish, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
     network = open_network(pack.recognition, wish)
     recogniser = Recogniser(network, pack.recognition)
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    async with Batcher("recogniser", recogniser.embed_each, BATCH_BUCKETS[-1], 4 * settings.queue_size) as embed:
+    name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
+    async with Batcher(name, devices, [recogniser.embed_each], BATCH_BUCKETS, most) as embed:
         yield Served(pack, network, recogniser, calibration, embed)
 
 

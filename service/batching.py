@@ -1,106 +1,341 @@
-"""Batches across requests: items wait while the device works, and leave together when it is free.
+"""Batches across requests: items wait while the devices work, and leave together when one is free.
 
-No timer: an idle device takes a lone item at once, a busy one finds a full batch when it returns. Background work fills
-what requests leave free of a batch.
+No timer: an idle device takes a lone item at once, a busy one finds a full batch when it returns. Who goes next says
+service.turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
+from service import patience
 from service.errors import OverloadedError
+from service.turns import Part, Turns
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+STEP: Final = 0.1
+"""How much of what a batch took becomes of what batches are taken to take."""
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the histograms."""
+
+
+class Devices:
+    """A thread for each of ``count`` devices, shared by batchers: a device runs one batch at a time, of whichever
+    batcher's next item waits longest. Use as a context manager, around the batchers'."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.changed = threading.Condition()
+        """Guards what waits."""
+        self._batchers: list[Batcher[Any, Any]] = []
+        self._closing = False
+        self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def attach(self, batcher: Batcher[Any, Any]) -> None:
+        with self.changed:
+            self._batchers.append(batcher)
+
+    def detach(self, batcher: Batcher[Any, Any]) -> None:
+        with self.changed:
+            self._batchers.remove(batcher)
+
+    def seconds_ahead(self) -> float:
+        """How long all that waits, the background left out, will take at the pace measured."""
+        return sum(batcher.waiting * batcher.pace_s for batcher in self._batchers) / self.count
+
+    def _work(self, device: int) -> None:
+        while True:
+            with self.changed:
+                while not (waiting := [batcher for batcher in self._batchers if batcher.turns]):
+                    if self._closing:
+                        return
+                    self.changed.wait()
+                batcher = min(waiting, key=lambda each: each.turns.since())
+                batch = batcher.take()
+                if len(waiting) > 1 or batcher.turns:
+                    self.changed.notify()  # another device may be idle
+            batcher.run(device, batch)
+
+
+class Histogram:
+    """Counts of values at most each of ``bounds``, and above the last."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Tally:
+    """What a batcher did since it began. ``refused``: items not let in; ``dropped``: those that left undone, by the
+    error's code."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.batch_items = Histogram(sizes)
+        self.wait_s = Histogram(SECONDS)
+        self.run_s = Histogram(SECONDS)
+        self.refused = 0
+        self.dropped = Counter[str]()
+
+
+class Costs:
+    """Seconds that a batch takes, by key and bucket, as measured lately."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+        self._seconds: dict[tuple[Hashable, int], float] = {}
+
+    def add(self, key: Hashable, count: int, seconds: float) -> None:
+        place = key, self._bucket(count)
+        before = self._seconds.get(place, seconds)
+        self._seconds[place] = before + STEP * (seconds - before)
+
+    def fitting(self, key: Hashable, waiting: int) -> int:
+        """How many to take of those waiting: the largest bucket that they fill, where it and the rest after it cost
+        less than all in one bucket filled up; else as many as fit."""
+        waiting = min(waiting, self._sizes[-1])
+        full = max(size for size in self._sizes if size <= waiting)
+        parts = [self._seconds.get((key, self._bucket(count))) for count in (full, waiting - full, waiting) if count]
+        if full == waiting or None in parts:
+            return waiting
+        first, rest, whole = (part for part in parts if part is not None)
+        return full if first + rest < whole else waiting
+
+    def _bucket(self, count: int) -> int:
+        return self._sizes[bisect_left(self._sizes, count)]
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Item, Result]):
+    """One submit: ``results`` by row, of which ``missing`` are not there yet."""
+
+    future: asyncio.Future[list[Result]]
+    results: list[Any]
+    missing: int
+    parts: list[Part[Item]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Batch(Generic[Item, Result]):
+    key: Hashable
+    items: list[Item]
+    places: list[tuple[_Call[Item, Result], int]]
+    waited_s: list[float]
+
 
 class Batcher(Generic[Item, Result]):
-    """Run ``function`` on batches of at most ``max_batch`` items, one batch at a time, in a thread of its own.
+    """Run ``functions``, one for each device, on batches of items that wait.
 
-    ``function`` takes a list and returns one result per item, in order. If it raises, its items are tried again one
-    by one, so that one bad item fails alone. Use as an async context manager; leaving it answers what was accepted.
+    A function takes a list and returns one result per item, in order; if it raises, the halves are tried again, so that
+    one bad item fails alone. Use as an async context manager; leaving it answers what was accepted.
+
+    Args:
+        sizes: sizes of batches that cost what they say, ascending, 1 first; others are filled up to the next one.
+        max_queue: items that may wait, the background's left out.
+        shape_of: only items for which it gives the same leave together.
     """
 
     def __init__(
-        self, name: str, function: Callable[[list[Item]], Sequence[Result]], max_batch: int, max_queue: int
+        self,
+        name: str,
+        devices: Devices,
+        functions: Sequence[Callable[[list[Item]], Sequence[Result]]],
+        sizes: Sequence[int],
+        max_queue: int,
+        shape_of: Callable[[Item], Hashable] | None = None,
     ) -> None:
-        self._function = function
-        self._max_batch = max_batch
+        if len(functions) != devices.count:
+            raise ValueError(f"{len(functions)} functions for {devices.count} devices")
+        self.name = name
+        self.turns = Turns[Item]()
+        self.pace_s = 0.0
+        """Of a device, an item, as measured lately."""
+        self.tally = Tally(sizes)
+        self._devices = devices
+        self._functions = functions
+        self._costs = Costs(sizes)
         self._max_queue = max_queue
-        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
-        self._behind: deque[tuple[Item, asyncio.Future[Result]]] = deque()
-        self._wake = asyncio.Event()
+        self._shape_of = shape_of
         self._closing = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._worker: asyncio.Task[None] | None = None
+        self._calls: set[_Call[Item, Result]] = set()
+        self._begun = 0
+        self._delivered = 0
+        self._idle = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._worker = asyncio.create_task(self._work())
+        self._loop = asyncio.get_running_loop()
+        self._devices.attach(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing = True
-        self._wake.set()
-        if self._worker is not None:
-            await self._worker
-        self._thread.shutdown()
+        while self._calls or self._begun > self._delivered:
+            self._idle.clear()
+            await self._idle.wait()
+        self._devices.detach(self)
 
-    async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
-        """Return the results of ``items``, in order; ``background``: after all that is asked for otherwise.
+    @property
+    def waiting(self) -> int:
+        """Items, the background's left out."""
+        return self.turns.urgent
+
+    def admit(self, count: int, coming: int = 0) -> None:
+        """Judge whether ``count`` items more may wait, where ``coming`` others will be submitted soon.
 
         Raises:
-            OverloadedError: at once, if the queue cannot take them all; none is then queued. Background work, which
-                bounds itself, is only refused when closing.
+            OverloadedError: there are too many, or those ahead take longer than whoever asks will wait.
+            DeadlineExceededError, ClientGoneError: nobody waits any more.
         """
-        full = self._waiting and len(self._waiting) + len(items) > self._max_queue
-        if self._closing or (full and not background):
-            raise OverloadedError(f"{len(self._waiting)} items are waiting")
-        loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in items]
-        (self._behind if background else self._waiting).extend(zip(items, futures, strict=True))
-        self._wake.set()
+        asking = patience.current()
+        if asking is not None:
+            asking.check()
+        ahead = self.waiting + coming
+        seconds = self._devices.seconds_ahead() + coming * self.pace_s / self._devices.count
+        if self._closing or (ahead and ahead + count > self._max_queue):
+            self.tally.refused += count
+            raise OverloadedError(f"{ahead} items are waiting", seconds)
+        if asking is not None and seconds > asking.left_s:
+            self.tally.refused += count
+            raise OverloadedError(f"{ahead} items are waiting, for longer than this request may", seconds)
+
+    async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
+        """Return the results of ``items``, in order; ``background``: behind all that is asked for otherwise. Whoever
+        asks (service.patience) is answered by their deadline at the latest; the background has none.
+
+        Raises:
+            OverloadedError, DeadlineExceededError, ClientGoneError: at once, as :meth:`admit` says; nothing is queued
+                then. Background work, which bounds itself, is only refused when closing.
+            DeadlineExceededError, ClientGoneError: while they waited; what was not begun is not computed.
+        """
+        if not items:
+            return []
+        if not background:
+            self.admit(len(items))
+        elif self._closing:
+            raise OverloadedError("the service is closing")
+        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items))
+        if not background and (asking := patience.current()) is not None:
+            asking.hold(call.future)
+        self._calls.add(call)
+        self._queue(call, items, background)
         try:
-            return list(await asyncio.gather(*futures))
+            return await call.future
         finally:
-            # A cancelled or failed request's other items need not be computed.
-            for future in futures:
-                future.cancel()
+            self._forget(call)
 
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._waiting and not self._behind:
-                if self._closing:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
+    def _queue(self, call: _Call[Item, Result], items: Sequence[Item], background: bool) -> None:
+        now = time.monotonic()
+        call.parts = [
+            Part(call, key, rows, [items[row] for row in rows], background, now, now)
+            for key, rows in self._by_shape(items)
+        ]
+        with self._devices.changed:
+            for part in call.parts:
+                self.turns.add(part)
+            self._devices.changed.notify()
+
+    def _by_shape(self, items: Sequence[Item]) -> Iterable[tuple[Hashable, Sequence[int]]]:
+        if self._shape_of is None:
+            return [(None, range(len(items)))]
+        rows: dict[Hashable, list[int]] = {}
+        for row, item in enumerate(items):
+            rows.setdefault(self._shape_of(item), []).append(row)
+        return rows.items()
+
+    def _forget(self, call: _Call[Item, Result]) -> None:
+        """A cancelled or failed call's other items need not be computed."""
+        if call.missing:
+            error = None if call.future.cancelled() else call.future.exception()
+            with self._devices.changed:
+                for part in call.parts:
+                    self.tally.dropped[getattr(error, "code", "cancelled")] += part.left
+                    self.turns.drop(part)
+        self._calls.discard(call)
+        self._idle.set()
+
+    def take(self) -> _Batch[Item, Result]:
+        """The next batch, for a device; call only where items wait, and hold what guards them."""
+        now = time.monotonic()
+        key, waiting = self.turns.next_key()
+        taken = self.turns.take(self._costs.fitting(key, waiting), now)
+        self._begun += 1
+        return _Batch(
+            key,
+            [part.items[place] for part, place in taken],
+            [(part.owner, part.rows[place]) for part, place in taken],
+            [now - part.came for part, _ in taken],
+        )
+
+    def run(self, device: int, batch: _Batch[Item, Result]) -> None:
+        """In the device's thread. One wake-up of the loop delivers the whole batch."""
+        start = time.monotonic()
+        outcomes = _outcomes(self._functions[device], batch.items)
+        self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, time.monotonic() - start)
+
+    def _deliver(self, batch: _Batch[Item, Result], outcomes: list[Result | Exception], ran_s: float) -> None:
+        for (call, row), outcome in zip(batch.places, outcomes, strict=True):
+            if call.future.done():
                 continue
-            batch: list[tuple[Item, asyncio.Future[Result]]] = []
-            while (queue := self._waiting or self._behind) and len(batch) < self._max_batch:
-                item, future = queue.popleft()
-                if not future.done():
-                    batch.append((item, future))
-            if batch:
-                outcomes = await loop.run_in_executor(self._thread, self._run, [item for item, _ in batch])
-                for (_, future), outcome in zip(batch, outcomes, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(outcome, Exception):
-                        future.set_exception(outcome)
-                    else:
-                        future.set_result(outcome)
+            if isinstance(outcome, Exception):
+                call.future.set_exception(outcome)
+                continue
+            call.results[row] = outcome
+            call.missing -= 1
+            if not call.missing:
+                call.future.set_result(call.results)
+        if not any(isinstance(outcome, Exception) for outcome in outcomes):
+            self._learn(batch, ran_s)
+        self._delivered += 1
+        self._idle.set()
 
-    def _run(self, items: list[Item]) -> list[Result | Exception]:
-        try:
-            return list(self._function(items))
-        except Exception as error:
-            if len(items) == 1:
-                return [error]
-            return [self._run([item])[0] for item in items]
+    def _learn(self, batch: _Batch[Item, Result], ran_s: float) -> None:
+        count = len(batch.items)
+        self._costs.add(batch.key, count, ran_s)
+        self.pace_s += (ran_s / count - self.pace_s) * (STEP if self.pace_s else 1)
+        self.tally.batch_items.add(count)
+        self.tally.run_s.add(ran_s)
+        for waited_s in batch.waited_s:
+            self.tally.wait_s.add(waited_s)
+
+
+def _outcomes(function: Callable[[list[Item]], Sequence[Result]], items: list[Item]) -> list[Result | Exception]:
+    try:
+        results = function(items)
+        if len(results) != len(items):
+            raise RuntimeError(f"{len(results)} results of {len(items)} items")
+        return list(results)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+        half = len(items) // 2
+        return _outcomes(function, items[:half]) + _outcomes(function, items[half:])

@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 from contextlib import closing, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from models.errors import ModelError
+from models.pack import load_pack
 from service import job_commands, migration_commands, model_commands
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
@@ -29,7 +31,7 @@ from service.drawing import draw_decisions, label
 from service.enroll_command import enroll
 from service.errors import KithError, SettingsError
 from service.files import replacing
-from service.risk_plot import risk_png, risk_text
+from service.rates import BATCHES, Rates, measure
 from service.risk_report import GROWTH
 from service.settings import load_settings
 
@@ -79,18 +81,29 @@ def demo(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """What is installed, and which execution provider really ran each network; exit 1 on an error."""
-    findings = diagnose(load_settings())
+def doctor(
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure every engine that is installed, and say which to use.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, and what really ran each network where; exit 1 on an error."""
+    settings = load_settings()
+    findings = diagnose(settings)
+    sound = all(finding.verdict != "error" for finding in findings)
+    rates = measure(load_pack(settings.pack_path), settings) if bench and sound else None
     if as_json:
-        print(json.dumps([vars(finding) for finding in findings], indent=2))
+        listed = [vars(finding) for finding in findings]
+        print(json.dumps({"findings": listed, **asdict(rates)} if rates is not None else listed, indent=2))
     else:
         table = Table("What", "", "Detail")
         colours = {"ok": "green", "warning": "yellow", "error": "red"}
         for finding in findings:
             table.add_row(finding.what, f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.detail)
         Console().print(table)
-    if any(finding.verdict == "error" for finding in findings):
+        if rates is not None:
+            _print_rates(rates)
+    if not sound:
         raise typer.Exit(1)
 
 
@@ -252,6 +265,8 @@ def gallery_risk(
         report = kith.risk(name, *(fpir or ()))
     _print_json(report) if as_json else _print_risk(report)
     if png is not None:
+        from service.risk_plot import risk_png  # matplotlib, which the server would hold too
+
         png.write_bytes(risk_png(report))
 
 
@@ -307,7 +322,18 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"left out and searched for, {check.observed} of {check.probes} subjects reach the threshold of FPIR "
             f"{check.fpir:.0%}; {check.expected:.0f} should"
         )
+    from service.risk_plot import risk_text
+
     print(risk_text(report, console.width))
+
+
+def _print_rates(rates: Rates) -> None:
+    table = Table("Network", "Engine", "Numbers", *(f"ms each, batch {n}" for n in BATCHES), "Points lost", "At start")
+    for rate in rates.rates:
+        lost = "not measured" if rate.points_lost is None else f"{rate.points_lost:g}"
+        taken = (f"{ms:.2f}" for ms in rate.milliseconds)
+        table.add_row(rate.network, rate.engine, rate.precision, *taken, lost, "chosen" if rate.chosen else "")
+    Console().print(table, rates.advice)
 
 
 def _reachable(similarity: float) -> str:

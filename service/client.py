@@ -47,6 +47,21 @@ Vector = NDArray[np.floating[Any]] | Sequence[float]
 Answer = TypeVar("Answer", bound=BaseModel)
 PIECE_BYTES = 1_000_000
 RETRIED = frozenset({429, 503})
+BESIDE_A_PHOTO = frozenset(
+    {
+        "allow_duplicate",
+        "allow_inconsistent",
+        "allow_low_quality",
+        "check_quality",
+        "face",
+        "faces",
+        "model",
+        "recogniser",
+        "risk",
+        "top_k",
+    }
+)
+"""Options that may stand in an address, which proxies write into their logs: not what is known of people."""
 
 
 class KithClientError(Exception):
@@ -127,12 +142,11 @@ class Kith:
     # Faces
 
     def detect(self, *photos: Photo) -> FacesOut:
-        return self._send(FacesOut, "POST", "/v1/detect", files=_parts(photos))
+        return self._send(FacesOut, "POST", "/v1/detect", **_photos(photos))
 
     def embed(self, *photos: Photo, model: str | None = None) -> FacesOut:
         """``model``: of a pack, or its recogniser's fingerprint; default: the server's."""
-        options = {"request": json.dumps({"model": model})} if model else {}
-        return self._send(FacesOut, "POST", "/v1/embed", files=_parts(photos), data=options)
+        return self._send(FacesOut, "POST", "/v1/embed", **_photos(photos, {"model": model} if model else {}))
 
     def verify(
         self,
@@ -329,8 +343,7 @@ class Kith:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
         if not photos:
             return self._send(EnrolOut, "POST", path, json=options, headers=headers)
-        data = {"request": json.dumps(options)}
-        return self._send(EnrolOut, "POST", path, files=_parts(photos), data=data, headers=headers)
+        return self._send(EnrolOut, "POST", path, **_photos(photos, options, headers))
 
     def enrol_archive(self, gallery: str, archive: Path | str | Archive, **options: Any) -> JobOut:
         """Send a zip, tar, tar.gz or tar.zst of PERSON/PHOTO; the answer is the job that enrols it: see ``wait_for``.
@@ -349,7 +362,7 @@ class Kith:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
         if not photos:
             return self._send(IdentifyOut, "POST", path, json=options)
-        return self._send(IdentifyOut, "POST", path, files=_parts(photos), data={"request": json.dumps(options)})
+        return self._send(IdentifyOut, "POST", path, **_photos(photos, options))
 
     # Jobs
 
@@ -471,8 +484,16 @@ def _read(photo: Photo) -> bytes:
     return photo if isinstance(photo, bytes) else Path(photo).read_bytes()
 
 
-def _parts(photos: Iterable[Photo]) -> list[tuple[str, tuple[str, bytes]]]:
-    return [("images", ("photo", _read(photo))) for photo in photos]
+def _photos(
+    photos: Sequence[Photo], options: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A request's photos and options: one photo as it is, which costs the server least, several as a form."""
+    asked = {"request": json.dumps(options)} if options else {}
+    if len(photos) == 1 and BESIDE_A_PHOTO.issuperset(options or {}):
+        headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
+        return {"content": _read(photos[0]), "params": asked, "headers": headers}
+    files = [("images", ("photo", _read(photo))) for photo in photos]
+    return {"files": files, "data": asked, "headers": headers}
 
 
 def _floats(vector: Vector) -> list[float]:

@@ -24,6 +24,11 @@ MAX_READ_PX: Final = 1024
 """Of a side; what is larger was imported, and is not believed."""
 
 
+def wanted_scale(box_xyxy: Float, max_side_px: int = MAX_SIDE_PX) -> float:
+    """Of its photo, from which a face's crop is as good as from the whole."""
+    return min(1.0, max_side_px / max(1.0, (1 + 2 * GROWTH) * float((box_xyxy[2:] - box_xyxy[:2]).max())))
+
+
 def cut(
     image: NDArray[np.uint8],
     box_xyxy: Float,

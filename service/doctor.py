@@ -5,14 +5,16 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from models.engines import Spec, Wish, open_network
 from models.errors import ModelError, RuntimeUnavailableError
+from models.openvino_network import fast_precisions, openvino_version
+from models.openvino_network import is_installed as openvino_is_installed
 from models.pack import load_pack
-from models.runtime import OnnxNetwork, available_cores, available_providers, runtime_version
+from models.runtime import available_cores, available_providers, runtime_version
 from service.settings import Settings
 
 Verdict = Literal["ok", "warning", "error"]
@@ -46,14 +48,19 @@ def diagnose(settings: Settings) -> list[Finding]:
         findings += find_overwritten_gpu(installed, providers)
     except RuntimeUnavailableError as error:
         return [*findings, Finding("onnxruntime", "error", str(error))]
+    if openvino_is_installed():
+        findings.append(
+            Finding("openvino", "ok", f"{openvino_version()}, computes {', '.join(sorted(fast_precisions()))}")
+        )
     try:
         packs = [load_pack(path) for path in settings.pack_paths]
         for pack in packs:
             pack.verify()
             findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
-        networks = [(pack.recognition.path, pack.recognition.alignment.size_px) for pack in packs]
-        for path, side in ((packs[0].detection.path, 256), *networks):
-            findings += _run(path, settings.provider, side)
+        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
+        networks: list[tuple[Spec, int]] = [(pack.recognition, pack.recognition.alignment.size_px) for pack in packs]
+        for spec, side in ((packs[0].detection, 256), *networks):
+            findings += _run(spec, wish, side)
     except ModelError as error:
         findings.append(Finding("pack", "error", str(error)))
     return findings
@@ -85,16 +92,19 @@ def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> lis
     return []
 
 
-def _run(path: Path, provider: str | None, side_px: int) -> list[Finding]:
-    network = OnnxNetwork(path, provider)
+def _run(spec: Spec, wish: Wish, side_px: int) -> list[Finding]:
+    network = open_network(spec, wish)
+    name = network.path.name
     shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
     placed = network.placement(np.zeros(shape, np.float32))
-    detail = ", ".join(f"{count} nodes on {name}" for name, count in sorted(placed.items()))
-    findings = [Finding(path.name, "ok", f"ran {detail}")]
-    wanted = network.providers[0]
-    if placed.get(wanted, 0) == 0:
-        findings.append(Finding(path.name, "warning", f"{wanted} is first in line but ran no node: it fell back"))
-    gpu_offered = "CUDAExecutionProvider" in available_providers()
-    if gpu_offered and not placed.get("CUDAExecutionProvider"):
-        findings.append(Finding(path.name, "warning", "CUDA is installed but did not run: this is the CPU's speed"))
+    detail = ", ".join(f"{count} nodes on {where}" for where, count in sorted(placed.items()))
+    findings = [
+        Finding(name, "ok", f"{network.engine} in {network.precision}: {network.why}"),
+        Finding(name, "ok", f"ran {detail}"),
+    ]
+    if network.engine == "onnxruntime":
+        if placed.get(wanted := network.providers[0], 0) == 0:
+            findings.append(Finding(name, "warning", f"{wanted} is first in line but ran no node: it fell back"))
+        if "CUDAExecutionProvider" in available_providers() and not placed.get("CUDAExecutionProvider"):
+            findings.append(Finding(name, "warning", "CUDA is installed but did not run: this is the CPU's speed"))
     return findings

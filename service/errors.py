@@ -38,7 +38,9 @@ class InvalidRequestError(KithError):
 
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "This content type is not understood"
-    remedy = "Send application/json, or multipart/form-data with the photos as files."
+    remedy = (
+        "Send application/json, multipart/form-data with the photos as files, or a photo as image/jpeg or the like."
+    )
 
 
 class UnauthorizedError(KithError):
@@ -228,8 +230,26 @@ class JobUnrunnableError(KithError):
 
 
 class OverloadedError(KithError):
+    """``seconds``: how long what waits already will take, where that is known."""
+
     status, code, title = 503, "overloaded", "The service has as much work as it can take"
     remedy = "Try again after the seconds in Retry-After."
+
+    def __init__(self, detail: str, seconds: float = 0.0) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
+
+
+class DeadlineExceededError(KithError):
+    status, code, title = 504, "deadline_exceeded", "The answer was not ready in time"
+    remedy = "Try again when there is less to do, or wait longer: see X-Request-Timeout-Ms and KITH_DEADLINE_S."
+
+
+class ClientGoneError(KithError):
+    """Nobody reads it but who reads the log; the status is nginx's."""
+
+    status, code, title = 499, "client_gone", "The client left before its answer was ready"
+    remedy = "Nothing was wrong: what still waited was dropped."
 
 
 class StorageError(KithError):

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models import quality
-from models.alignment import STANDARD, Alignment, align
-from models.detection import Faces
+from models.alignment import STANDARD, Alignment, align, scales
+from models.detection import Answer, Detector, Faces, Laid
 from models.network import Float
 from models.quality import Quality
-from service import crops
+from service import crops, patience
 from service.batching import Batcher
 from service.catching_up import CatchingUp
 from service.decision import (
@@ -32,12 +32,16 @@ from service.gallery.follower import Follower, Followers
 from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
-from service.imaging import ImageLimits, decode
+from service.imaging import ImageLimits, Picture, open_photo
+from service.patience import Patience
 from service.recognisers import Served
 
 BACKGROUND_THREADS: Final = 2
 SEARCHED_AT_ONCE: Final = 500_000
 """Numbers to be compared, up to which a search takes less than going to a thread and back."""
+DECODED_OF_CANVAS: Final = 1.5
+"""A photo is decoded at this many times the scale of its canvas, or the whole: crops of larger faces then need no
+second decoding (docs/decisions/0030)."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -88,7 +92,8 @@ class Pipeline:
 
     def __init__(
         self,
-        detector: Batcher[Image, Faces],
+        detector: Detector,
+        detecting: Batcher[Laid, Answer],
         followers: Followers,
         catching_up: CatchingUp,
         risks: GalleryRisks,
@@ -97,11 +102,13 @@ class Pipeline:
         threads: ThreadPoolExecutor,
     ) -> None:
         self._detector = detector
+        self._detecting = detecting
         self._followers = followers
         self._catching_up = catching_up
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
+        self._decoding = 0
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
 
@@ -121,11 +128,10 @@ class Pipeline:
         """Decode a photo, find its faces, and give each a vector by one recogniser; cut their crops for another one
         (``also``), and of the largest face one that can be kept. ``background``: behind the requests. Raises
         ImageError."""
+        if not background:
+            by.batcher.admit(1)
         alignments = [served.recogniser.alignment for served in (by, also) if served is not None]
-        photo, cut = await self._faces(payload, alignments, keep, background)
-        if largest_only and photo.faces:
-            row = photo.largest_row()
-            photo, cut = replace(photo, faces=[photo.faces[row]]), [faces[row : row + 1] for faces in cut]
+        photo, cut = await self._faces(payload, alignments, largest_only, keep, background)
         vectors = await by.batcher.submit(list(cut[0]), background)
         others = cut[1] if also is not None else [None] * len(vectors)
         return replace(
@@ -160,19 +166,53 @@ class Pipeline:
         return follower
 
     async def _faces(
-        self, payload: bytes, alignments: Sequence[Alignment], keep: bool = False, background: bool = False
+        self,
+        payload: bytes,
+        alignments: Sequence[Alignment],
+        largest_only: bool = False,
+        keep: bool = False,
+        background: bool = False,
     ) -> tuple[Photo, list[Image]]:
         in_thread = self._aside if background else self.in_thread
-        image = await in_thread(decode, payload, self._limits)
-        (faces,) = await self._detector.submit([image], background)
-        faces = faces[: self._max_faces]
-        cut, qualities = await in_thread(_cut, image, faces, alignments)
-        photo = Photo(image.shape[1], image.shape[0], _as_list(faces, qualities))
-        if keep and photo.faces:
-            row, largest = photo.largest_row(), photo.largest()
-            kept = await in_thread(crops.cut, image, largest.box_xyxy, largest.landmarks_xy)
-            photo.faces[row] = replace(largest, kept=kept)
-        return photo, cut
+        asking = None if background else patience.current()
+        if not background:
+            # What could not wait for the network is not decoded either.
+            self._detecting.admit(1, self._decoding)
+        self._decoding += not background
+        try:
+            picture, laid = await in_thread(self._prepare, payload, asking)
+        finally:
+            self._decoding -= not background
+        (answer,) = await self._detecting.submit([laid], background)
+        return await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+
+    def _prepare(self, payload: bytes, asking: Patience | None) -> tuple[Picture, Laid]:
+        if asking is not None:
+            asking.check()
+        photo = open_photo(payload, self._limits)
+        canvas = self._detector.canvas(photo.height, photo.width)
+        picture = photo.decode(min(1.0, DECODED_OF_CANVAS * canvas.scale))
+        return picture, self._detector.place(picture.shrunk(canvas.scale), canvas, photo.height, photo.width)
+
+    def _read(
+        self,
+        picture: Picture,
+        laid: Laid,
+        answer: Answer,
+        alignments: Sequence[Alignment],
+        largest_only: bool,
+        keep: bool,
+    ) -> tuple[Photo, list[Image]]:
+        faces = self._detector.select(laid, answer)[: self._max_faces]
+        if largest_only and len(faces):
+            faces = faces[faces.largest() :][:1]
+        kept = faces.largest() if keep and len(faces) else None
+        picture = picture.at_least(_scale_wanted(faces, alignments, kept))
+        cut, qualities = _cut(picture, faces, alignments)
+        found = _as_list(faces, qualities)
+        if kept is not None:
+            found[kept] = replace(found[kept], kept=_keep(picture, found[kept]))
+        return Photo(picture.photo.width, picture.photo.height, found), cut
 
     def _identify(
         self,
@@ -204,12 +244,26 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
-def _cut(image: Image, faces: Faces, alignments: Sequence[Alignment]) -> tuple[list[Image], list[Quality]]:
+def _scale_wanted(faces: Faces, alignments: Sequence[Alignment], kept: int | None) -> float:
+    """Of the photo: crops cut from less would be enlarged."""
+    wanted = [scales(faces.landmarks_xy, alignment).max(initial=0) for alignment in {STANDARD, *alignments}]
+    if kept is not None:
+        wanted.append(crops.wanted_scale(faces.boxes_xyxy[kept]))
+    return float(max(wanted))
+
+
+def _cut(picture: Picture, faces: Faces, alignments: Sequence[Alignment]) -> tuple[list[Image], list[Quality]]:
     """Crops by each alignment."""
+    points = picture.points_stored(faces.landmarks_xy)
     # Quality is measured on the standard crop, so that its figures mean the same whatever the recogniser.
-    standard = align(image, faces.landmarks_xy)
+    standard = align(picture.pixels, points)
     qualities = [quality.measure(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)]
-    return [standard if a == STANDARD else align(image, faces.landmarks_xy, a) for a in alignments], qualities
+    return [standard if a == STANDARD else align(picture.pixels, points, a) for a in alignments], qualities
+
+
+def _keep(picture: Picture, face: Face) -> Crop:
+    (corners, points) = (picture.points_upright(xy) for xy in (face.box_xyxy.reshape(2, 2), face.landmarks_xy))
+    return crops.cut(picture.upright, corners.ravel(), points)
 
 
 def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
 
@@ -55,6 +56,13 @@ class Settings(BaseSettings):
     catalog: Path | None = Field(
         None, description="Another catalogue of packs, for mirrors of their files; default: the one Kith brings."
     )
+    engine: Engine | None = Field(
+        None, description="What runs the networks, onnxruntime or openvino; default: chosen, and said in the log."
+    )
+    precision: Precision | None = Field(
+        None,
+        description="Their numbers: fp32, bf16, fp16, int8; default: the fastest that loses at most 0.1 points.",
+    )
     provider: str | None = Field(
         None, description="onnxruntime execution provider to insist on; default: the best that starts."
     )
@@ -78,6 +86,13 @@ class Settings(BaseSettings):
         ge=1,
         le=100_000,
         description="Items waiting for a network, or requests for a gallery to be loaded, before calls get 503.",
+    )
+    deadline_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
+        "(docs/rest.md).",
     )
     index_memory: int | None = Field(
         None,

@@ -1,15 +1,17 @@
 """What the service tells Prometheus. Series are made at each scrape from what is watched, so that a deleted gallery's
-are gone with it: there are as many as galleries that were searched, times a dozen."""
+are gone with it: there are as many as galleries that were searched, times a dozen, and some dozens a network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, get_args
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from service.batching import Batcher
 from service.decision import IdentifyOutcome
 from service.drift import STATES, Watches
 
@@ -19,9 +21,10 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Telemetry:
     """A registry of its own, never the library's global one: two applications in a process tell of themselves alone."""
 
-    def __init__(self, watches: Watches) -> None:
+    def __init__(self, watches: Watches, batchers: Sequence[Batcher[Any, Any]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Decisions(watches))
+        self._registry.register(_Batches(batchers))
 
     def text(self) -> bytes:
         """Prometheus' text format 0.0.4."""
@@ -49,6 +52,35 @@ class _Decisions(Collector):
             for state in STATES:
                 states.add_metric([gallery, state], float(state == drift.state))
         yield from (counts, mated, expected, unknown, before, states)
+
+
+class _Batches(Collector):
+    def __init__(self, batchers: Sequence[Batcher[Any, Any]]) -> None:
+        self._batchers = batchers
+
+    def collect(self) -> Iterator[Metric]:
+        queue = GaugeMetricFamily("kith_queue_items", "Items that wait for a network.", labels=["network", "lane"])
+        sizes = _histogram("kith_batch_items", "Items that left together.")
+        waits = _histogram("kith_queue_wait_seconds", "How long items waited for a network.")
+        runs = _histogram("kith_batch_seconds", "How long batches took.")
+        refused = CounterMetricFamily("kith_refused", "Items that were not let in.", labels=["network"])
+        dropped = CounterMetricFamily("kith_dropped", "Items that left undone.", labels=["network", "reason"])
+        for batcher in self._batchers:
+            name, tally = batcher.name, batcher.tally
+            queue.add_metric([name, "requests"], batcher.turns.urgent)
+            queue.add_metric([name, "background"], batcher.turns.behind)
+            for family, histogram in ((sizes, tally.batch_items), (waits, tally.wait_s), (runs, tally.run_s)):
+                bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+                counts = accumulate(histogram.counts)
+                family.add_metric([name], list(zip(bounds, counts, strict=True)), histogram.sum)
+            refused.add_metric([name], tally.refused)
+            for reason, count in sorted(tally.dropped.items()):
+                dropped.add_metric([name, reason], count)
+        yield from (queue, sizes, waits, runs, refused, dropped)
+
+
+def _histogram(name: str, about: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, about, labels=["network"])
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

@@ -34,6 +34,7 @@ def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJE
     onnx.save(model, path)
     manifest = json.loads((directory / MANIFEST).read_text())
     manifest |= {"model_id": name, "display_name": name}
+    manifest.pop("variants", None)  # of the network as it was
     manifest["tasks"]["recognition"] |= {"sha256": sha256_of(path), "embedding_dimension": dimension}
     (directory / MANIFEST).write_text(json.dumps(manifest))
     pack = load_pack(directory)

@@ -66,7 +66,7 @@ class Context:
                 continue
 
 
-async def _context(request: Request) -> Context:  # async, or FastAPI would call it in a thread
+async def _context(request: Request) -> Context:  # not awaiting anything, but otherwise called in a thread
     return cast(Context, request.app.state.context)
 
 

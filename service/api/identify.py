@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from models.network import Float
 from models.quality import QualityGate
+from service.api import answers
+from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
-from service.api.faces import face_out, gather_photos, risk_out, without_vector
+from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
-from service.api.problems import problem
 from service.api.requests import read_photos
-from service.api.schemas import CandidateOut, IdentifyIn, IdentifyOut, IdentityOut
+from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
@@ -30,8 +31,8 @@ from service.shadow import Answered
 router = APIRouter(tags=["identify"], responses=PROBLEMS)
 
 
-@router.post("/v1/galleries/{gallery}/identify", response_model_exclude_none=True, openapi_extra=body_of(IdentifyIn))
-async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> IdentifyOut:
+@router.post("/v1/galleries/{gallery}/identify", response_model=IdentifyOut, openapi_extra=body_of(IdentifyIn))
+async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Response:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     body = await read_photos(request, IdentifyIn, kith.settings)
     found = await kith.gallery(gallery)
@@ -60,50 +61,50 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Identi
         if photos:
             found = _as_of(found, await kith.gallery(gallery))
         stacked = np.stack([probe for probe in probes if probe is not None])
-        answers, named = await _search(kith, found, stacked, target, body.top_k, among)
-        for row, answer in zip(searched, answers, strict=True):
-            results[row] = results[row].model_copy(update=_answer(answer, named, target))
+        found_each, named = await _search(kith, found, stacked, target, body.top_k, among)
+        for row, found_one in zip(searched, found_each, strict=True):
+            results[row] |= _decision(found_one, named, target)
         if shadow is not None:
-            seen = zip(searched, answers, strict=True)
-            answered = [Answered(face, answer) for row, answer in seen if (face := faces[row]) is not None]
+            seen = zip(searched, found_each, strict=True)
+            answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]
             kith.shadow.observe(found, answered, target, among)
     kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
-    return IdentifyOut(gallery=found.name, model=by.pack.model_id, recogniser=by.fingerprint, results=results)
+    return answer({"gallery": found.name, "model": by.pack.model_id, "recogniser": by.fingerprint, "results": results})
 
 
-def _decided(results: list[IdentityOut]) -> Iterator[Decided]:
+def _decided(results: list[Document]) -> Iterator[Decided]:
     for result in results:
-        if result.outcome != "error":
-            yield Decided(result.outcome, result.similarity, result.threshold)
+        if result["outcome"] != "error":
+            yield Decided(result["outcome"], result.get("similarity"), result.get("threshold"))
 
 
 def _lay_out(
     photos: list[Photo | Any], vectors: Float, gate: QualityGate | None
-) -> tuple[list[IdentityOut], list[Float | None], list[Face | None]]:
+) -> tuple[list[Document], list[Float | None], list[Face | None]]:
     """One result per face, faceless photo and embedding, in order; beside each the vector to search, and the face, if
     any."""
-    results: list[IdentityOut] = []
+    results: list[Document] = []
     probes: list[Float | None] = []
     faces: list[Face | None] = []
     for i, photo in enumerate(photos):
         if isinstance(photo, KithError):
-            results.append(IdentityOut(image=i, outcome="error", error=problem(photo)))
+            results.append(_result(image=i, outcome="error", error=answers.problem(photo)))
             probes.append(None)
             faces.append(None)
             continue
         if not photo.faces:
-            results.append(IdentityOut(image=i, outcome="no_face"))
+            results.append(_result(image=i, outcome="no_face"))
             probes.append(None)
             faces.append(None)
         for face in photo.faces:
             reasons = gate.reasons(face.quality) if gate else []
-            seen = without_vector(face_out(face, gate) if gate else face_out(face))
+            seen = answers.face(face, gate or DEFAULT_GATE)
             outcome: IdentifyOutcome = "rejected_quality" if reasons else "unknown"
-            results.append(IdentityOut(image=i, face=seen, outcome=outcome, reasons=reasons))
+            results.append(_result(image=i, face=seen, outcome=outcome, reasons=reasons))
             probes.append(None if reasons else face.vector)
             faces.append(face)
     for i, vector in enumerate(vectors):
-        results.append(IdentityOut(embedding=i, outcome="unknown"))
+        results.append(_result(embedding=i, outcome="unknown"))
         probes.append(vector)
         faces.append(None)
     return results, probes, faces
@@ -114,6 +115,11 @@ def _as_of(gallery: Gallery, now: Gallery) -> Gallery:
     if now.pk != gallery.pk or now.version == gallery.version:
         return gallery
     return replace(gallery, version=now.version, subjects=now.subjects, templates=now.templates)
+
+
+def _result(**fields: Any) -> Document:
+    """IdentityOut."""
+    return {"candidates": [], "reasons": [], **fields}
 
 
 async def _search(
@@ -141,29 +147,30 @@ async def _search(
         gallery = _as_of(gallery, now)
 
 
-def _answer(found: Found, named: dict[int, Named], target: RiskTarget) -> dict[str, Any]:
+def _decision(found: Found, named: dict[int, Named], target: RiskTarget) -> Document:
+    """What a search adds to an IdentityOut."""
     decision, best = found.decision, found.decision.best
-    identified = decision.outcome == "identified" and best is not None
-    who = named[best.subject_pk] if best else None
-    return {
-        "outcome": decision.outcome,
-        "subject": who.id if identified and who else None,
-        "name": who.name if identified and who else None,
-        "similarity": round(best.similarity, 4) if best else None,
-        "threshold": round(found.thresholds.accept, 4),
-        "review_threshold": round(found.thresholds.review, 4),
-        "runner_up": _candidate(decision.runner_up, named) if decision.runner_up else None,
-        "margin": round(decision.margin, 4) if decision.margin is not None else None,
-        "false_alarm_probability": best.false_alarm_probability if best else None,
-        "risk": risk_out(target, found.thresholds),
-        "reasons": ["risk_out_of_reach"] if found.thresholds.out_of_reach else [],
-        "candidates": [_candidate(candidate, named) for candidate in found.candidates],
-    }
+    who = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
+    return with_values(
+        outcome=decision.outcome,
+        subject=who.id if who else None,
+        name=who.name if who else None,
+        similarity=round(best.similarity, 4) if best else None,
+        threshold=round(found.thresholds.accept, 4),
+        review_threshold=round(found.thresholds.review, 4),
+        runner_up=_candidate(decision.runner_up, named) if decision.runner_up else None,
+        margin=round(decision.margin, 4) if decision.margin is not None else None,
+        false_alarm_probability=best.false_alarm_probability if best else None,
+        risk=answers.risk(target, found.thresholds),
+        reasons=["risk_out_of_reach"] if found.thresholds.out_of_reach else [],
+        candidates=[_candidate(candidate, named) for candidate in found.candidates],
+    )
 
 
-def _candidate(candidate: Candidate, named: dict[int, Named]) -> CandidateOut:
+def _candidate(candidate: Candidate, named: dict[int, Named]) -> Document:
+    """CandidateOut."""
     subject = named[candidate.subject_pk]
-    return CandidateOut(
+    return with_values(
         subject=subject.id,
         name=subject.name,
         similarity=round(candidate.similarity, 4),

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from service.api.requests import OPTIONS
 from service.api.schemas import DetectIn, EmbedIn, EnrolIn, IdentifyIn, Problem, VerifyIn
 
 PHOTO = "/9j/4AAQSkZJRgABAQ... (base64)"
@@ -23,22 +24,29 @@ EXAMPLES: dict[type[BaseModel], Any] = {
 
 
 def body_of(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that takes ``model`` as JSON or multipart."""
+    """The ``openapi_extra`` of a route that takes ``model`` as JSON or multipart, or, where its files are ``images``,
+    one photo as it is with the other fields in the query."""
     binary = {"type": "string", "format": "binary"}
     parts: dict[str, Any] = {name: {"type": "array", "items": binary} if name == "images" else binary for name in files}
-    parts["request"] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
-                    "example": EXAMPLES[model],
-                },
-                "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
-            },
-        }
+    parts[OPTIONS] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
+    content: dict[str, Any] = {
+        "application/json": {
+            "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
+            "example": EXAMPLES[model],
+        },
+        "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
     }
+    body = {"requestBody": {"required": True, "content": content}}
+    if files != ("images",):
+        return body
+    content |= {"image/*": {"schema": binary}, "application/octet-stream": {"schema": binary}}
+    options = {
+        "name": OPTIONS,
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": f"Beside a photo that is the body itself: the other fields of {model.__name__}, as JSON.",
+    }
+    return {**body, "parameters": [options]}
 
 
 def component_schemas() -> dict[str, Any]:

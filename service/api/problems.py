@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -62,7 +63,10 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, error: KithError) -> JSONResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, OverloadedError | StorageBusyError) else {}
+    headers = {}
+    if isinstance(error, OverloadedError | StorageBusyError):
+        ahead_s = error.seconds if isinstance(error, OverloadedError) else 0
+        headers["Retry-After"] = str(max(RETRY_AFTER_S, math.ceil(ahead_s)))
     return _answer(problem(error, _request_id(request)), headers)
 
 

@@ -1,19 +1,22 @@
-"""Request bodies: JSON with photos in base64, or multipart with photos as files. Both end as the same model."""
+"""Request bodies: JSON with photos in base64, multipart with photos as files, or one photo as it is. All end as the
+same model."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from service.api.forms import read_parts
 from service.api.problems import validation_error
 from service.api.schemas import Photos, Probes, Side, VerifyIn
-from service.errors import InvalidRequestError, UnsupportedMediaTypeError
+from service.errors import ImageTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 from service.settings import Settings
+
+OPTIONS: Final = "request"
+"""The form's part, or with a bare photo the query's parameter, that holds the other fields as JSON."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -23,15 +26,22 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
 
     Raises:
         InvalidRequestError, UnsupportedMediaTypeError.
+        ImageTooLargeError: a bare photo has more bytes than a photo may; what is too many is not read.
     """
-    if _is_json(request):
+    kind = _media_type(request)
+    if kind == "application/json":
         body = _validated_json(model, await request.body())
-    else:
+    elif kind == "multipart/form-data":
         document, files = await _read_form(request, settings)
         wrong = {name for name, _ in files} - {"images", "image"}
         if wrong:
             raise InvalidRequestError(f"unknown file part {sorted(wrong)[0]!r}: photos come in parts named 'images'")
         body = _validated(model, document).model_copy(update={"images": [payload for _, payload in files]})
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        body = _validated(model, _options(request))
+        body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
+    else:
+        raise _not_understood(kind)
     if isinstance(body, Photos) and len(body.images) > settings.max_images:
         raise InvalidRequestError(f"{len(body.images)} photos, the limit is {settings.max_images}")
     if isinstance(body, Probes):
@@ -44,8 +54,11 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
 
 async def read_verify(request: Request, settings: Settings) -> VerifyIn:
     """Read a verification, whose two sides are photos ``a`` and ``b``, or anything else in JSON."""
-    if _is_json(request):
+    kind = _media_type(request)
+    if kind == "application/json":
         return _validated_json(VerifyIn, await request.body())
+    if kind != "multipart/form-data":
+        raise _not_understood(kind)
     document, files = await _read_form(request, settings)
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
@@ -55,34 +68,45 @@ async def read_verify(request: Request, settings: Settings) -> VerifyIn:
     return body.model_copy(update={name: Side.model_construct({"image"}, image=sides[name]) for name in sides})
 
 
-def _is_json(request: Request) -> bool:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        return True
-    if kind == "multipart/form-data":
-        return False
-    raise UnsupportedMediaTypeError(f"content type {kind or 'none'!r}")
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _not_understood(kind: str) -> UnsupportedMediaTypeError:
+    return UnsupportedMediaTypeError(f"content type {kind or 'none'!r}")
+
+
+def _options(request: Request) -> dict[str, Any]:
+    """The JSON of the query's parameter."""
+    unknown = request.query_params.keys() - {OPTIONS}
+    if unknown:
+        raise InvalidRequestError(
+            f"unknown query parameter {sorted(unknown)[0]!r}: with a bare photo options stand as JSON in {OPTIONS!r}"
+        )
+    return _json_object(request.query_params.get(OPTIONS, "{}"))
+
+
+async def _read_photo(request: Request, limit: int) -> bytes:
+    received, pieces = 0, list[bytes]()
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit:
+            raise ImageTooLargeError(f"the photo has more than {limit} bytes, the limit")
+        pieces.append(chunk)
+    return b"".join(pieces)
 
 
 async def _read_form(request: Request, settings: Settings) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
     """The JSON of part ``request``, and every file part as (name, content)."""
     document: dict[str, Any] = {}
     files: list[tuple[str, bytes]] = []
-    try:
-        async with request.form(max_files=settings.max_images + 1, max_fields=4) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    payload = await value.read()
-                    if name == "request":
-                        document = _json_object(payload.decode("utf-8", "replace"))
-                    else:
-                        files.append((name, payload))
-                elif name == "request":
-                    document = _json_object(value)
-                else:
-                    raise InvalidRequestError(f"unknown form field {name!r}: options stand as JSON in a part 'request'")
-    except HTTPException as error:
-        raise InvalidRequestError(f"the form cannot be read: {error.detail}") from error
+    for part in await read_parts(request, settings.max_images + 1):
+        if part.name == OPTIONS:
+            document = _json_object(part.payload.decode("utf-8", "replace"))
+        elif part.is_file:
+            files.append((part.name, part.payload))
+        else:
+            raise InvalidRequestError(f"unknown form field {part.name!r}: options stand as JSON in a part {OPTIONS!r}")
     return document, files
 
 

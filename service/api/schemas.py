@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from models.network import Engine, Precision
 from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
@@ -567,6 +568,9 @@ class HygieneOut(BaseModel):
 
 class NetworkOut(BaseModel):
     file: str
+    engine: Engine
+    precision: Precision
+    why: str = Field(description="Why this engine, in these numbers.")
     providers: list[str]
 
 

@@ -8,16 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from models.network import Float
+from service.api import answers
+from service.api.answers import Document, encoded
 from service.api.context import Context, Kith
-from service.api.faces import face_out, gather_photos, without_vector
+from service.api.faces import gather_photos
 from service.api.galleries import Cursor, GalleryPath, Limit
 from service.api.openapi import PROBLEMS, body_of
-from service.api.problems import problem
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
     EnrolIn,
-    EnrolledOut,
     EnrolOut,
     SubjectId,
     SubjectIn,
@@ -136,7 +136,6 @@ async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: 
     "/{subject}/templates",
     status_code=201,
     response_model=EnrolOut,
-    response_model_exclude_none=True,
     openapi_extra=body_of(EnrolIn),
 )
 async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
@@ -164,7 +163,7 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
         check_recogniser(found, body.recogniser)
 
     results, templates = await _examine(kith, found, by, subject, body)
-    answer = EnrolOut(subject=subject, enrolled=len(templates), results=results).model_dump_json(exclude_none=True)
+    answer = encoded({"subject": subject, "enrolled": len(templates), "results": results}).decode()
     if templates:
         keyed = Idempotent(key, digest, answer) if key else None
         earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
@@ -175,7 +174,7 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
 
 async def _examine(
     kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn
-) -> tuple[list[EnrolledOut], list[NewTemplate]]:
+) -> tuple[list[Document], list[NewTemplate]]:
     """Decide on each photo and embedding; a lone refusal is raised."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
 
@@ -184,13 +183,13 @@ async def _examine(
 
     photos = await gather_photos(body.images, embed) if body.images else []
     vectors = check_vectors(body.embeddings, by.dimension)
-    results: list[EnrolledOut] = []
+    results: list[Document] = []
     templates: list[NewTemplate] = []
     if not overrides.allow_duplicate and kith.pipeline.risks.calibration(gallery) is not None:
         await kith.pipeline.caught_up(gallery)  # each is searched for
-    items: list[tuple[EnrolledOut, Photo | KithError | Float]] = [
-        *((EnrolledOut(image=i), photo) for i, photo in enumerate(photos)),
-        *((EnrolledOut(embedding=i), vector) for i, vector in enumerate(vectors)),
+    items: list[tuple[Document, Photo | KithError | Float]] = [
+        *(({"image": i}, photo) for i, photo in enumerate(photos)),
+        *(({"embedding": i}, vector) for i, vector in enumerate(vectors)),
     ]
     for result, item in items:
         try:
@@ -198,7 +197,7 @@ async def _examine(
                 raise item
             if isinstance(item, Photo):
                 face = choose_face(item, body.face)
-                result.face = without_vector(face_out(face, gallery.settings.quality_gate))
+                result["face"] = answers.face(face, gallery.settings.quality_gate)
                 template = template_from_face(face, gallery, overrides)
             else:
                 template = new_template(item)
@@ -214,11 +213,11 @@ async def _examine(
                 overrides,
             )
             templates.append(template)
-            result.template = template.id
+            result["template"] = template.id
         except KithError as error:
             if len(items) == 1:
                 raise
-            result.error = problem(error)
+            result["error"] = answers.problem(error)
         results.append(result)
     return results, templates
 

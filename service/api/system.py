@@ -61,4 +61,10 @@ async def metrics(kith: Kith) -> Response:
 
 
 def _network(network: Network) -> NetworkOut:
-    return NetworkOut(file=network.path.name, providers=network.providers)
+    return NetworkOut(
+        file=network.path.name,
+        engine=network.engine,
+        precision=network.precision,
+        why=network.why,
+        providers=network.providers,
+    )

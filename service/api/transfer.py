@@ -28,7 +28,6 @@ from service.errors import (
 )
 from service.gallery.importing import Export, Format, Import, Report, check_header, export
 from service.gallery.ndjson import Lines
-from service.gallery.parquet import Reader
 from service.gallery.subjects import Gallery, GallerySettings
 from service.gallery.transfer import Header, Items
 
@@ -152,6 +151,8 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
     """Its table of contents stands at its end: it is kept in a file until it is complete."""
 
     def take() -> None:
+        from service.gallery.parquet import Reader  # 30 MB of pyarrow, for those who use it
+
         reader = Reader(spool, intake.default_header())
         intake.open(reader.header).take_all(reader)
 

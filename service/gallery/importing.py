@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from service.errors import ImportFileError, RecogniserMismatchError
-from service.gallery import ndjson, parquet
+from service.gallery import ndjson
 from service.gallery.bulk import BulkStore
 from service.gallery.subjects import Gallery
 from service.gallery.transfer import Header, Items, Refusal, Told, beyond, check
@@ -158,6 +158,8 @@ def export(
         counts = {"subjects": gallery.subjects, "templates": gallery.templates}
         header = Header(gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts)
         if kind == "parquet":
+            from service.gallery import parquet  # 30 MB of pyarrow, for those who use it
+
             writer = parquet.Writer(header)
             for block in reading.blocks():
                 yield writer.write(block)

@@ -19,7 +19,7 @@ from models.pack import BUNDLED, load_pack
 from models.recognition import Recogniser
 from models.runtime import OnnxNetwork
 from service import crops
-from service.batching import Batcher
+from service.batching import Batcher, Devices
 from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.job_store import JobStore
@@ -68,7 +68,7 @@ class Place:
             pack = load_pack(directory)
             network = OnnxNetwork(pack.recognition.path, threads=1)
             recogniser = Recogniser(network, pack.recognition)
-            batcher = Batcher("recogniser", recogniser.embed_each, 16, 64)
+            batcher = Batcher("recogniser", Devices(), [recogniser.embed_each], (1, 4, 16), 64)
             served.append(Served(pack, network, recogniser, None, batcher))
         self.recognisers = Recognisers(*served)
         self.risks = GalleryRisks(self.store, {})
@@ -97,7 +97,10 @@ class Place:
     def run_jobs(self, gallery: Gallery) -> None:
         async def run() -> None:
             async with asyncio.timeout(RUN_TIMEOUT_S), AsyncExitStack() as opened:
-                batchers = [Batcher("recogniser", s.recogniser.embed_each, 16, 64) for s in self.recognisers]
+                devices = opened.enter_context(Devices())
+                batchers = [
+                    Batcher("recogniser", devices, [s.recogniser.embed_each], (1, 4, 16), 64) for s in self.recognisers
+                ]
                 served = [
                     replace(each, batcher=await opened.enter_async_context(batcher))
                     for each, batcher in zip(self.recognisers, batchers, strict=True)

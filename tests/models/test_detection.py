@@ -50,20 +50,24 @@ def test_scrfd_decoding_equals_a_plain_loop(rng: np.random.Generator) -> None:
     height, width = 64, 96
     counts = [height // s * width // s * 2 for s in (8, 16, 32)]
     outputs = [rng.random((2, n, k)).astype(np.float32) for k in (1, 4, 10) for n in counts]
-    found = SCRFDHead(9).decode(outputs, height, width)
+    least = 0.4
+    found = SCRFDHead(9).decode([output[1] for output in outputs], height, width, least)
     row = 0
     for level, stride in enumerate((8, 16, 32)):
         n = 0
         for y in range(height // stride):
             for x in range(width // stride):
                 for _ in range(2):
-                    left, top, right, bottom = outputs[level + 3][1, n] * stride
-                    box = [x * stride - left, y * stride - top, x * stride + right, y * stride + bottom]
-                    assert np.allclose(found.boxes[1, row], box, atol=1e-4)
-                    points = outputs[level + 6][1, n].reshape(5, 2) * stride + [x * stride, y * stride]
-                    assert np.allclose(found.landmarks[1, row], points, atol=1e-4)
-                    assert found.scores[1, row] == outputs[level][1, n, 0]
-                    n, row = n + 1, row + 1
+                    if outputs[level][1, n, 0] >= least:
+                        left, top, right, bottom = outputs[level + 3][1, n] * stride
+                        box = [x * stride - left, y * stride - top, x * stride + right, y * stride + bottom]
+                        assert np.allclose(found.boxes[row], box, atol=1e-4)
+                        points = outputs[level + 6][1, n].reshape(5, 2) * stride + [x * stride, y * stride]
+                        assert np.allclose(found.landmarks[row], points, atol=1e-4)
+                        assert found.scores[row] == outputs[level][1, n, 0]
+                        row += 1
+                    n += 1
+    assert len(found.scores) == row > 0
 
 
 def test_heads_refuse_outputs_they_cannot_read() -> None:

@@ -13,11 +13,22 @@ from onnx import TensorProto, helper, save
 
 from models.errors import RuntimeUnavailableError
 from models.pack import BUNDLED, ModelPack
-from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, bucket
+from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, bucket, cut
 
 
 def test_buckets() -> None:
     assert [bucket(n) for n in (1, 2, 3, 9, 32, 33)] == [1, 2, 4, 16, 32, 32]
+
+
+def test_batches_are_cut_where_nothing_must_be_filled_up() -> None:
+    def lengths(count: int, sizes: tuple[int, ...] = BATCH_BUCKETS) -> list[int]:
+        return [rows.stop - rows.start for rows in cut(count, sizes)]
+
+    assert lengths(7) == [4, 2, 1]
+    assert lengths(69) == [32, 32, 4, 1]
+    assert lengths(0) == []
+    assert lengths(5, (1, 4)) == [4, 1]
+    assert lengths(7, (3,)) == [3, 3, 1]
 
 
 def test_any_batch_size_gives_every_row(pack: ModelPack, rng: np.random.Generator) -> None:

@@ -1,28 +1,91 @@
-"""No result is lost, doubled or given to another; a bad item fails alone; a full queue says so at once."""
+"""No result is lost, doubled or given to another; a bad item fails alone; nobody waits for ever; a full queue says so
+at once; what nobody waits for is not done."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batching import Batcher
-from service.errors import OverloadedError
+from service.batching import Batcher, Costs, Devices
+from service.errors import ClientGoneError, DeadlineExceededError, OverloadedError
+from service.patience import Patience
+from service.turns import BACKGROUND_EVERY, Part, Turns
+
+BAD = 13
+SIZES = (1, 2, 4, 8)
 
 
 def double(items: Sequence[int]) -> list[int]:
-    if 13 in items:
+    if BAD in items:
         raise ValueError("thirteen")
     return [item * 2 for item in items]
 
 
+class Held:
+    """A function that notes its batches, and waits in each until it is let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.begun = threading.Semaphore(0)
+        self._gate = threading.Event()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(list(items))
+        self.begun.release()
+        assert self._gate.wait(10)
+        return double(items)
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+
+@asynccontextmanager
+async def batcher_of(
+    *functions: Callable[[list[int]], list[int]],
+    sizes: Sequence[int] = SIZES,
+    max_queue: int = 100,
+    shape_of: Callable[[int], int] | None = None,
+) -> AsyncIterator[Batcher[int, int]]:
+    with Devices(len(functions)) as devices:
+        async with Batcher("t", devices, functions, sizes, max_queue, shape_of) as batcher:
+            yield batcher
+
+
+@asynccontextmanager
+async def busy(held: Held, **options: object) -> AsyncIterator[tuple[Batcher[int, int], asyncio.TaskGroup]]:
+    """A batcher whose device has begun with item 0, and a group for what is submitted meanwhile."""
+    async with batcher_of(held, **options) as batcher, asyncio.TaskGroup() as group:  # type: ignore[arg-type]
+        group.create_task(batcher.submit([0]))
+        await asyncio.to_thread(held.begun.acquire)
+        try:
+            yield batcher, group
+        finally:
+            held.let_go()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[Patience]:
+    with Patience(seconds) as patience:
+        patience.begin()
+        yield patience
+
+
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20), st.integers(1, 5))
-def test_every_request_gets_its_own_results(requests: list[list[int]], max_batch: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20), st.integers(1, 4), st.integers(1, 3), st.booleans()
+)
+def test_every_request_gets_its_own_results(
+    requests: list[list[int]], largest: int, devices: int, shapes: bool
+) -> None:
     async def ask(batcher: Batcher[int, int], items: list[int]) -> list[int] | None:
         try:
             return await batcher.submit(items)
@@ -30,92 +93,338 @@ def test_every_request_gets_its_own_results(requests: list[list[int]], max_batch
             return None
 
     async def run() -> list[list[int] | None]:
-        async with Batcher("t", double, max_batch, 1000) as batcher:
+        shape_of = (lambda item: item % 3) if shapes else None
+        functions = [double] * devices
+        async with batcher_of(*functions, sizes=SIZES[:largest], max_queue=1000, shape_of=shape_of) as batcher:
             return await asyncio.gather(*(ask(batcher, items) for items in requests))
 
     for items, results in zip(requests, asyncio.run(run()), strict=True):
-        assert results == (None if 13 in items else [item * 2 for item in items])
+        assert results == (None if BAD in items else [item * 2 for item in items])
 
 
-def test_background_work_fills_what_requests_leave_free() -> None:
-    batches: list[list[int]] = []
-    gate = threading.Event()
+@dataclass(frozen=True)
+class Ask:
+    """One request of a schedule. ``after``: turns of the loop before it comes; ``leaves``: turns after which it ends as
+    ``how`` says, if it did not before."""
 
-    def slow(items: Sequence[int]) -> list[int]:
-        gate.wait(10)
-        batches.append(list(items))
-        return list(items)
+    after: int
+    items: list[int]
+    background: bool
+    leaves: int | None
+    how: Literal["cancelled", "gone", "late"]
+
+
+Numbered = tuple[int, int, int]
+"""Request, row, value."""
+Stage = Batcher[Numbered, Numbered]
+ASKS = st.builds(
+    Ask,
+    st.integers(0, 12),
+    st.lists(st.integers(0, 40), min_size=1, max_size=10),
+    st.booleans(),
+    st.none() | st.integers(0, 12),
+    st.sampled_from(("cancelled", "gone", "late")),
+)
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.lists(ASKS, max_size=25), st.integers(1, 3), st.integers(1, 12), st.booleans())
+def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_results(
+    asks: list[Ask], devices: int, max_queue: int, close_early: bool
+) -> None:
+    """Two batchers share the devices, the second working on the first one's results, as a request's do; some items
+    fail, some requests are cancelled, time out, are refused, or come while all is closing."""
+    lock, done, shapes, waiting = threading.Lock(), Counter[Numbered](), list[set[int]](), list[int]()
+
+    def first(items: list[Numbered]) -> list[Numbered]:
+        if any(value == BAD for _, _, value in items):
+            raise ValueError("thirteen")
+        with lock:
+            done.update(items)
+            shapes.append({value % 3 for _, _, value in items})
+        return [(request, row, value * 2) for request, row, value in items]
+
+    def second(items: list[Numbered]) -> list[Numbered]:
+        waiting.append(len(items))
+        return [(request, row, value + 1) for request, row, value in items]
+
+    async def one(number: int, ask: Ask, first: Stage, second: Stage) -> object:
+        for _ in range(ask.after):
+            await asyncio.sleep(0)
+
+        async def work() -> object:
+            items = [(number, row, value) for row, value in enumerate(ask.items)]
+            between = await first.submit(items, ask.background)
+            waiting.append(first.waiting)
+            return await second.submit(between, ask.background)
+
+        async def leave(task: asyncio.Task[object], patience: Patience) -> None:
+            for _ in range(ask.leaves or 0):
+                await asyncio.sleep(0)
+            if ask.how == "cancelled":
+                task.cancel()
+            elif ask.how == "gone":
+                patience.leave()
+
+        with within(0.0005 if ask.leaves is not None and ask.how == "late" else 60) as patience:
+            task = asyncio.create_task(work())
+            if ask.leaves is not None:
+                await leave(task, patience)
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            return outcome
+
+    async def run() -> list[object]:
+        async with asyncio.timeout(30):
+            with Devices(devices) as shared:
+                async with (
+                    Batcher("second", shared, [second] * devices, SIZES, max_queue) as behind,
+                    Batcher("first", shared, [first] * devices, SIZES, max_queue, lambda item: item[2] % 3) as ahead,
+                ):
+                    asked = [asyncio.create_task(one(n, ask, ahead, behind)) for n, ask in enumerate(asks)]
+                    for _ in range(6 if close_early else 0):
+                        await asyncio.sleep(0)
+                    if not close_early:
+                        await asyncio.gather(*asked)
+                assert not ahead.turns and not behind.turns
+                assert ahead.waiting == behind.waiting == 0
+                return list(await asyncio.gather(*asked))
+
+    for number, (ask, outcome) in enumerate(zip(asks, asyncio.run(run()), strict=True)):
+        how = None if ask.leaves is None else ask.how
+        match outcome:
+            case ValueError():
+                assert BAD in ask.items
+            case asyncio.CancelledError():
+                assert how == "cancelled"
+            case ClientGoneError():
+                assert how == "gone" and not ask.background
+            case DeadlineExceededError():
+                assert how == "late" and not ask.background
+            case OverloadedError():
+                assert close_early or not ask.background
+            case _:
+                assert outcome == [(number, row, value * 2 + 1) for row, value in enumerate(ask.items)]
+    assert all(len(each) == 1 for each in shapes)
+    assert max(done.values(), default=1) == 1
+    assert max(waiting, default=0) <= max(max_queue, 10)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 8), st.data()
+)
+def test_of_many_that_wait_each_is_served_within_as_many_batches(
+    callers: list[tuple[int, int]], size: int, data: st.DataObject
+) -> None:
+    """Whoever comes later, or wants more, changes nothing; the background leads one batch in eight, and no more."""
+    turns = Turns[int]()
+    turns.add(Part("background", 0, range(10_000), range(10_000), True, 0.0, 0.0))
+    coming = [Part(n, key, range(count), range(count), False, 0.0, 0.0) for n, (count, key) in enumerate(callers)]
+    here: list[Part[int]] = []
+    unserved: dict[int, int] = {}
+    clock = led = 0
+    while coming or turns.urgent:
+        while coming and (not turns.urgent or data.draw(st.booleans())):
+            clock += 1
+            part = coming.pop()
+            part.came = part.since = clock
+            here.append(part)
+            unserved[part.owner] = len(here)
+            turns.add(part)
+        clock += 1
+        taken = turns.take(size, clock)
+        assert 0 < len(taken) <= size
+        assert len({part.key for part, _ in taken}) == 1
+        led = 0 if taken[0][0].background else led + 1
+        assert led < BACKGROUND_EVERY
+        served = {part.owner for part, _ in taken}
+        unserved = {owner: left - (led > 0) for owner, left in unserved.items() if owner not in served}
+        assert all(unserved.values())
+        here = [part for part in here if part.left]
+
+
+def test_one_of_a_hundred_faces_delays_others_by_one_item_a_batch() -> None:
+    async def run(held: Held) -> None:
+        async with busy(held, max_queue=1000) as (batcher, group):
+            group.create_task(batcher.submit(list(range(100, 200))))
+            await asyncio.sleep(0)
+            for single in range(1, 10):
+                group.create_task(batcher.submit([single]))
+            await asyncio.sleep(0)
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches[1] == [100, 1, 2, 3, 4, 5, 6, 7]
+    assert held.batches[2][:3] == [8, 9, 101]
+
+
+def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> None:
+    async def run(held: Held) -> None:
+        async with busy(held, sizes=(1, 2)) as (batcher, group):
+            group.create_task(batcher.submit([10, 11, 12, 14, 15], background=True))
+            await asyncio.sleep(0)
+            for single in range(20, 37):
+                group.create_task(batcher.submit([single]))
+            await asyncio.sleep(0)
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches[1:8] == [[20 + 2 * n, 21 + 2 * n] for n in range(7)]
+    assert held.batches[8:] == [[10, 11], [34, 35], [36, 12], [14, 15]]
+
+
+def test_what_waits_leaves_together_and_only_with_its_like() -> None:
+    async def run(held: Held) -> None:
+        async with busy(held, shape_of=lambda item: item % 2) as (batcher, group):
+            for items in ([1], [3, 2], [4], [5]):
+                group.create_task(batcher.submit(items))
+            await asyncio.sleep(0)
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches == [[0], [1, 3, 5], [2, 4]]
+
+
+def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
+    costs = Costs((1, 2, 4, 8))
+    assert [costs.fitting("k", waiting) for waiting in (1, 3, 5, 9)] == [1, 3, 5, 8]
+    for count in (1, 2, 4, 8):
+        costs.add("k", count, 0.1 + count)  # a processor's: a photo costs a photo
+        costs.add("flat", count, 1.0)  # a large GPU's
+    assert [costs.fitting("k", waiting) for waiting in (3, 5, 6, 7, 8)] == [2, 4, 4, 7, 8]
+    assert [costs.fitting("flat", waiting) for waiting in (3, 5, 6, 7, 8)] == [3, 5, 6, 7, 8]
+
+
+def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
+    together = threading.Barrier(2, timeout=10)
+    order: list[int] = []
+
+    def meet(items: list[int]) -> list[int]:
+        together.wait()
+        return double(items)
+
+    def note(items: list[int]) -> list[int]:
+        order.extend(items)
+        return double(items)
 
     async def run() -> None:
-        async with Batcher("t", slow, 3, 2) as batcher:
-            tasks = [asyncio.create_task(batcher.submit([0]))]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            tasks.append(asyncio.create_task(batcher.submit([10, 11, 12, 13], background=True)))
-            await asyncio.sleep(0)
-            tasks += [asyncio.create_task(batcher.submit([i])) for i in (1, 2)]
-            await asyncio.sleep(0)
-            gate.set()
-            await asyncio.gather(*tasks)
+        async with batcher_of(meet, meet, sizes=(1,)) as batcher:
+            assert await batcher.submit([1, 2]) == [2, 4]
+        held = Held()
+        with Devices() as devices:
+            async with (
+                Batcher("a", devices, [held], (1, 2), 100) as first,
+                Batcher("b", devices, [note], (1, 2), 100) as second,
+                asyncio.TaskGroup() as group,
+            ):
+                group.create_task(first.submit([0]))
+                await asyncio.to_thread(held.begun.acquire)
+                for items in ([1, 2], [3, 4]):
+                    group.create_task(first.submit(items))
+                    group.create_task(second.submit(items))
+                await asyncio.sleep(0)
+                assert not order  # one device, one batch
+                held.let_go()
+        assert held.batches == [[0], [1, 3], [2, 4]] and order == [1, 3, 2, 4]
 
     asyncio.run(run())
-    assert batches == [[0], [1, 2, 10], [11, 12, 13]]
-
-
-def test_what_waits_leaves_together() -> None:
-    sizes: list[int] = []
-    gate = threading.Event()
-
-    def slow(items: Sequence[int]) -> list[int]:
-        gate.wait(10)
-        sizes.append(len(items))
-        return list(items)
-
-    async def run() -> None:
-        async with Batcher("t", slow, 8, 100) as batcher:
-            first = asyncio.create_task(batcher.submit([0]))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            rest = [asyncio.create_task(batcher.submit([i])) for i in range(1, 7)]
-            await asyncio.sleep(0)
-            gate.set()
-            await asyncio.gather(first, *rest)
-
-    asyncio.run(run())
-    assert sizes == [1, 6]
 
 
 def test_a_full_queue_refuses_at_once_and_cancelled_work_is_not_done() -> None:
-    gate = threading.Event()
-    done: list[int] = []
-
-    def slow(items: Sequence[int]) -> list[int]:
-        gate.wait(10)
-        done.extend(items)
-        return list(items)
-
-    async def run() -> None:
-        async with Batcher("t", slow, 1, 2) as batcher:
-            running = asyncio.create_task(batcher.submit([0]))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            waiting = asyncio.create_task(batcher.submit([1, 2]))
+    async def run(held: Held) -> None:
+        async with busy(held, max_queue=2) as (batcher, group):
+            waiting = group.create_task(batcher.submit([1, 2]))
             await asyncio.sleep(0)
             with pytest.raises(OverloadedError):
                 await batcher.submit([3])
+            group.create_task(batcher.submit([4], background=True))
             waiting.cancel()
-            gate.set()
-            assert await running == [0]
+            await asyncio.sleep(0)
+            assert batcher.waiting == 0
+            group.create_task(batcher.submit([5, 6]))
+            await asyncio.sleep(0)
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches == [[0], [5, 6, 4]]
+
+
+def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> None:
+    async def run(held: Held) -> None:
+        async with busy(held) as (batcher, group):
+            batcher.pace_s = 2.0
+            group.create_task(batcher.submit([1, 2, 3]))
+            await asyncio.sleep(0)
+            with within(5), pytest.raises(OverloadedError) as refused:
+                await batcher.submit([4])
+            assert refused.value.seconds == 6
+            with within(7):
+                group.create_task(batcher.submit([5]))
+                await asyncio.sleep(0)
+            assert batcher.tally.refused == 1
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches == [[0], [1, 5, 2, 3]]
+
+
+def test_what_nobody_waits_for_any_more_is_not_done() -> None:
+    async def run(held: Held) -> None:
+        async with busy(held) as (batcher, group):
+            with within(60) as patience:
+                gone = asyncio.create_task(batcher.submit([1]))
+                kept = group.create_task(batcher.submit([2], background=True))
+                await asyncio.sleep(0)
+                patience.leave()
+            with within(0.001), pytest.raises(DeadlineExceededError):
+                await batcher.submit([3])
+            with pytest.raises(ClientGoneError):
+                await gone
+            assert batcher.tally.dropped == {"client_gone": 1, "deadline_exceeded": 1}
+            held.let_go()
+            assert await kept == [4]
+
+    held = Held()
+    asyncio.run(run(held))
+    assert held.batches == [[0], [2]]
+
+
+def test_a_bad_item_fails_alone_though_few_runs_are_spent_on_it() -> None:
+    runs: list[int] = []
+
+    def counted(items: list[int]) -> list[int]:
+        runs.append(len(items))
+        return double(items)
+
+    async def run() -> list[list[int] | BaseException]:
+        async with batcher_of(counted, shape_of=lambda item: item >= 0) as batcher:
+            asks = [asyncio.create_task(batcher.submit([item])) for item in (0, 1, 2, 3, 4, BAD, 6, 7)]
+            return list(await asyncio.gather(*asks, return_exceptions=True))
+
+    *before, bad, _, last = asyncio.run(run())
+    assert before == [[0], [2], [4], [6], [8]] and last == [14]
+    assert isinstance(bad, ValueError)
+    assert len(runs) <= 8 + 1  # at most: all alone
+
+
+def test_a_function_that_gives_too_few_results_fails_its_items() -> None:
+    async def run() -> None:
+        async with batcher_of(lambda items: items[1:]) as batcher:
+            with pytest.raises(RuntimeError, match="0 results of 1 items"):
+                await batcher.submit([1, 2])
 
     asyncio.run(run())
-    assert done == [0]
 
 
 def test_closing_answers_what_was_accepted() -> None:
     async def run() -> list[int]:
-        async with Batcher("t", double, 2, 100) as batcher:
+        async with batcher_of(double, sizes=(1, 2)) as batcher:
             task = asyncio.create_task(batcher.submit([1, 2, 3, 4, 5]))
             await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await batcher.submit([6])
+        with pytest.raises(OverloadedError):
+            await batcher.submit([6], background=True)
         return await task
 
     assert asyncio.run(run()) == [2, 4, 6, 8, 10]

@@ -9,8 +9,12 @@ from importlib.metadata import requires
 import pytest
 from packaging.requirements import Requirement
 
+from models.engines import abilities
+from models.network import Engine, Precision
+from models.pack import BUNDLED, load_pack
 from service.cli import app
 from service.doctor import diagnose, find_overwritten_gpu, find_rivals, installed_versions
+from service.rates import Rate, advise, measure
 from service.settings import load_settings
 from tests.conftest import ROOT
 
@@ -35,7 +39,8 @@ def test_this_installation_is_sound() -> None:
     findings = diagnose(load_settings())
     assert [f for f in findings if f.verdict != "ok"] == []
     assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
-    assert any("nodes on CPUExecutionProvider" in f.detail for f in findings)
+    assert any("nodes on OpenVINO" in f.detail for f in findings)
+    assert any("nodes on CPUExecutionProvider" in f.detail for f in diagnose(load_settings(engine="onnxruntime")))
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
@@ -48,7 +53,7 @@ def test_no_extra_brings_a_second_runtime() -> None:
     and InsightFace, which would bring the other one, is in none."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {Requirement(r).name for r in listed} for extra, listed in extras.items()}
-    assert names["cpu"] == {"faiss-cpu", "onnxruntime"}
+    assert names["cpu"] == {"faiss-cpu", "onnxruntime", "openvino"}
     assert names["gpu"] == {"faiss-gpu", "onnxruntime-gpu"}
     # No dependency of ours, direct or not, asks for the CPU runtime behind the GPU extra's back.
     waiting = [
@@ -68,6 +73,27 @@ def test_no_extra_brings_a_second_runtime() -> None:
     assert "torch" not in seen
     assert not seen & {"onnxruntime", "onnxruntime-gpu", "insightface", "opencv-python"}
     assert "onnxruntime" in {Requirement(r).name for r in requires("insightface") or []}, "the reason is gone"
+
+
+def test_rates_of_every_engine_and_which_is_chosen() -> None:
+    found = measure(load_pack(BUNDLED), load_settings())
+    assert {(rate.network, rate.engine) for rate in found.rates if rate.precision == "fp32"} == {
+        (network, engine) for network in ("detector.onnx", "recogniser.onnx") for engine in abilities()
+    }
+    assert [rate.network for rate in found.rates if rate.chosen] == ["detector.onnx", "recogniser.onnx"]
+    assert all(min(rate.milliseconds) > 0 for rate in found.rates)
+
+
+def rate(engine: Engine, precision: Precision, ms: float, lost: float | None = None, chosen: bool = False) -> Rate:
+    return Rate("recogniser.onnx", engine, precision, (ms, ms), lost, chosen)
+
+
+def test_advice_is_clearly_faster_and_harmless() -> None:
+    chosen = rate("openvino", "bf16", 1.0, chosen=True)
+    assert "as fast as any" in advise([chosen, rate("openvino", "fp32", 0.98)])
+    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5, lost=0.2)])
+    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5)])
+    assert "KITH_ENGINE=openvino KITH_PRECISION=int8 needs 50%" in advise([chosen, rate("openvino", "int8", 0.5, 0.1)])
 
 
 def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:

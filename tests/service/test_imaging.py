@@ -6,12 +6,13 @@ import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from service.errors import (
     ImageDamagedError,
@@ -20,10 +21,14 @@ from service.errors import (
     ImageFormatError,
     ImageTooLargeError,
 )
-from service.imaging import FORMATS, ImageLimits, decode
+from service.imaging import FORMATS, ImageLimits, open_photo
 from tests.conftest import jpeg
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
+
+
+def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
+    return open_photo(payload, limits).decode().upright
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -64,11 +69,9 @@ def test_transparency_lies_over_white() -> None:
     assert (decoded == 255).all()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation: int) -> None:
-    upright = np.zeros((40, 60, 3), np.uint8)
-    upright[:20, :30] = 255
-    stored = {
+def stored(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """As a camera that writes this EXIF orientation stores it."""
+    turned = {
         1: upright,
         2: upright[:, ::-1],
         3: upright[::-1, ::-1],
@@ -78,10 +81,87 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
         7: upright.transpose(1, 0, 2)[::-1, ::-1],
         8: np.rot90(upright, -1),
     }[orientation]
+    return np.ascontiguousarray(turned)
+
+
+def oriented(upright: NDArray[np.uint8], orientation: int, kind: str = "JPEG", **options: object) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    decoded = decode(encode(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif), LIMITS)
-    assert (decoded == upright).all()
+    return encode(Image.fromarray(stored(upright, orientation)), kind, exif=exif, **options)
+
+
+def by_pillow(payload: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(payload), formats=FORMATS) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
+    upright = np.zeros((40, 60, 3), np.uint8)
+    upright[:20, :30] = 255
+    options = {"lossless": True} if kind == "WEBP" else {}
+    assert (decode(oriented(upright, orientation, kind, **options), LIMITS) == upright).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_has_the_pixels_that_pillow_gives_it(
+    orientation: int, options: dict[str, int], astronaut: NDArray[np.uint8]
+) -> None:
+    payload = oriented(astronaut[:333, :251], orientation, "JPEG", **options)
+    photo = open_photo(payload, LIMITS)
+    assert (photo.height, photo.width) == (333, 251)
+    assert (photo.decode().upright == by_pillow(payload)).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_a_jpeg_of_other_colours_has_them_too(mode: str, astronaut: NDArray[np.uint8]) -> None:
+    payload = encode(Image.fromarray(astronaut).convert(mode), "JPEG")
+    assert (decode(payload, LIMITS) == by_pillow(payload)).all()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 8),
+    st.integers(600, 620),
+    st.integers(300, 320),
+    st.sampled_from([1.0, 0.5, 0.3, 0.25, 0.1]),
+    st.integers(0, 2**32 - 1),
+)
+def test_points_lie_where_the_photo_shows_them(
+    orientation: int, height: int, width: int, scale: float, seed: int
+) -> None:
+    """In a photo whose colours tell where one is."""
+    y, x = np.mgrid[:height, :width]
+    upright = np.rint(np.stack([x * 0.35, y * 0.35, x * 0.2 + y * 0.2], -1)).astype(np.uint8)
+    photo = open_photo(oriented(upright, orientation, quality=98, subsampling=0), LIMITS)
+    picture = photo.decode(scale)
+    assert picture.reduction >= scale
+    assert picture.pixels.shape[0] * picture.pixels.shape[1] < 1.05 * picture.reduction**2 * height * width
+    points = np.random.default_rng(seed).uniform(20, 280, (50, 2)).astype(np.float32)
+    expected = points @ np.array([[0.35, 0, 0.2], [0, 0.35, 0.2]], np.float32)
+    small = 0.4 * picture.reduction
+    for image, at, tolerance in (
+        (picture.pixels, picture.points_stored(points), 3.0),
+        (picture.upright, picture.points_upright(points), 3.0),
+        # To a pixel of the canvas.
+        (picture.shrunk(small), (points + 0.5) * small - 0.5, 2 + 0.35 / small),
+    ):
+        across, down = at.astype(np.float32)[None].transpose(2, 0, 1)
+        seen = cv2.remap(np.ascontiguousarray(image), across, down, cv2.INTER_LINEAR)[0]
+        assert np.abs(seen - expected).max() < tolerance
+        assert np.abs((seen - expected).mean(0)).max() < tolerance / 2
+
+
+def test_what_is_large_enough_is_not_decoded_again(astronaut: NDArray[np.uint8]) -> None:
+    half = open_photo(jpeg(astronaut), LIMITS).decode(0.4)
+    assert half.reduction == 0.5
+    assert half.at_least(0.5) is half
+    assert half.at_least(7.0).reduction == 1.0
+    whole = open_photo(encode(Image.fromarray(astronaut), "PNG"), LIMITS).decode(0.4)
+    assert whole.reduction == 1.0
+    assert whole.at_least(7.0) is whole
 
 
 def test_empty() -> None:
@@ -110,6 +190,29 @@ def test_a_header_of_many_pixels_is_refused_before_decoding(size: tuple[int, int
 def test_too_many_bytes() -> None:
     with pytest.raises(ImageTooLargeError):
         decode(b"x" * (LIMITS.max_bytes + 1), LIMITS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=30), st.integers(0, 1500), st.booleans(), st.sampled_from([1.0, 0.5]))
+def test_a_damaged_jpeg_is_judged_as_pillow_judges_it(noise: bytes, position: int, cut: bool, scale: float) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole = encode(Image.effect_noise((40, 32), 50).convert("RGB"), "JPEG", exif=exif)
+    damaged = whole[:position] + noise + (b"" if cut else whole[position + len(noise) :])
+    try:
+        expected = by_pillow(damaged)
+    except UnidentifiedImageError:
+        with pytest.raises((ImageFormatError, ImageEmptyError)):
+            open_photo(damaged, LIMITS).decode(scale)
+    except Exception:
+        with pytest.raises((ImageDamagedError, ImageTooLargeError)):
+            open_photo(damaged, LIMITS).decode(scale)
+    else:
+        if expected.shape[0] * expected.shape[1] <= LIMITS.max_pixels:
+            photo = open_photo(damaged, LIMITS)
+            assert (photo.height, photo.width) == expected.shape[:2]
+            if scale == 1.0:
+                assert (photo.decode().upright == expected).all()
 
 
 @settings(max_examples=200, deadline=None)

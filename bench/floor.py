@@ -1,0 +1,250 @@
+"""What a photo costs at least on this machine, what it costs, stage by stage, and what it costs under load.
+
+The floor of a network is its multiplications over the rate at which the machine multiplies large matrices in the same
+numbers, by the same runtime; that of what moves pixels and vectors is its bytes over the memory bandwidth; that of
+decoding is libjpeg-turbo's own time, and that of a request an empty one's. All in core-milliseconds a photo: processor
+time of all threads, so that two cores answer at most 2000 over their sum photos a second. Prints, and writes
+bench/results/floor.md and .json; what serving took under load is read from bench/results/serving.json.
+
+    python -m bench.floor
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import simplejpeg
+
+from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.load import HOST, Generator, Order, look_at
+from bench.machine import machine
+from bench.operations import work_of
+from bench.photos import gallery_of, groups, lfw_probes, people
+from bench.rates import bandwidth, core_ms, cores, matrix_rates
+from bench.servers import GALLERY, kith_server
+from bench.serving import IDENTIFY, SETS
+from bench.serving import RESULT as SERVING
+from models import quality
+from models.alignment import align
+from models.detection import Detector
+from models.engines import Wish, open_network
+from models.network import Float, Network
+from models.pack import BUNDLED, load_pack
+from models.recognition import Recogniser, unit
+from service.gallery.faiss_index import builders
+from service.gallery.segmented import SegmentedIndex
+from service.gallery.segments import Rows
+from service.imaging import ImageLimits, decode
+
+RESULT: Final = RESULTS / "floor.json"
+TABLE: Final = RESULTS / "floor.md"
+LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
+PHOTOS: Final = 32
+TEMPLATES: Final = 10_000
+CANDIDATES: Final = 2
+CLIENTS: Final = 16
+REQUEST_S: Final = 4.0
+BYTES_OF: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+GOAL: Final = 1.3
+"""Under load over the sum of the floors, as the design wants it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Core-milliseconds a photo; ``measured``: median, least and most; ``limit``: what the floor is made of."""
+
+    name: str
+    floor_ms: float
+    limit: str
+    measured: Mapping[str, float]
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.rates = matrix_rates()
+        self.bandwidth = {str(threads): bandwidth(threads) for threads in sorted({1, cores()})}
+        self._bytes_a_second = max(self.bandwidth[str(cores())].values())
+
+    def moving(self, moved: float) -> float:
+        """Core-milliseconds for so many bytes from and to memory."""
+        return moved / self._bytes_a_second * cores() * 1000
+
+    def computing(self, network: Network, item_shape: Sequence[int], items: float, batch: int) -> float:
+        """Core-milliseconds for so many items in batches: their operations, or the weights if those take longer."""
+        work = work_of(network.path, item_shape)
+        numbers = f"{network.engine} {network.precision}"
+        operations_ms = work.operations * items / self.rates[numbers] * cores() * 1000
+        return max(operations_ms, self.moving(work.weights * BYTES_OF[network.precision]) * items / batch)
+
+
+def main() -> None:
+    data = outside("KITH_DATA", "data")
+    pack = load_pack(BUNDLED)
+    here = Machine()
+    nets = open_network(pack.detection, Wish()), open_network(pack.recognition, Wish())
+    with ExitStack() as opened:
+        gallery = gallery_of(people(data), pack, ROOT / "runs" / "cache")
+        generator = opened.enter_context(Generator())
+        server = opened.enter_context(kith_server(BUNDLED, {}, gallery))
+
+        def request_ms(request: bytes) -> dict[str, float]:
+            """Processor time of the server."""
+            rounds = []
+            for _ in range(3):
+                before = look_at(server.pid).cpu_s
+                tally = generator.run(Order(server.port, [request], CLIENTS, REQUEST_S, 0.0, b""))
+                rounds.append(1000 * (look_at(server.pid).cpu_s - before) / tally.answered)
+            return {"median": sorted(rounds)[1], "min": min(rounds), "max": max(rounds)}
+
+        vector = next(iter(gallery.values()))
+        empty = request_ms(f"GET /healthz HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        asked = request_ms(by_vector(vector))
+    request = Stage("request: HTTP, SQL, decision, answer", empty["median"], "an empty request", asked)
+    kinds = {"lfw": lfw_probes(people(data), PHOTOS), "groups": groups(data)}
+    stages = {name: [*photo_stages(here, nets, photos), request] for name, photos in kinds.items()}
+    document = {
+        "machine": machine(),
+        "operations_per_s": here.rates,
+        "bytes_per_s": here.bandwidth,
+        "networks": {
+            name: f"{net.engine} {net.precision}" for name, net in zip(("detector", "recogniser"), nets, strict=True)
+        },
+        "stages": {name: [asdict(stage) for stage in each] for name, each in stages.items()},
+    }
+    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(report(document, under_load()), encoding="utf-8")
+    print(TABLE.read_text(encoding="utf-8"))
+
+
+def by_vector(vector: Float) -> bytes:
+    """Identification without photo and networks."""
+    body = json.dumps({"embeddings": [[round(float(v), 6) for v in vector]]}).encode()
+    head = f"POST /v1/galleries/{GALLERY}/identify HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequence[bytes]) -> list[Stage]:
+    """Of photos as they come, one after the other, and of the networks in the service's batches."""
+    say(f"{len(payloads)} photos")
+    pack = load_pack(BUNDLED)
+    detector, recogniser = Detector(nets[0], pack.detection), Recogniser(nets[1], pack.recognition)
+    images = [decode(payload, LIMITS) for payload in payloads]
+    laid = [detector.lay_out(image) for image in images]
+    answers = detector.run(laid)
+    faces = [detector.select(one, answer) for one, answer in zip(laid, answers, strict=True)]
+    crops = [align(image, found.landmarks_xy) for image, found in zip(images, faces, strict=True)]
+    n, count = len(images), sum(map(len, faces))
+    every_crop = np.concatenate(crops)
+    pixels = sum(image.nbytes for image in images) / n
+    canvases = sum(one.planes.nbytes for one in laid) / n
+    crop_bytes = every_crop.nbytes / n
+    read = sum(output.nbytes for output in answers[0])
+    detector_floor = sum(here.computing(nets[0], one.planes.shape, 1, 8) for one in laid[:8]) / len(laid[:8])
+    held = unit(np.random.default_rng(0).normal(size=(TEMPLATES, recogniser.dimension)))
+    index = SegmentedIndex(recogniser.dimension, "exact", 0.999, builders("cpu"), lambda _: None)
+    index.load(Rows(np.arange(TEMPLATES), np.arange(TEMPLATES), held), 0)
+
+    def each(function: Any, *columns: Sequence[Any]) -> dict[str, float]:
+        rows = list(zip(*columns, strict=True))
+        return core_ms(lambda: [function(*row) for row in rows], n)
+
+    library = each(lambda payload: simplejpeg.decode_jpeg(payload), payloads)["median"]
+    return [
+        Stage("decoding", library, "libjpeg-turbo", each(lambda payload: decode(payload, LIMITS), payloads)),
+        Stage("laying out", here.moving(pixels + canvases), "bytes", each(detector.lay_out, images)),
+        Stage("detector", detector_floor, "operations", core_ms(lambda: batches(detector.run, laid, 8), n)),
+        Stage("selection", here.moving(read), "bytes", each(detector.select, laid, answers)),
+        Stage(
+            "alignment",
+            here.moving(2 * crop_bytes),
+            "bytes",
+            each(lambda image, found: align(image, found.landmarks_xy), images, faces),
+        ),
+        Stage(
+            "quality",
+            here.moving(crop_bytes),
+            "bytes",
+            each(
+                lambda cut, found: [quality.measure(c, p) for c, p in zip(cut, found.landmarks_xy, strict=True)],
+                crops,
+                faces,
+            ),
+        ),
+        Stage(
+            "recogniser",
+            here.computing(nets[1], (3, *every_crop.shape[1:3]), count / n, 8),
+            "operations",
+            core_ms(lambda: batches(recogniser.embed, every_crop, 8), n),
+        ),
+        Stage(
+            f"search of {TEMPLATES:,}",
+            here.moving(held.nbytes),
+            "bytes",
+            each(lambda found: index.search(index.view, held[: max(1, len(found))], CANDIDATES), faces),
+        ),
+    ]
+
+
+def batches(function: Any, items: Any, size: int) -> None:
+    for start in range(0, len(items), size):
+        function(items[start : start + size])
+
+
+def under_load() -> dict[str, float]:
+    """Core-milliseconds a photo of the server at 16 clients, by set of photos, as bench.serving found them."""
+    if not SERVING.is_file():
+        return {}
+    sets = json.loads(SERVING.read_text(encoding="utf-8"))["sets"]
+    return {
+        name: stored["clients"][str(CLIENTS)]["systems"][IDENTIFY]["cpu_ms_per_photo"]["median"]
+        for name, stored in sets.items()
+        if str(CLIENTS) in stored["clients"]
+    }
+
+
+def report(document: Mapping[str, Any], loaded: Mapping[str, float]) -> str:
+    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in document["operations_per_s"].items())
+    memory = "; ".join(
+        f"{threads} thread{'s' * (threads != '1')}: " + ", ".join(f"{k} {v / 1e9:.0f}" for k, v in each.items())
+        for threads, each in document["bytes_per_s"].items()
+    )
+    lines = ["# Floors", "", f"`python -m bench.floor` on {document['machine']}.", ""]
+    lines += [f"Thousand million operations a second, by large products, all cores: {rates}.", ""]
+    lines += [f"Thousand million bytes a second: {memory}.", ""]
+    lines += [
+        f"Networks: detector {document['networks']['detector']}, recogniser {document['networks']['recogniser']}."
+    ]
+    for name, stages in document["stages"].items():
+        lines += [
+            "",
+            f"## {SETS[name].title}",
+            "",
+            "| Stage | Floor, core-ms | by | Measured | Gap |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {s['name']} | {s['floor_ms']:.3f} | {s['limit']} | {m['median']:.3f} "
+            f"({m['min']:.3f} to {m['max']:.3f}) | {m['median'] / s['floor_ms']:.1f} |"
+            for s, m in ((s, s["measured"]) for s in stages)
+        ]
+        floor = sum(s["floor_ms"] for s in stages)
+        alone = sum(s["measured"]["median"] for s in stages)
+        lines += [f"| **sum** | **{floor:.2f}** | | **{alone:.2f}** | **{alone / floor:.1f}** |"]
+        if name in loaded:
+            lines += [
+                f"| under load, {CLIENTS} clients | | | {loaded[name]:.2f} | {loaded[name] / floor:.1f} |",
+                "",
+                f"Under load a photo takes {loaded[name] / floor:.2f} times the sum of its stages' floors (the goal is "
+                f"{GOAL}: {'met' if loaded[name] <= GOAL * floor else 'missed'}), and {loaded[name] / alone:.2f} times "
+                "the sum of its stages measured alone.",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Networks as heavy as those that are deployed, for speed alone: IResNet-50 with random weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+DIMENSION: Final = 512
+
+
+def heavy_pack(detector: Path, cache: Path) -> Path:
+    """A directory with a copy of ``detector`` and the recogniser; made once."""
+    directory = cache / "heavy"
+    recogniser = directory / "recognizer.onnx"
+    if not recogniser.is_file():
+        import torch
+
+        from training.backbones import build_backbone
+        from training.config import BackboneConfig
+
+        directory.mkdir(parents=True, exist_ok=True)
+        shutil.copy(detector, directory / detector.name)
+        torch.manual_seed(0)
+        network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=DIMENSION)).eval()
+        unfinished = recogniser.with_suffix(".unfinished")
+        torch.onnx.export(
+            network,
+            (torch.rand(2, 3, 112, 112),),
+            unfinished,
+            input_names=["input"],
+            output_names=["embedding"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            external_data=False,
+        )
+        unfinished.rename(recogniser)
+    return directory

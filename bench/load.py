@@ -1,0 +1,228 @@
+"""A closed loop of HTTP clients over loopback, cheap enough to share the machine with the server it loads.
+
+Requests are prebuilt bytes, sent over connections that stay open; each client sends its next one when its answer is
+there. It runs in a process of its own, whose share of the processors is part of the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Final, Self
+
+HOST: Final = "127.0.0.1"
+BOUNDARY: Final = "kith-bench-7MA4YWxkTrZu0gW"
+DRAIN_S: Final = 120.0
+"""What the slowest server may still take to answer what is on its way when the time is up."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """So many ``clients`` at ``port`` for ``seconds``, after ``warm_up_s`` that do not count. ``marker``: stands in an
+    answer's body once a face. ``limit``: most requests, None: no bound but the time."""
+
+    port: int
+    requests: Sequence[bytes]
+    clients: int
+    seconds: float
+    warm_up_s: float
+    marker: bytes
+    limit: int | None = None
+
+
+@dataclass
+class Tally:
+    """What was answered in ``seconds``; ``cpu_s``: processor seconds of the generator itself."""
+
+    seconds: float = 0.0
+    faces: int = 0
+    latencies_ms: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+
+    @property
+    def answered(self) -> int:
+        return self.statuses[200]
+
+    @property
+    def failed(self) -> int:
+        return sum(self.statuses.values()) - self.answered
+
+
+def multipart(path: str, payload: bytes, part: str = "images", options: bytes | None = None) -> bytes:
+    """A whole POST request with one photo, and ``options`` as its part ``request``."""
+    dash = f"--{BOUNDARY}\r\n".encode()
+    head = f'Content-Disposition: form-data; name="{part}"; filename="photo"\r\nContent-Type: image/jpeg\r\n\r\n'
+    body = dash + head.encode() + payload + b"\r\n"
+    if options is not None:
+        body += dash + b'Content-Disposition: form-data; name="request"\r\n\r\n' + options + b"\r\n"
+    body += f"--{BOUNDARY}--\r\n".encode()
+    lines = (
+        f"POST {path} HTTP/1.1",
+        f"Host: {HOST}",
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class _Client(asyncio.Protocol):
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._received = bytearray()
+        self._missing: int | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._missing is None:
+            end = self._received.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self._missing = end + 4 + content_length(bytes(self._received[:end]))
+        if len(self._received) < self._missing:
+            return
+        status = int(self._received[9:12])
+        self._run.answered(status, self._received, (time.perf_counter() - self._sent) * 1000)
+        self._received.clear()
+        self._missing = None
+        self._next()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+    def _next(self) -> None:
+        request = self._run.next_request()
+        if request is None:
+            self.done.set_result(None)
+            self._transport.close()
+            return
+        self._sent = time.perf_counter()
+        self._transport.write(request)
+
+
+def content_length(head: bytes) -> int:
+    """Of an answer's head. Raises ValueError where it does not say: servers here know how long their answers are."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            return int(value)
+    raise ValueError("an answer without a Content-Length")
+
+
+class _Run:
+    def __init__(self, order: Order) -> None:
+        self._requests: Iterator[bytes] = itertools.cycle(order.requests)
+        self._marker = order.marker
+        self._left = order.limit
+        self._begin = time.perf_counter() + order.warm_up_s
+        self._end = self._begin + order.seconds
+        self.tally = Tally(order.seconds)
+        self._last = self._begin
+
+    def next_request(self) -> bytes | None:
+        if time.perf_counter() >= self._end or self._left == 0:
+            return None
+        if self._left is not None:
+            self._left -= 1
+        return next(self._requests)
+
+    def answered(self, status: int, answer: bytearray, latency_ms: float) -> None:
+        now = time.perf_counter()
+        if not self._begin <= now < self._end:
+            return
+        self._last = now
+        self.tally.statuses[status] += 1
+        self.tally.latencies_ms.append(latency_ms)
+        if status == 200:
+            self.tally.faces += answer.count(self._marker)
+
+    def close(self) -> Tally:
+        if self._left == 0:
+            self.tally.seconds = self._last - self._begin
+        return self.tally
+
+
+async def load(order: Order) -> Tally:
+    """Raises ConnectionError: the server hung up; TimeoutError: it did not answer."""
+    run, loop = _Run(order), asyncio.get_running_loop()
+    cpu_s = time.process_time()
+    clients = [
+        (await loop.create_connection(lambda: _Client(run), HOST, order.port))[1].done for _ in range(order.clients)
+    ]
+    async with asyncio.timeout(order.warm_up_s + order.seconds + DRAIN_S):
+        await asyncio.gather(*clients)
+    tally = run.close()
+    tally.cpu_s = (time.process_time() - cpu_s) * order.seconds / (order.seconds + order.warm_up_s)
+    return tally
+
+
+def _serve_orders(orders: Connection) -> None:
+    import uvloop
+
+    while (order := orders.recv()) is not None:
+        try:
+            orders.send(uvloop.run(load(order)))
+        except Exception as error:
+            orders.send(error)
+
+
+class Generator:
+    """The loop in a process of its own; a context manager."""
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=_serve_orders, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._orders.send(None)
+        self._process.join()
+        self._orders.close()
+
+    def run(self, order: Order) -> Tally:
+        """Raises as :func:`load`; EOFError where its process ended."""
+        self._orders.send(order)
+        result = self._orders.recv()
+        if isinstance(result, Exception):
+            raise result
+        tally: Tally = result
+        return tally
+
+
+@dataclass(frozen=True)
+class ProcessFigures:
+    """Of a running process: processor seconds so far, resident bytes now and at most."""
+
+    cpu_s: float
+    rss_bytes: int
+    peak_bytes: int
+
+
+def look_at(pid: int) -> ProcessFigures:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # noqa: PTH123 - as quick as can be
+        fields = stat.read().rpartition(")")[2].split()
+    memory: Mapping[str, Any] = {}
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
+        memory = dict(line.split(":", 1) for line in status if line.startswith(("VmRSS", "VmHWM")))
+    ticks = int(fields[11]) + int(fields[12])
+    rss, peak = (int(memory[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return ProcessFigures(ticks / os.sysconf("SC_CLK_TCK"), rss, peak)

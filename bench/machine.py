@@ -1,0 +1,21 @@
+"""In words, the machine that figures were taken on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Final
+
+from models.runtime import available_cores
+
+CPU_INFO: Final = Path("/proc/cpuinfo")
+TOLD: Final = {"amx_tile": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI", "avx2": "AVX2"}
+"""Flags of what decides about numeric formats."""
+
+
+def machine() -> str:
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.is_file() else []
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = [word for flag, word in TOLD.items() if flag in told.get("flags", "").split()]
+    words = [told.get("model name", platform.machine()), f"{available_cores()} cores", " ".join(flags)]
+    return ", ".join(word for word in words if word)

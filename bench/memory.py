@@ -1,0 +1,170 @@
+"""Does the server's memory stay flat over many requests of varied sizes?
+
+Photos of LFW scaled to between 80 and 2000 pixels, group photos, other formats, and what is no photo, asked for in a
+random order; the server's resident memory is looked at after each part. Flat means: once warm, a straight line through
+it rises by no more than 2 MB in 10,000 requests. Prints, and writes bench/results/memory.json and .png.
+
+    python -m bench.memory [--requests 100000] [--clients 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.load import Generator, Order, look_at, multipart
+from bench.machine import machine
+from bench.photos import gallery_of, groups, people
+from bench.servers import GALLERY, kith_server
+from models.pack import BUNDLED, load_pack
+
+RESULT: Final = RESULTS / "memory.json"
+PLOT: Final = RESULTS / "memory.png"
+SIDES_PX: Final = (80, 2000)
+POOL: Final = 400
+PARTS: Final = 200
+WARM: Final = 0.4
+"""Of the requests: caches fill, networks are compiled for shapes, allocators find their size."""
+MOST_MB: Final = 2.0
+"""Per 10,000 requests, once warm."""
+FORMATS: Final = (("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGBA"), ("WEBP", "RGB"))
+PATHS: Final = (f"/v1/galleries/{GALLERY}/identify", "/v1/embed", "/v1/detect")
+Figures = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--plot", type=Path, default=PLOT)
+    options = parser.parse_args()
+    data = outside("KITH_DATA", "data")
+    if not (data / "lfw").is_dir():
+        sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
+    chance = random.Random(0)
+    requests = [multipart(chance.choice(PATHS), payload) for payload in varied(data, chance)]
+    vectors = gallery_of(people(data), load_pack(BUNDLED), ROOT / "runs" / "cache")
+    with Generator() as generator, kith_server(BUNDLED, {}, vectors) as server:
+        figures = ask(generator, server.port, server.pid, requests, options.requests, options.clients, chance)
+    options.result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    draw(figures, options.plot)
+    print(verdict(figures))
+    sys.exit(not is_flat(figures))
+
+
+def varied(data: Path, chance: random.Random) -> list[bytes]:
+    """A pool of payloads: small photos are commoner than large ones, one in twelve shows a group, one in twenty is no
+    photo."""
+    everybody, together = people(data), groups(data)
+    pool: list[bytes] = []
+    while len(pool) < POOL:
+        payload = scaled(chance.choice(everybody).photos[0], chance)
+        roll = chance.random()
+        if roll < 1 / 40:
+            payload = payload[: len(payload) // 2]
+        elif roll < 1 / 20:
+            payload = chance.randbytes(chance.randrange(0, 50_000))
+        elif roll < 1 / 20 + 1 / 12:
+            payload = chance.choice(together)
+        pool.append(payload)
+    return pool
+
+
+def scaled(path: Path, chance: random.Random) -> bytes:
+    low, high = (math.log(side) for side in SIDES_PX)
+    # The smaller of two, which makes one in fifty of them larger than 1500 pixels.
+    longest = math.exp(min(chance.uniform(low, high), chance.uniform(low, high)))
+    width, height = (round(longest * chance.uniform(0.6, 1)), round(longest))
+    kind, mode = chance.choice(FORMATS)
+    buffer = io.BytesIO()
+    with Image.open(path) as image:
+        image.resize((width, height), Image.Resampling.BILINEAR).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def ask(
+    generator: Generator,
+    port: int,
+    pid: int,
+    requests: Sequence[bytes],
+    count: int,
+    clients: int,
+    chance: random.Random,
+) -> Figures:
+    part = max(1, count // PARTS)
+    statuses: Counter[int] = Counter()
+    asked, resident = [0], [look_at(pid).rss_bytes / 1e6]
+    start = said = time.perf_counter()
+    while asked[-1] < count:
+        chosen = chance.choices(requests, k=part)
+        tally = generator.run(Order(port, chosen, clients, 3600.0, 0.0, b"", limit=part))
+        statuses += tally.statuses
+        asked.append(asked[-1] + part)
+        resident.append(look_at(pid).rss_bytes / 1e6)
+        if time.perf_counter() - said > 20:
+            said = time.perf_counter()
+            say(f"  {asked[-1]} of {count}: {resident[-1]:.0f} MB, {asked[-1] / (said - start):.0f} requests/s")
+    return {
+        "machine": machine(),
+        "clients": clients,
+        "requests": asked,
+        "rss_mb": [round(mb, 1) for mb in resident],
+        "peak_mb": round(look_at(pid).peak_bytes / 1e6, 1),
+        "statuses": {str(status): number for status, number in sorted(statuses.items())},
+        "slope_mb": round(slope(asked, resident), 2),
+    }
+
+
+def slope(asked: Sequence[int], resident_mb: Sequence[float]) -> float:
+    """MB per 10,000 requests, by least squares through what came after the warm-up."""
+    requests, mb = (np.array(values, np.float64) for values in (asked, resident_mb))
+    warm: NDArray[np.bool_] = requests >= WARM * requests[-1]
+    return float(np.polyfit(requests[warm] / 10_000, mb[warm], 1)[0])
+
+
+def is_flat(figures: Figures) -> bool:
+    return bool(figures["slope_mb"] <= MOST_MB and figures["statuses"].keys() <= {"200", "422"})
+
+
+def verdict(figures: Figures) -> str:
+    return (
+        f"{figures['requests'][-1]:,} requests of varied sizes: {'flat' if is_flat(figures) else 'NOT flat'}. Once "
+        f"warm memory moves by {figures['slope_mb']:+.2f} MB per 10,000 requests (at most {MOST_MB:g}); "
+        f"{figures['rss_mb'][0]:.0f} MB at first, {figures['rss_mb'][-1]:.0f} MB at last, "
+        f"{figures['peak_mb']:.0f} MB at most; answers by status: {figures['statuses']}"
+    )
+
+
+def draw(figures: Figures, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(figures["requests"], figures["rss_mb"])
+    axes.axvline(WARM * figures["requests"][-1], linestyle=":", color="grey")
+    axes.set(
+        xlabel="requests, of 80 to 2000 pixels, some of them no photos",
+        ylabel="resident memory of the server, MB",
+        ylim=(0, None),
+        title=f"{figures['slope_mb']:+.2f} MB per 10,000 requests right of the dotted line",
+    )
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A plain loop over photos with insightface.app.FaceAnalysis, in a process of its own: no server, one client."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+import warnings
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.load import Tally
+
+
+def _work(orders: Connection, pack: Path) -> None:
+    import cv2
+    import numpy as np
+
+    warnings.simplefilter("ignore")
+    from insightface.app import FaceAnalysis
+
+    analysis = FaceAnalysis(name=str(pack), providers=["CPUExecutionProvider"])
+    analysis.prepare(ctx_id=-1, det_size=(640, 640))
+    orders.send(None)
+    while (order := orders.recv()) is not None:
+        photos, seconds, warm_up_s = order
+        tally, source = Tally(seconds), itertools.cycle(photos)
+        begin = time.perf_counter() + warm_up_s
+        while (start := time.perf_counter()) < begin + seconds:
+            found = analysis.get(cv2.imdecode(np.frombuffer(next(source), np.uint8), cv2.IMREAD_COLOR))
+            if begin <= (now := time.perf_counter()) < begin + seconds:
+                tally.latencies_ms.append((now - start) * 1000)
+                tally.faces += len(found)
+                tally.statuses[200] += 1
+        orders.send(tally)
+
+
+class Loop:
+    """A context manager; ``pid`` is its process."""
+
+    def __init__(self, pack: Path) -> None:
+        self._pack = pack
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, self._pack), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._orders.recv()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._orders.send(None)
+        self._process.join()
+        self._orders.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def run(self, photos: Sequence[bytes], seconds: float, warm_up_s: float) -> Tally:
+        """Raises EOFError where its process ended."""
+        self._orders.send((photos, seconds, warm_up_s))
+        tally: Tally = self._orders.recv()
+        return tally

@@ -1,0 +1,91 @@
+"""The photos that benchmarks of serving ask about, and the people of the gallery they are looked for in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.detection import Detector
+from models.engines import Wish, open_network
+from models.network import Float
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from service.demo import package_file
+
+PEOPLE: Final = 3000
+PROBES: Final = 200
+GROUPS: Final = 24
+GROUP_FACES: Final = range(4, 21)
+JPEG_QUALITY: Final = 92
+BATCH: Final = 32
+
+
+@dataclass(frozen=True)
+class Person:
+    name: str
+    photos: Sequence[Path]
+
+
+def people(data: Path) -> list[Person]:
+    """Of LFW, in order of their names."""
+    folders = sorted(path for path in (data / "lfw" / "images").iterdir() if path.is_dir())
+    return [Person(folder.name, sorted(folder.glob("*.jpg"))) for folder in folders]
+
+
+def lfw_probes(everybody: Sequence[Person], count: int = PROBES) -> list[bytes]:
+    """As many second photos of people of the gallery as photos of strangers, by turns."""
+    enrolled, rest = everybody[:PEOPLE], everybody[PEOPLE:]
+    mated = [person.photos[1] for person in enrolled if len(person.photos) > 1][: count // 2]
+    strangers = [person.photos[0] for person in rest][: count // 2]
+    return [path.read_bytes() for pair in zip(mated, strangers, strict=True) for path in pair]
+
+
+def groups(data: Path, count: int = GROUPS) -> list[bytes]:
+    """insightface's sample photo of six, and photos of WIDER with four to twenty faces, as JPEG files."""
+    lines = (data / "wider" / "annotations.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = [a for line in lines if len((a := json.loads(line))["boxes_xyxy"]) in GROUP_FACES][: count - 1]
+    sample = package_file("insightface", "data", "images", "t1.jpg").read_bytes()
+    return [sample, *(as_jpeg(data / "wider" / annotation["file"]) for annotation in chosen)]
+
+
+def as_jpeg(path: Path) -> bytes:
+    return cv2.imencode(".jpg", read(path)[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+
+
+def read(path: Path) -> NDArray[np.uint8]:
+    """(H, W, 3) RGB."""
+    image = cv2.imread(str(path))
+    if image is None:
+        raise ValueError(f"{path} is no photo")
+    return np.ascontiguousarray(image[..., ::-1], np.uint8)
+
+
+def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dict[str, Float]:
+    """A vector of each of the first people's first photo, by name; remembered by the recogniser's fingerprint."""
+    remembered = cache / f"serving-{pack.recognition.fingerprint()}.npz"
+    if remembered.is_file():
+        with np.load(remembered) as stored:
+            return dict(zip(stored["names"].tolist(), stored["vectors"], strict=True))
+    enrolled = everybody[:PEOPLE]
+    detector = Detector(open_network(pack.detection, Wish()), pack.detection)
+    recogniser = Recogniser(open_network(pack.recognition, Wish()), pack.recognition)
+    vectors: dict[str, Float] = {}
+    for start in range(0, len(enrolled), BATCH):
+        batch = enrolled[start : start + BATCH]
+        images = [read(person.photos[0]) for person in batch]
+        for person, image, faces in zip(batch, images, detector.detect(images), strict=True):
+            if len(faces):
+                row = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
+                crop = align(image, faces.landmarks_xy[row : row + 1], recogniser.alignment)
+                vectors[person.name] = recogniser.embed(crop)[0]
+    cache.mkdir(parents=True, exist_ok=True)
+    np.savez(remembered, names=np.array(list(vectors)), vectors=np.stack(list(vectors.values())))
+    return vectors

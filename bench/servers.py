@@ -1,0 +1,116 @@
+"""Servers to be measured, each a process of its own with its own data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import httpx2 as httpx
+
+from bench.load import HOST
+from models.network import Float
+from models.pack import load_pack
+from service.client import Kith
+
+GALLERY: Final = "people"
+FPIR: Final = 0.01
+START_S: Final = 120.0
+STOP_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Running:
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+@contextmanager
+def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Float]) -> Iterator[Running]:
+    """Kith as `kith serve` starts it, a gallery of ``people`` (name to unit vector) in it."""
+    with TemporaryDirectory() as folder:
+        port = free_port()
+        environment = {
+            "KITH_DATA_DIR": folder,
+            "KITH_PORT": str(port),
+            "KITH_PACK": str(pack),
+            "KITH_LOG_LEVEL": "WARNING",
+            **settings,
+        }
+        with _running([sys.executable, "-m", "service.cli", "serve"], environment, port, "/readyz") as running:
+            enrol(running.url, pack, people, Path(folder) / "people.ndjson")
+            yield running
+
+
+@contextmanager
+def naive_server(pack: Path) -> Iterator[Running]:
+    port = free_port()
+    command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
+    command += ["--port", str(port), "--log-level", "warning", "--no-access-log"]
+    with _running(command, {"NAIVE_PACK": str(pack)}, port, "/docs") as running:
+        yield running
+
+
+def enrol(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None:
+    with Kith(url, timeout_s=300) as kith:
+        kith.create_gallery(GALLERY, risk={"fpir": FPIR})
+        if not people:
+            return
+        file.write_text(
+            "".join(
+                json.dumps({"subject": name, "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()})
+                + "\n"
+                for name, vector in people.items()
+            ),
+            encoding="utf-8",
+        )
+        kith.import_gallery(GALLERY, file, recogniser=load_pack(pack).recognition.fingerprint())
+        # Derived in the background otherwise, in the midst of what is measured.
+        kith.calibrate(GALLERY)
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _running(command: list[str], environment: Mapping[str, str], port: int, ready: str) -> Iterator[Running]:
+    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    try:
+        running = Running(port, process.pid)
+        deadline = time.monotonic() + START_S
+        while not _is_ready(running.url + ready):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command[1:4])} did not start")
+            time.sleep(0.05)
+        yield running
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10).is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,83 @@
+"""The load generator counts what a real server answers, and tells refusals from answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench.load import Generator, Order, content_length, look_at, multipart
+from bench.photos import GROUP_FACES, PROBES, groups, lfw_probes, people
+from bench.servers import naive_server
+from models.pack import BUNDLED
+from tests.conftest import jpeg
+
+CLIENTS = 3
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[Generator]:
+    with Generator() as running:
+        yield running
+
+
+def order(port: int, requests: list[bytes], marker: bytes, limit: int) -> Order:
+    return Order(port, requests, CLIENTS, LONG_S, 0.0, marker, limit)
+
+
+def test_answers_and_refusals_are_counted(
+    generator: Generator, server: str, group: NDArray[np.uint8], nobody: NDArray[np.uint8]
+) -> None:
+    photos = [jpeg(group), jpeg(nobody), b"no photo"]
+    requests = [multipart("/v1/detect", photo) for photo in photos]
+    tally = generator.run(order(urlsplit(server).port or 0, requests, b'"box":', 3 * CLIENTS))
+    assert dict(tally.statuses) == {200: 2 * CLIENTS, 422: CLIENTS}
+    assert (tally.answered, tally.failed) == (2 * CLIENTS, CLIENTS)
+    assert tally.faces == 6 * CLIENTS
+    assert len(tally.latencies_ms) == 3 * CLIENTS
+    assert 0 < tally.seconds < LONG_S
+    assert 0 < tally.cpu_s < tally.seconds * 2
+
+
+def test_the_naive_server_answers(generator: Generator, astronaut: NDArray[np.uint8]) -> None:
+    with naive_server(BUNDLED) as running:
+        requests = [multipart("/faces", jpeg(astronaut), "image")]
+        tally = generator.run(order(running.port, requests, b'"bbox":', CLIENTS))
+        figures = look_at(running.pid)
+    assert tally.answered == tally.faces == CLIENTS
+    assert figures.cpu_s > 0
+    assert 10e6 < figures.rss_bytes <= figures.peak_bytes
+
+
+def test_a_server_that_hangs_up_is_an_error(generator: Generator) -> None:
+    with pytest.raises(ConnectionError):
+        generator.run(order(1, [b""], b"", 1))
+
+
+def test_content_length() -> None:
+    assert content_length(b"HTTP/1.1 200 OK\r\nDate: x\r\ncontent-LENGTH: 17") == 17
+    with pytest.raises(ValueError, match="Content-Length"):
+        content_length(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked")
+
+
+def test_own_figures() -> None:
+    assert look_at(os.getpid()).rss_bytes > 10e6
+
+
+def test_probes_are_people_and_strangers_by_turns(data: Path) -> None:
+    everybody = people(data)
+    probes = lfw_probes(everybody)
+    assert len(set(probes)) == PROBES
+    enrolled = {person.photos[0].read_bytes() for person in everybody[:3000]}
+    assert not enrolled & set(probes)
+
+
+def test_groups_have_several_faces(data: Path) -> None:
+    assert len(groups(data, 3)) == 3
+    assert min(GROUP_FACES) > 1

@@ -1,0 +1,166 @@
+"""The GPU's code, run on the CPU where there is none: buffers, shapes, half precision, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, load, save
+
+from models.cuda import CUDA, visible_gpus, why_not_cuda
+from models.cuda_network import CudaNetwork, Device, Numbers
+from models.detection import Detector
+from models.errors import RuntimeUnavailableError
+from models.half_precision import half_precision
+from models.network import Float
+from models.pack import ModelPack
+from models.runtime import OnnxNetwork, available_providers, nodes_run
+
+HERE = Device("cuda") if CUDA in available_providers() and visible_gpus() else Device("cpu")
+CROP = (3, 112, 112)
+
+
+def recogniser_on(
+    pack: ModelPack,
+    folder: Path,
+    sizes: Sequence[int] = (1, 2, 4),
+    numbers: Numbers = Numbers(),  # noqa: B008
+) -> CudaNetwork:
+    probe = np.random.default_rng(1).uniform(-1, 1, (1, *CROP)).astype(np.float32)
+    return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, numbers)
+
+
+def cosines(a: Float, b: Float) -> Float:
+    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_any_batch_gives_the_cpus_vectors_in_order(
+    pack: ModelPack, tmp_path: Path, rng: np.random.Generator, count: int
+) -> None:
+    crops = rng.uniform(-1, 1, (count, *CROP)).astype(np.float32)
+    (half,) = recogniser_on(pack, tmp_path).run(crops)
+    (full,) = OnnxNetwork(pack.recognition.path).run(crops)
+    assert half.shape == full.shape
+    assert cosines(half, full).min() > 0.999
+    assert cosines(half, np.roll(full, 1, axis=0)).max() < 0.999 or count == 1, "the vectors would not tell the order"
+
+
+def test_half_precision_halves_the_weights_and_keeps_the_interface(pack: ModelPack, tmp_path: Path) -> None:
+    network = recogniser_on(pack, tmp_path)
+    assert network.file != pack.recognition.path
+    assert "fp16" in network.describe()
+    made = load(network.file)
+    assert {t.data_type for t in made.graph.initializer if len(t.dims) > 1} <= {TensorProto.FLOAT16, TensorProto.INT64}
+    ends = [*made.graph.input, *made.graph.output]
+    assert {end.type.tensor_type.elem_type for end in ends} == {TensorProto.FLOAT}
+    assert recogniser_on(pack, tmp_path, numbers=Numbers(half=False)).file == pack.recognition.path
+
+
+def test_half_precision_is_made_once(pack: ModelPack, tmp_path: Path) -> None:
+    made = half_precision(pack.recognition.path, tmp_path)
+    before = made.stat().st_mtime_ns
+    assert half_precision(pack.recognition.path, tmp_path) == made
+    assert made.stat().st_mtime_ns == before
+    assert list(tmp_path.iterdir()) == [made]
+
+
+def test_what_was_returned_stays_as_it_was(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    """The buffers are written again by the next batch; what a request holds must not be."""
+    network = recogniser_on(pack, tmp_path)
+    crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
+    first = network.run(crops)[0]
+    kept = first.copy()
+    network.run(-crops)
+    assert np.array_equal(first, kept)
+
+
+def test_a_row_is_not_coloured_by_the_batch_before(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    network = recogniser_on(pack, tmp_path)
+    crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
+    network.run(crops * 7)
+    assert cosines(network.run(crops[:3])[0], OnnxNetwork(pack.recognition.path).run(crops[:3])[0]).min() > 0.999
+
+
+def test_a_shape_nobody_prepared_still_runs(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    photos = rng.uniform(-1, 1, (2, 3, 256, 384)).astype(np.float32)
+    network = CudaNetwork(pack.detection.path, [(1, 3, 256, 256)], photos[:1, :, :, :256], tmp_path, HERE)
+    for here, there in zip(network.run(photos), OnnxNetwork(pack.detection.path).run(photos), strict=True):
+        assert here.shape == there.shape
+        assert cosines(here.reshape(2, -1), there.reshape(2, -1)).min() > 0.999
+
+
+def test_boxes_are_the_cpus_within_half_a_pixel(pack: ModelPack, tmp_path: Path, group: NDArray[np.uint8]) -> None:
+    """The goal of parity, on six faces."""
+    probe = np.random.default_rng(1).uniform(-1, 1, (1, 3, 256, 256)).astype(np.float32)
+    shapes = [(n, 3, h, w) for n in (1, 2) for h in (256, 512) for w in (256, 640)]
+    there = Detector(CudaNetwork(pack.detection.path, shapes, probe, tmp_path, HERE), pack.detection)
+    here = Detector(OnnxNetwork(pack.detection.path), pack.detection)
+    (found,), (wanted,) = there.detect([group]), here.detect([group])
+    assert len(found) == len(wanted) == 6
+    assert np.abs(found.boxes_xyxy - wanted.boxes_xyxy).max() < 0.5
+
+
+def test_numbers_that_do_not_fit_into_half_precision_are_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """x * (1e-9, 1) * (1e9, 1) is x; in fp16, whose smallest number is 6e-8 and largest 65504, it is not."""
+    small, large = ([v, 1.0] for v in (1e-9, 1e9))
+    constants = [helper.make_tensor(n, TensorProto.FLOAT, [2], v) for n, v in (("small", small), ("large", large))]
+    nodes = [helper.make_node("Mul", ["x", "small"], ["y"]), helper.make_node("Mul", ["y", "large"], ["z"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xz"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
+    network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), tmp_path / "made", HERE)
+    assert network.file == tmp_path / "x.onnx"
+    assert "fp16 gives cosine" in caplog.text
+    assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
+
+
+def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "flat.onnx")
+    photos = rng.random((2, 3, 2, 2)).astype(np.float32)
+    network = CudaNetwork(tmp_path / "flat.onnx", [(1, 3, 2, 2)], photos[:1], tmp_path / "made", HERE)
+    assert np.allclose(network.run(photos)[0].reshape(2, 12), photos.reshape(2, 12), atol=1e-3)
+
+
+def test_every_node_that_computes_ran_on_the_device(pack: ModelPack, tmp_path: Path) -> None:
+    assert recogniser_on(pack, tmp_path).strays == {}
+
+
+def test_arithmetic_on_shapes_is_told_from_what_computes(pack: ModelPack) -> None:
+    """The detector works its output's shapes out of the photo's: on the CPU, whatever the device."""
+    network = OnnxNetwork(pack.detection.path)
+    options = network._options()
+    ran = nodes_run(options, lambda: network._open(network.providers, options), np.zeros((1, 3, 256, 256), np.float32))
+    assert {"Shape", "Squeeze"} <= {node.operator for node in ran if not node.computes}
+    assert "Sigmoid" in {node.operator for node in ran if node.computes}
+    assert not {"Shape", "Squeeze"} & {node.operator for node in ran if node.computes}
+
+
+@pytest.mark.skipif(HERE.kind == "cuda", reason="a GPU is here")
+def test_without_a_gpu_cuda_says_what_is_missing(pack: ModelPack, tmp_path: Path) -> None:
+    """onnxruntime's GPU build opens a session on the CPU instead and says so to nobody."""
+    probe = np.zeros((1, *CROP), np.float32)
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path, Device("cuda", 0))
+    assert str(caught.value) == why_not_cuda()
+    assert visible_gpus() == []
+    wanted = "no NVIDIA driver is here" if CUDA in available_providers() else "has no CUDA: uninstall every onnxruntime"
+    assert wanted in str(caught.value)
+
+
+def test_a_file_that_is_no_network(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"not a network")
+    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+        half_precision(tmp_path / "x.onnx", tmp_path)
+    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+        CudaNetwork(tmp_path / "x.onnx", [(1, *CROP)], np.zeros((1, *CROP), np.float32), tmp_path, Device("cpu"))

@@ -1,0 +1,97 @@
+"""OpenVINO gives what onnxruntime gives, in the numbers asked for, and reports to nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.alignment import align
+from models.detection import Detector
+from models.openvino_network import MAX_COMPILED, OpenVinoNetwork, fast_precisions
+from models.pack import BUNDLED, load_pack
+from models.recognition import Recogniser
+from models.runtime import OnnxNetwork
+
+pytest.importorskip("openvino")
+needs_bf16 = pytest.mark.skipif("bf16" not in fast_precisions(), reason="this processor does not multiply bf16")
+
+
+def test_any_batch_size_gives_every_row(rng: np.random.Generator) -> None:
+    crops = rng.standard_normal((19, 3, 112, 112)).astype(np.float32)
+    network = OpenVinoNetwork(BUNDLED / "recogniser.onnx")
+    whole = network.run(crops)[0]
+    wanted = OnnxNetwork(BUNDLED / "recogniser.onnx").run(crops)[0]
+    np.testing.assert_allclose(whole, wanted, atol=1e-3 * np.abs(wanted).max())
+    kept = whole.copy()
+    network.run(crops[::-1])
+    assert np.array_equal(whole, kept), "a result is written over by the next run"
+
+
+def test_compiled_shapes_are_bounded() -> None:
+    network = OpenVinoNetwork(BUNDLED / "detector.onnx")
+    for side in range(1, MAX_COMPILED + 3):
+        network.run(np.zeros((1, 3, 32, 32 * side), np.float32))
+    assert len(network._requests) == MAX_COMPILED
+
+
+def test_a_large_network_is_held_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
+    wanted = OpenVinoNetwork(BUNDLED / "recogniser.onnx").run(crops)[0]
+    monkeypatch.setattr("models.openvino_network.LARGE_FILE", 1)
+    network = OpenVinoNetwork(BUNDLED / "recogniser.onnx")
+    np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
+    assert len(network._requests) == 1
+
+
+@needs_bf16
+def test_bf16_moves_neither_boxes_nor_vectors(group: NDArray[np.uint8], astronaut: NDArray[np.uint8]) -> None:
+    pack = load_pack(BUNDLED)
+    photos = [group, astronaut]
+    exact, rounded = (
+        Detector(network, pack.detection).detect(photos)
+        for network in (OnnxNetwork(pack.detection.path), OpenVinoNetwork(pack.detection.path, "bf16"))
+    )
+    crops = [align(photo, faces.landmarks_xy) for photo, faces in zip(photos, exact, strict=True)]
+    moves = []
+    for wanted, faces in zip(exact, rounded, strict=True):
+        assert len(faces) == len(wanted) > 0
+        left, right = (np.argsort(found.boxes_xyxy[:, 0]) for found in (wanted, faces))
+        moves.append(np.abs(wanted.boxes_xyxy[left] - faces.boxes_xyxy[right]).max(1))
+        # Of two cells that see a face equally well the other one may win by rounding: its box differs a little more.
+        widths = wanted.boxes_xyxy[left, 2] - wanted.boxes_xyxy[left, 0]
+        assert (moves[-1] < 0.05 * widths).all()
+    assert np.median(np.concatenate(moves)) < 0.5
+    before, after = (
+        Recogniser(network, pack.recognition).embed(np.concatenate(crops))
+        for network in (OnnxNetwork(pack.recognition.path), OpenVinoNetwork(pack.recognition.path, "bf16"))
+    )
+    assert (before * after).sum(1).min() >= 0.999
+
+
+@needs_bf16
+def test_says_in_which_numbers_nodes_ran() -> None:
+    placed = OpenVinoNetwork(BUNDLED / "recogniser.onnx", "bf16").placement(np.zeros((1, 3, 112, 112), np.float32))
+    assert placed["OpenVINO bf16"] > 10
+
+
+def test_no_file_appears_under_the_home_directory_and_nobody_is_called(tmp_path: Path) -> None:
+    """The converter that comes with OpenVINO reports every import, and keeps an identity under the home directory."""
+    script = (
+        "import socket, sys\nimport numpy as np\nfrom pathlib import Path\n"
+        "def refuse(*a): raise SystemExit('somebody is called')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from models.openvino_network import OpenVinoNetwork\n"
+        f"OpenVinoNetwork(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
+        "assert 'openvino_telemetry' not in sys.modules\n"
+    )
+    # CI=true would keep it quiet by itself.
+    environment = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("XDG_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert not list(tmp_path.rglob("*"))

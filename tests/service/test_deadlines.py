@@ -1,0 +1,142 @@
+"""A request is worked on for as long as somebody waits for it: over a real socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.detection import Answer, Detector, Laid
+from service.client import Kith
+from service.imaging import Encoded, ImageLimits, open_photo
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+
+
+@contextmanager
+def held_detector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Detectors wait until they are let go, as one on a busy device does."""
+    gate = threading.Event()
+
+    class Held(Detector):
+        def run(self, laid: Sequence[Laid]) -> list[Answer]:
+            assert gate.wait(30)
+            return super().run(laid)
+
+    monkeypatch.setattr("service.app.Detector", Held)
+    try:
+        yield gate.set
+    finally:
+        gate.set()
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        threading.Event().wait(0.02)
+
+
+def test_a_client_that_leaves_is_no_longer_worked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], caplog: pytest.LogCaptureFixture
+) -> None:
+    photo = jpeg(astronaut)
+    head = b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    body = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + photo + b"\r\n--b--\r\n"
+    request = head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    waiting = 'kith_queue_items{lane="requests"'
+    with (
+        held_detector(monkeypatch) as let_go,
+        embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url,
+        Kith(url) as kith,
+        caplog.at_level(logging.INFO, "service.access"),
+    ):
+        address = url.removeprefix("http://").split(":")
+        clients = [socket.create_connection((address[0], int(address[1]))) for _ in range(3)]
+        clients[0].sendall(request)
+        until(lambda: metric(url, "kith_queue_items") == 0 and metric(url, waiting) == 0)
+        for client in clients[1:]:
+            client.sendall(request)
+        until(lambda: metric(url, "kith_queue_items") == 2)
+        clients[1].close()
+        until(lambda: metric(url, "kith_queue_items") == 1)
+        assert metric(url, 'kith_dropped_total{network="detector/kith-compact",reason="client_gone"}') == 1
+        let_go()
+        assert clients[2].recv(12) == b"HTTP/1.1 200"
+        assert metric(url, 'kith_batch_items_sum{network="detector/kith-compact"}') == 2
+        assert len(kith.embed(photo).images[0].faces) > 0
+        for client in clients:
+            client.close()
+    assert [record.args[3] for record in caplog.records if record.name == "service.access"].count(499) == 1  # type: ignore[index]
+
+
+def test_a_request_says_how_long_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    photo = jpeg(astronaut)
+
+    def ask(url: str, milliseconds: str | None) -> httpx.Response:
+        headers = {} if milliseconds is None else {"X-Request-Timeout-Ms": milliseconds}
+        return httpx.post(f"{url}/v1/detect", files={"images": photo}, headers=headers, timeout=60)
+
+    with (
+        held_detector(monkeypatch) as let_go,
+        embedded(load_settings(data_dir=tmp_path, log_level="WARNING", deadline_s=0.3)) as url,
+    ):
+        for milliseconds in ("1", "50", "99999999999999", None):
+            late = ask(url, milliseconds)
+            assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        for wrong in ("", "-1", "0", "1.5", "soon"):
+            refused = ask(url, wrong)
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+        let_go()
+        assert ask(url, "300").json()["images"][0]["faces"]
+
+
+def test_photos_that_could_not_wait_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    photo, decoded = jpeg(astronaut), list[int]()
+
+    def counting(payload: bytes, limits: ImageLimits) -> Encoded:
+        decoded.append(len(payload))
+        return open_photo(payload, limits)
+
+    monkeypatch.setattr("service.pipeline.open_photo", counting)
+    statuses: list[int] = []
+
+    def ask(url: str) -> None:
+        answer = httpx.post(f"{url}/v1/detect", files={"images": photo}, timeout=60)
+        statuses.append(answer.status_code)
+        if answer.status_code == 503:
+            assert answer.json()["code"] == "overloaded" and int(answer.headers["Retry-After"]) >= 1
+
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING", queue_size=2, max_images=2)
+    with held_detector(monkeypatch) as let_go, embedded(settings) as url:
+        first, *more = [threading.Thread(target=ask, args=(url,)) for _ in range(7)]
+        first.start()
+        until(lambda: len(decoded) == 1 and metric(url, "kith_queue_items") == 0)
+        for thread in more:
+            thread.start()
+        until(lambda: len(statuses) >= 4)
+        assert statuses[:4] == [503] * 4
+        assert len(decoded) <= 3
+        let_go()
+        for thread in (first, *more):
+            thread.join()
+    assert sorted(statuses) == [200] * 3 + [503] * 4
