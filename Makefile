@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-floor bench-fusion bench-gallery bench-hygiene \
-        bench-memory bench-open-set bench-overhead bench-scale bench-serving bench-transfer clean
+.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-floor bench-fusion bench-gallery bench-gpu \
+        bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale bench-serving \
+        bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -54,6 +55,9 @@ bench-open-set: setup
 bench-overhead: setup
 	$(BIN)/python -m bench.overhead
 
+bench-reads: setup
+	$(BIN)/python -m bench.reads
+
 bench-bulk: setup
 	$(BIN)/python -m bench.bulk
 
@@ -68,6 +72,10 @@ bench-fusion: setup
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
+
+# Looks at what is in the environment that runs it: docs/gpu.md.
+bench-gpu:
+	$(PYTHON) -m bench.gpu
 
 bench-scale: setup
 	$(BIN)/python -m bench.scale

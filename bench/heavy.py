@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 DIMENSION: Final = 512
+SETTLING: Final = 20
+"""Batches that batch normalisation sees."""
 
 
 def heavy_pack(detector: Path, cache: Path) -> Path:
@@ -22,7 +24,12 @@ def heavy_pack(detector: Path, cache: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         shutil.copy(detector, directory / detector.name)
         torch.manual_seed(0)
-        network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=DIMENSION)).eval()
+        network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=DIMENSION))
+        # Untrained, each block's numbers are larger than the last one's, out of fp16's range in the end.
+        with torch.no_grad():
+            for _ in range(SETTLING):
+                network(2 * torch.rand(8, 3, 112, 112) - 1)
+        network.eval()
         unfinished = recogniser.with_suffix(".unfinished")
         torch.onnx.export(
             network,

@@ -45,6 +45,9 @@ class Numbers:
     tensorrt: bool = True
 
 
+BEST: Final = Numbers()
+
+
 @dataclass(frozen=True, eq=False)
 class _Bound:
     """One shape's buffers, bound; ``staging`` is filled here and copied to ``input`` there."""
@@ -81,7 +84,7 @@ class CudaNetwork:
         probe: Float,
         folder: Path,
         device: Device = Device(),
-        numbers: Numbers = Numbers(),
+        numbers: Numbers = BEST,
     ) -> None:
         self.path = path
         self.why = ""
@@ -139,7 +142,7 @@ class CudaNetwork:
         for number, shape in enumerate(self._shapes, 1):
             self._bound[shape] = self._bind(shape, number)
             self._replay(self._bound[shape])
-        log.info("%s runs %s", self.path.name, self.describe())
+        self.why = self.describe()
 
     @property
     def precision(self) -> Precision:

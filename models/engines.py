@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from models import openvino_network, runtime
+from models.cuda import CUDA, TENSORRT
 from models.detection import CANVAS_BUCKETS_PX
 from models.errors import RuntimeUnavailableError
+from models.gpus import GpuWish, open_on_gpus
 from models.network import Engine, Network, Precision
 from models.openvino_network import OpenVinoNetwork
 from models.pack import DetectionSpec, RecognitionSpec
@@ -22,6 +24,7 @@ MAX_POINTS_LOST: Final = 0.1
 """Of accuracy or recall: what numbers may cost that are chosen here. Pinned ones may cost more."""
 WARM_BATCH: Final = 5
 """Runs a piece of each size that batches are cut into where networks are small."""
+CPU: Final = "CPUExecutionProvider"
 log = logging.getLogger(__name__)
 
 Spec = DetectionSpec | RecognitionSpec
@@ -37,6 +40,41 @@ class Wish:
     precision: Precision | None = None
     provider: str | None = None
     threads: int | None = None
+    gpu: GpuWish = field(default_factory=GpuWish)
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Whoever pins what only a CPU has wants none, unless they ask for it."""
+        pinned = self.engine == "openvino" or self.provider not in (None, CUDA, TENSORRT)
+        return self.gpu.wants_gpu and (self.gpu.where == "gpu" or not pinned)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A network on each device that runs it. ``shortfall``: why none of them is the GPU that was wanted."""
+
+    networks: Sequence[Network]
+    shortfall: str | None = None
+
+
+def open_networks(spec: Spec, wish: Wish) -> Opened:
+    """On every GPU where GPUs are wanted, else on the CPU. What the GPUs lack is said, not raised: whether it goes on
+    without them is for the service to say.
+
+    Raises:
+        RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
+    """
+    if not wish.wants_gpu:
+        return Opened([open_network(spec, wish)])
+    if wish.engine == "openvino" or wish.precision not in (None, "fp32", "fp16"):
+        raise RuntimeUnavailableError(
+            "GPUs have onnxruntime, in fp16 and fp32: unset KITH_ENGINE and KITH_PRECISION, or set KITH_DEVICE to cpu"
+        )
+    try:
+        return Opened(open_on_gpus(spec, replace(wish.gpu, half=wish.precision != "fp32")))
+    except RuntimeUnavailableError as error:
+        log.error("%s runs on the CPU: %s", spec.path.name, error)
+        return Opened([open_network(spec, replace(wish, precision=None, provider=None))], str(error))
 
 
 @dataclass(frozen=True)
@@ -47,7 +85,7 @@ class Choice:
 
 
 def open_network(spec: Spec, wish: Wish) -> Network:
-    """Ready: the first request meets compiled networks.
+    """On the CPU, unless another provider is pinned. Ready: the first request meets compiled networks.
 
     Raises:
         RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
@@ -81,7 +119,7 @@ def open_chosen(spec: Spec, choice: Choice, wish: Wish) -> Network:
     if choice.engine == "openvino":
         network = OpenVinoNetwork(path, choice.precision, wish.threads)
     else:
-        network = OnnxNetwork(path, wish.provider, wish.threads, choice.precision)
+        network = OnnxNetwork(path, wish.provider or CPU, wish.threads, choice.precision)
     network.why = choice.why
     return network
 
@@ -93,10 +131,7 @@ def abilities(only: Engine | None = None) -> Abilities:
         found["openvino"] = openvino_network.fast_precisions()
     if only != "openvino" and runtime.is_installed():
         onnxruntime: set[Precision] = {"fp32", "int8"} if runtime.has_fast_int8() else {"fp32"}
-        # Whoever installs the GPU's build wants the GPU.
-        found = (
-            {"onnxruntime": onnxruntime, **found} if runtime.is_gpu_build() else {**found, "onnxruntime": onnxruntime}
-        )
+        found = {**found, "onnxruntime": onnxruntime}
     if not found:
         missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
         raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")

@@ -7,11 +7,13 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from models.errors import RuntimeUnavailableError
 from models.runtime import library, runtime_version
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def half_precision(path: Path, folder: Path) -> Path:
@@ -21,6 +23,8 @@ def half_precision(path: Path, folder: Path) -> Path:
     Raises:
         RuntimeUnavailableError: the file is no network, or cannot be converted.
     """
+    import onnx  # slow to import, and only wanted once
+
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     kept = folder / f"{digest[:16]}-fp16-{runtime_version()}.onnx"
     if not kept.exists():
@@ -35,6 +39,8 @@ def half_precision(path: Path, folder: Path) -> Path:
 
 def _folded(path: Path, folder: Path) -> onnx.ModelProto:
     """With constants computed: packs keep their weights in fp16 behind casts, which the converter leaves."""
+    import onnx
+
     runtime = library()
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -48,7 +54,7 @@ def _folded(path: Path, folder: Path) -> onnx.ModelProto:
 
 
 def _convert(network: onnx.ModelProto) -> onnx.ModelProto:
-    from onnxruntime.transformers.float16 import convert_float_to_float16  # slow to import, and only wanted once
+    from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with warnings.catch_warnings():
         # One for every weight below fp16's smallest: what comes out is compared with fp32 before it serves.

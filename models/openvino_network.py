@@ -108,9 +108,13 @@ class OpenVinoNetwork:
         batch axis in its outputs, those of each input one after the other."""
         pieces = []
         for rows in cut(len(batch), self._sizes(batch.shape)):
-            piece = np.ascontiguousarray(filled(batch[rows], self._fixed or len(batch[rows])), np.float32)
+            # OpenVINO takes an array as it lies only where it may write to it.
+            piece = np.require(filled(batch[rows], self._fixed or len(batch[rows])), np.float32, ["C", "W"])
             request = self._request(piece.shape)
-            request.infer([piece], share_inputs=True)
+            # Its own infer() takes inputs apart and outputs together again in Python, at 0.06 ms.
+            request.set_input_tensor(_openvino().Tensor(piece, shared_memory=True))
+            request.start_async()
+            request.wait()
             # Copied: the next run writes over them.
             outputs = [np.array(request.get_output_tensor(i).data) for i in range(len(self.output_names))]
             pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)

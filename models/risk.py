@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,8 @@ MIN_SUPPORT: Final = 30
 """Fewer pairs than this above a threshold cannot support its rate: the answer is marked extrapolated."""
 CONFIDENCE_Z: Final = 1.96
 """Intervals hold the truth 95 times in 100."""
+THRESHOLDS_KEPT: Final = 64
+"""Of a curve: as many risks are asked of it at once, at the gallery's present size."""
 NO_RATE: Final = 1e-300
 """Stands for an impossible rate where logarithms are taken."""
 
@@ -73,6 +76,11 @@ class FmrCurve:
         # A curve that never rises is nowhere above a bound further left, nor below one further right.
         self._low_logs = np.maximum.accumulate((self._logs - spread)[::-1])[::-1]
         self._high_logs = np.minimum(0.0, np.minimum.accumulate(self._logs + spread))
+        self._thresholds = lru_cache(THRESHOLDS_KEPT)(self._threshold_at_fmr)
+
+    def rates_at(self, similarities: Floats) -> Floats:
+        """FMR at each of (n,) similarities, as :meth:`fmr` without its interval."""
+        return np.asarray(np.exp(np.interp(similarities, EDGES, self._logs)))
 
     def fmr(self, t: float) -> Rate:
         """FMR(t), monotone in t."""
@@ -83,6 +91,9 @@ class FmrCurve:
         from strangers at that rate, a similarity that none reaches."""
         if not 0 < rate <= 1:
             raise ValueError(f"a false match rate lies in (0, 1], not {rate}")
+        return self._thresholds(rate)
+
+    def _threshold_at_fmr(self, rate: float) -> Threshold:
         similarity = _where(self._logs, rate)
         extrapolated = similarity > self.counted_to
         return Threshold(similarity, extrapolated, _where(self._low_logs, rate), _where(self._high_logs, rate))
@@ -93,14 +104,21 @@ def _at(logs: Floats, t: float) -> float:
 
 
 def _where(logs: Floats, rate: float) -> float:
-    """The smallest t with exp(logs(t)) <= rate, by bisection on what :func:`_at` gives."""
+    """The smallest t with exp(logs(t)) <= rate, by what :func:`_at` gives; ``logs`` never rise."""
     if _at(logs, 1.0) > rate:
         return UNREACHABLE
-    low, high = -1.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _at(logs, middle) > rate else (low, middle)
-    return high
+    wanted = math.log(rate)
+    row = int(np.searchsorted(-logs, -wanted))
+    if row == 0:
+        return -1.0
+    if row == len(logs):  # by the logarithm's rounding alone
+        return 1.0
+    before, after = float(logs[row - 1]), float(logs[row])
+    t = float(EDGES[row - 1] + (before - wanted) / (before - after) * (EDGES[row] - EDGES[row - 1]))
+    step = math.ulp(1.0)
+    while _at(logs, t) > rate:  # by roundings, which a flat curve makes more of
+        t, step = t + step, 2 * step
+    return min(t, 1.0)
 
 
 @dataclass(frozen=True)

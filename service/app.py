@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from models.detection import Detector
-from models.engines import Wish, open_network
+from models.engines import Opened, open_networks
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
@@ -74,9 +74,15 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
-        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
-        detection = open_network(pack.detection, wish)
-        detector = Detector(detection, pack.detection, settings.detection_score)
+        detection = open_networks(pack.detection, settings.wish)
+        recognition = [open_networks(each.recognition, settings.wish) for each in packs]
+        shortfalls = [each.shortfall for each in (detection, *recognition) if each.shortfall is not None]
+        # Where one of the networks had to stay on the CPU, the others' further GPUs would wait for it.
+        count = min(len(each.networks) for each in (detection, *recognition))
+        detectors = [
+            Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
+        ]
+        detector = detectors[0]
         database = Database(open_engine(settings.sql_url))
         store = Store(database)
         milvus = open_milvus(settings, database)
@@ -89,12 +95,12 @@ def create_app(settings: Settings) -> FastAPI:
             milvus.start()
             followers = Followers(milvus.replica)
         workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
-        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads, Devices() as devices:
+        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads, Devices(count) as devices:
             async with (
                 Batcher(
                     f"detector/{pack.model_id}",
                     devices,
-                    [detector.run],
+                    [each.run for each in detectors],
                     DETECTOR_BATCHES,
                     max(settings.queue_size, settings.max_images),
                     lambda laid: laid.planes.shape,
@@ -103,7 +109,10 @@ def create_app(settings: Settings) -> FastAPI:
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(
-                    *[await opened.enter_async_context(_serve(p, wish, settings, devices)) for p in packs]
+                    *[
+                        await opened.enter_async_context(_serve(each, networks, settings, devices))
+                        for each, networks in zip(packs, recognition, strict=True)
+                    ]
                 )
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
@@ -134,7 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
-                        detection,
+                        detection.networks[0],
                         recognisers,
                         store,
                         generations,
@@ -147,10 +156,11 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        shortfalls,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
-                    for network in (detection, *(served.network for served in recognisers)):
+                    for network in (network for each in (detection, *recognition) for network in each.networks):
                         log.info(
                             "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
                         )
@@ -185,13 +195,12 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, wish: Wish, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
-    network = open_network(pack.recognition, wish)
-    recogniser = Recogniser(network, pack.recognition)
+async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
+    each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
-    async with Batcher(name, devices, [recogniser.embed_each], BATCH_BUCKETS, most) as embed:
-        yield Served(pack, network, recogniser, calibration, embed)
+    async with Batcher(name, devices, [one.embed_each for one in each], BATCH_BUCKETS, most) as embed:
+        yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 
 def _document(app: FastAPI) -> None:

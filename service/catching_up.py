@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from service.errors import OverloadedError
 from service.gallery.follower import Follower
+from service.gallery.subjects import Gallery
 
 THREADS: Final = 4
 LOADING: Final = 2
@@ -48,14 +49,15 @@ class CatchingUp:
     ) -> None:
         self._threads.shutdown()
 
-    async def of(self, follower: Follower, templates: int) -> None:
-        """Every write that was acknowledged before this call is seen by a search after it. ``templates``: of its
-        gallery, as far as is known.
+    async def of(self, follower: Follower, gallery: Gallery) -> None:
+        """Every write that was acknowledged before ``gallery`` was read is seen by a search after this.
 
         Raises:
             OverloadedError: too many wait for it to be loaded.
             StorageError, IndexUnavailableError: it cannot be followed.
         """
+        if follower.is_at(gallery.version):
+            return
         turns = self._turns.setdefault(follower, _Turns())
         if not follower.caught_up and turns.waiting >= self._most_waiting:
             raise OverloadedError(f"{turns.waiting} requests are waiting for the gallery to be loaded")
@@ -66,14 +68,14 @@ class CatchingUp:
                 if turns.ended > arrived:
                     return  # one that began after this request came did see all that this one must
                 turns.begun = begun = turns.begun + 1
-                if follower.caught_up or templates < LARGE:
-                    await self._in_thread(follower)
+                if follower.caught_up or gallery.templates < LARGE:
+                    await self._in_thread(follower, gallery)
                 else:
                     async with self._loading:
-                        await self._in_thread(follower)
+                        await self._in_thread(follower, gallery)
                 turns.ended = begun
         finally:
             turns.waiting -= 1
 
-    async def _in_thread(self, follower: Follower) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up)
+    async def _in_thread(self, follower: Follower, gallery: Gallery) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+import numpy as np
 
 from models.risk import FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from service.errors import RiskUncalibratedError
@@ -104,6 +107,16 @@ def false_alarm_probability(similarity: float, known: KnownRisk | None, comparis
     if known is None:
         return None
     return fpir_from_fmr(known.curve.fmr(similarity).value, known.comparisons(comparisons))
+
+
+def false_alarm_probabilities(
+    similarities: Sequence[float], known: KnownRisk | None, comparisons: int
+) -> Sequence[float | None]:
+    """:func:`false_alarm_probability` of each."""
+    if known is None:
+        return [None] * len(similarities)
+    subjects = known.comparisons(comparisons)
+    return [fpir_from_fmr(rate, subjects) for rate in known.curve.rates_at(np.asarray(similarities)).tolist()]
 
 
 def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:

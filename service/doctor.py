@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from typing import Literal
 
 import numpy as np
 
-from models.engines import Spec, Wish, open_network
+from models.cuda import visible_gpus
+from models.engines import Spec, Wish, open_network, open_networks
 from models.errors import ModelError, RuntimeUnavailableError
 from models.openvino_network import fast_precisions, openvino_version
 from models.openvino_network import is_installed as openvino_is_installed
-from models.pack import load_pack
+from models.pack import ModelPack, load_pack
 from models.runtime import available_cores, available_providers, runtime_version
 from service.settings import Settings
 
@@ -57,10 +59,10 @@ def diagnose(settings: Settings) -> list[Finding]:
         for pack in packs:
             pack.verify()
             findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
-        wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
+        findings += find_gpus(settings, packs)
         networks: list[tuple[Spec, int]] = [(pack.recognition, pack.recognition.alignment.size_px) for pack in packs]
         for spec, side in ((packs[0].detection, 256), *networks):
-            findings += _run(spec, wish, side)
+            findings += [] if settings.wish.wants_gpu else _run(spec, settings.wish, side)
     except ModelError as error:
         findings.append(Finding("pack", "error", str(error)))
     return findings
@@ -92,7 +94,24 @@ def find_overwritten_gpu(installed: dict[str, str], providers: list[str]) -> lis
     return []
 
 
+def find_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[Finding]:
+    """What the GPUs run, where they are wanted, as in the service: an error is what keeps it from being ready."""
+    gpus = visible_gpus()
+    if not settings.wish.wants_gpu:
+        idle = f"; {', '.join(gpus)} stays idle (KITH_DEVICE={settings.device})" if gpus else ""
+        return [Finding("gpu", "ok", f"none is wanted{idle}")]
+    findings = [Finding("gpu", "ok", f"{index}: {name}") for index, name in enumerate(gpus)]
+    specs: list[Spec] = [packs[0].detection, *(pack.recognition for pack in packs)]
+    for spec in specs:
+        opened = open_networks(spec, settings.wish)
+        if opened.shortfall is not None:
+            return [*findings, Finding("gpu", "warning" if settings.allow_cpu else "error", opened.shortfall)]
+        findings += [Finding(spec.path.name, "ok", network.why) for network in opened.networks]
+    return findings
+
+
 def _run(spec: Spec, wish: Wish, side_px: int) -> list[Finding]:
+    """On the CPU."""
     network = open_network(spec, wish)
     name = network.path.name
     shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
@@ -102,9 +121,6 @@ def _run(spec: Spec, wish: Wish, side_px: int) -> list[Finding]:
         Finding(name, "ok", f"{network.engine} in {network.precision}: {network.why}"),
         Finding(name, "ok", f"ran {detail}"),
     ]
-    if network.engine == "onnxruntime":
-        if placed.get(wanted := network.providers[0], 0) == 0:
-            findings.append(Finding(name, "warning", f"{wanted} is first in line but ran no node: it fell back"))
-        if "CUDAExecutionProvider" in available_providers() and not placed.get("CUDAExecutionProvider"):
-            findings.append(Finding(name, "warning", "CUDA is installed but did not run: this is the CPU's speed"))
+    if network.engine == "onnxruntime" and placed.get(wanted := network.providers[0], 0) == 0:
+        findings.append(Finding(name, "warning", f"{wanted} is first in line but ran no node: it fell back"))
     return findings

@@ -252,6 +252,14 @@ class ClientGoneError(KithError):
     remedy = "Nothing was wrong: what still waited was dropped."
 
 
+class GpuUnavailableError(KithError):
+    status, code, title = 503, "gpu_unavailable", "The GPU that is wanted does not run the networks"
+    remedy = (
+        "Do what the detail says and start the service again (kith doctor looks anew); KITH_ALLOW_CPU=true goes on "
+        "without, KITH_DEVICE=cpu wants none."
+    )
+
+
 class StorageError(KithError):
     status, code, title = 503, "storage_unavailable", "The database cannot be used at the moment"
     remedy = (

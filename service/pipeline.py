@@ -25,7 +25,7 @@ from service.decision import (
     RiskTarget,
     Thresholds,
     decide,
-    false_alarm_probability,
+    false_alarm_probabilities,
     thresholds_for,
 )
 from service.gallery.follower import Follower, Followers
@@ -40,6 +40,8 @@ BACKGROUND_THREADS: Final = 2
 DECODED_OF_CANVAS: Final = 1.5
 """A photo is decoded at this many times the scale of its canvas, or the whole: crops of larger faces then need no
 second decoding (docs/decisions/0030)."""
+SEARCHED_AT_ONCE: Final = 500_000
+"""Numbers to be compared, up to which a search takes less than going to a thread and back."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -150,6 +152,9 @@ class Pipeline:
             OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched at the moment.
         """
         follower = await self.caught_up(gallery)
+        small = len(probes) * gallery.templates * gallery.dimension <= SEARCHED_AT_ONCE
+        if small and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
+            return self._identify(follower, gallery, probes, target, k, among)
         return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
 
     async def caught_up(self, gallery: Gallery) -> Follower:
@@ -157,7 +162,7 @@ class Pipeline:
         shortly, although it catches up with what came since. Raises OverloadedError, StorageError,
         IndexUnavailableError."""
         follower = self._followers.of(gallery)
-        await self._catching_up.of(follower, gallery.templates)
+        await self._catching_up.of(follower, gallery)
         return follower
 
     async def _faces(
@@ -219,20 +224,14 @@ class Pipeline:
         among: Keys | None,
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
-        results, comparisons = follower.search(probes, max(2, k), among)
+        results, comparisons = follower.search(probes, max(2, k), among, gallery.version)
         known = self.risks.of(gallery)
         settings = gallery.settings
         thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
+        alarms = iter(false_alarm_probabilities([h.similarity for hits in results for h in hits], known, comparisons))
         found = []
         for hits in results:
-            candidates = [
-                Candidate(
-                    hit.subject_pk,
-                    hit.similarity,
-                    false_alarm_probability(hit.similarity, known, comparisons),
-                )
-                for hit in hits
-            ]
+            candidates = [Candidate(hit.subject_pk, hit.similarity, next(alarms)) for hit in hits]
             found.append(Found(decide(candidates, thresholds, settings.min_margin), candidates[:k], thresholds))
         return found
 

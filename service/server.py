@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import threading
@@ -35,7 +36,7 @@ def serve(settings: Settings) -> None:
     read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
-    _server(settings).run(sockets=[listener])
+    _server(settings, kind=_Settled).run(sockets=[listener])
 
 
 @contextmanager
@@ -76,7 +77,19 @@ def bind(host: str, port: int) -> socket.socket:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-def _server(settings: Settings, log_level: str | None = None) -> uvicorn.Server:
+class _Settled(uvicorn.Server):
+    """What is there once it started stays until it ends: looking through it for garbage would hold up every request for
+    a quarter of a second, now and then."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()
+
+
+def _server(
+    settings: Settings, log_level: str | None = None, kind: type[uvicorn.Server] = uvicorn.Server
+) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(settings),
         log_level=(log_level or settings.log_level).lower(),
@@ -84,4 +97,4 @@ def _server(settings: Settings, log_level: str | None = None) -> uvicorn.Server:
         server_header=False,
         access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
     )
-    return uvicorn.Server(config)
+    return kind(config)

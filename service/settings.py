@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from models.engines import Wish
+from models.gpus import GpuWish
 from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
@@ -66,6 +68,14 @@ class Settings(BaseSettings):
     provider: str | None = Field(
         None, description="onnxruntime execution provider to insist on; default: the best that starts."
     )
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        "auto",
+        description="Where networks run; auto: on GPUs, where onnxruntime's GPU build is installed and sees one.",
+    )
+    gpus: str | None = Field(
+        None, pattern=r"^\d+(,\d+)*$", description="Which GPUs, as 0,1, counted from 0; default: all that are visible."
+    )
+    allow_cpu: bool = Field(False, description="Be ready although the GPU that is wanted runs nothing.")
     threads: int | None = Field(None, ge=1, le=256, description="Threads per network; default: the cores really there.")
     detection_score: float = Field(0.5, gt=0, lt=1, description="Faces below this detector score are not reported.")
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Largest photo, in bytes.")
@@ -109,6 +119,13 @@ class Settings(BaseSettings):
     @property
     def index_path(self) -> Path:
         return self.data_dir / "index"
+
+    @property
+    def wish(self) -> Wish:
+        """Of what runs the networks."""
+        indices = None if self.gpus is None else tuple(dict.fromkeys(int(index) for index in self.gpus.split(",")))
+        gpu = GpuWish(self.device, indices, self.data_dir / "networks")
+        return Wish(self.engine, self.precision, self.provider, self.threads, gpu)
 
     @property
     def models_path(self) -> Path:

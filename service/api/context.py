@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, TypeVarTuple, cast
 
@@ -45,6 +45,8 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    shortfalls: Sequence[str]
+    """Why networks do not run on the GPU that is wanted."""
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""
@@ -52,7 +54,8 @@ class Context:
 
     async def gallery(self, name: str) -> Gallery:
         """Raises GalleryNotFoundError."""
-        return await self.run(self.store.gallery, name)
+        known = self.store.gallery_at_once(name)
+        return await self.run(self.store.gallery, name) if known is None else known
 
     async def change(
         self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
@@ -65,7 +68,7 @@ class Context:
                 continue
 
 
-async def _context(request: Request) -> Context:  # not awaiting anything, but otherwise called in a thread
+async def _context(request: Request) -> Context:  # async, or FastAPI would call it in a thread
     return cast(Context, request.app.state.context)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import GalleryNotFoundError, KithError
 from service.gallery.index import Keys
-from service.gallery.subjects import Gallery, Subject, SubjectFilter
+from service.gallery.subjects import Gallery, Named, SubjectFilter
 from service.pipeline import Face, Found, Photo
 from service.shadow import Answered
 
@@ -57,6 +58,8 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
     results, probes, faces = _lay_out(photos, vectors, gate)
     searched = [row for row, probe in enumerate(probes) if probe is not None]
     if searched:
+        if photos:
+            found = _as_of(found, await kith.gallery(gallery))
         stacked = np.stack([probe for probe in probes if probe is not None])
         found_each, named = await _search(kith, found, stacked, target, body.top_k, among)
         for row, found_one in zip(searched, found_each, strict=True):
@@ -112,9 +115,16 @@ def _result(**fields: Any) -> Document:
     return {"candidates": [], "reasons": [], **fields}
 
 
+def _as_of(gallery: Gallery, now: Gallery) -> Gallery:
+    """As it was read, in the version it has now: what was written while photos were looked at is to be found, too."""
+    if now.pk != gallery.pk or now.version == gallery.version:
+        return gallery
+    return replace(gallery, version=now.version, subjects=now.subjects, templates=now.templates)
+
+
 async def _search(
     kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None
-) -> tuple[list[Found], dict[int, Subject]]:
+) -> tuple[list[Found], dict[int, Named]]:
     """Search, and look up who the keys are; again where a subject was deleted in between.
 
     Raises:
@@ -124,16 +134,20 @@ async def _search(
     while True:
         answers = await kith.pipeline.identify(gallery, probes, target, k, among)
         keys = {c.subject_pk for a in answers for c in (*a.candidates, a.decision.best, a.decision.runner_up) if c}
-        named = await kith.run(kith.store.subjects_by_pk, sorted(keys))
+        named = kith.store.named_at_once(gallery, keys)
+        if named is None:
+            named = await kith.run(kith.store.named, gallery, keys)
         if keys <= named.keys():
             return answers, named
-        if (await kith.gallery(gallery.name)).pk != gallery.pk:
+        now = await kith.gallery(gallery.name)
+        if now.pk != gallery.pk:
             # Nothing will be logged for it any more, so that its index would name those who are gone for ever.
             await kith.run(kith.followers.drop, gallery)
             raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced meanwhile by another of its name")
+        gallery = _as_of(gallery, now)
 
 
-def _decision(found: Found, named: dict[int, Subject], target: RiskTarget) -> Document:
+def _decision(found: Found, named: dict[int, Named], target: RiskTarget) -> Document:
     """What a search adds to an IdentityOut."""
     decision, best = found.decision, found.decision.best
     who = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
@@ -153,7 +167,7 @@ def _decision(found: Found, named: dict[int, Subject], target: RiskTarget) -> Do
     )
 
 
-def _candidate(candidate: Candidate, named: dict[int, Subject]) -> Document:
+def _candidate(candidate: Candidate, named: dict[int, Named]) -> Document:
     """CandidateOut."""
     subject = named[candidate.subject_pk]
     return with_values(

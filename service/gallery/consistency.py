@@ -104,6 +104,7 @@ class Consistency:
         with self._database.write(StorageError(f"mending {check.kind} broke a constraint")) as connection:
             found = check.find(connection)
             check.mend(connection)
+            connection.execute(galleries.update().values(version=galleries.c.version + 1))
             _write_down(connection, check.kind, found, None)
 
     def job_ids(self) -> set[str]:

@@ -6,7 +6,9 @@ default. A reading transaction sees one moment of the database, however many sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -142,6 +144,9 @@ class Database:
         self.dialect: str = engine.dialect.name
         self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
         """Of SQLite."""
+        self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._watching = threading.Lock()
+        self._watch: sqlite3.Connection | None = None
 
     def apart(self, connections: int) -> Database:
         """The same database by connections of its own, to be closed by itself: who holds them for long holds up nobody
@@ -149,7 +154,28 @@ class Database:
         return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0))
 
     def close(self) -> None:
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
         self._writer.dispose()
+
+    def file_version(self, wait: bool = True) -> int | None:
+        """Of SQLite: a number that is another one after every commit, of this process or another, in microseconds.
+        None: it cannot be told, as of PostgreSQL, or, if not to ``wait``, while another thread asks."""
+        if self.file is None or not self._watching.acquire(blocking=wait):
+            return None
+        try:
+            if self._watch is None:
+                # One connection for good, as the number is its own; it never writes, as it does not count its own
+                # commits (sqlite.org/pragma.html#pragma_data_version).
+                self._watch = sqlite3.connect(self.file, timeout=0, isolation_level=None, check_same_thread=False)
+            # All rows, so that the statement ends, and with it the moment that it sees.
+            ((version,),) = self._watch.execute("PRAGMA data_version").fetchall()
+            return int(version)
+        except sqlite3.Error:
+            return None  # whoever reads instead is told what is wrong
+        finally:
+            self._watching.release()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -161,6 +187,18 @@ class Database:
         try:
             with self._reader.begin() as connection:
                 yield connection
+        except UNUSABLE as error:
+            raise storage_error("reading failed", error) from error
+
+    def first(self, query: sa.Select[Any], values: Mapping[str, Any]) -> sa.Row[Any] | None:
+        """The first row of one statement, which sees one moment by itself: PostgreSQL is spared a transaction.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        try:
+            with self._single.connect() as connection:
+                return connection.execute(query, values).first()
         except UNUSABLE as error:
             raise storage_error("reading failed", error) from error
 
@@ -183,7 +221,8 @@ class Database:
     @contextmanager
     def change(self, gallery: Gallery) -> Iterator[Connection]:
         """One writing transaction on a gallery. Writers of one gallery commit one after the other, so that the numbers
-        of its change log are in the order of the commits and a follower that knows the last one has missed none.
+        of its change log are in the order of the commits and a follower that knows the last one has missed none. Its
+        version grows, so that who read it before knows that it is another by now.
 
         Raises:
             GalleryNotFoundError: it was deleted.
@@ -192,8 +231,8 @@ class Database:
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         with self.write(deleted) as connection:
-            current = sa.select(galleries.c.generation).where(galleries.c.pk == gallery.pk)
-            generation = connection.execute(current.with_for_update(key_share=True)).scalar_one_or_none()
+            another = galleries.update().where(galleries.c.pk == gallery.pk).values(version=galleries.c.version + 1)
+            generation = connection.execute(another.returning(galleries.c.generation)).scalar_one_or_none()
             if generation is None:
                 raise deleted
             if generation != gallery.current_generation:

@@ -19,9 +19,13 @@ BYTES_PER_NUMBER: Final = 5
 class Replica(Protocol):
     """One gallery, searchable by its rule of fusion. Safe to share between threads."""
 
-    def catch_up(self) -> None:
+    def catch_up(self, version: int | None = None) -> None:
         """Apply what was committed since the last call: every acknowledged write, of this process or another, that came
-        before this call is seen by a search that comes after it."""
+        before this call is seen by a search that comes after it. ``version``: that the gallery had just now; who has
+        come so far already need not look."""
+
+    def is_at(self, version: int) -> bool:
+        """Whether :meth:`catch_up` to this version of the gallery would have nothing to do."""
 
     def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
         """As :meth:`Follower.search`, of what was caught up with."""
@@ -43,16 +47,21 @@ class Follower:
         """Once at least: from then on there is little to catch up with."""
         self._replica = replica
 
-    def catch_up(self) -> None:
+    def catch_up(self, version: int | None = None) -> None:
         """As :meth:`Replica.catch_up`. Blocks for as long as a gallery takes that is yet to be loaded."""
-        self._replica.catch_up()
+        self._replica.catch_up(version)
         self.caught_up = True
 
-    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+    def is_at(self, version: int) -> bool:
+        return self._replica.is_at(version)
+
+    def search(
+        self, probes: Float, k: int, among: Keys | None = None, version: int | None = None
+    ) -> tuple[list[list[Hit]], int]:
         """The ``k`` best subjects for each of (q, d) probes by the gallery's fusion, best first, exactly as brute force
         finds them; and how many subjects each probe was compared with (one without templates is not). ``among``
-        restricts the search to subjects of these ascending keys."""
-        self.catch_up()
+        restricts the search to subjects of these ascending keys; ``version``: as of :meth:`Replica.catch_up`."""
+        self.catch_up(version)
         return self._replica.search(probes, k, among)
 
     def stats(self) -> IndexStats:

@@ -66,7 +66,10 @@ class MilvusReplica:
         self._own_thread = threading.local()
         self._counted: tuple[_Reached, int] | None = None
 
-    def catch_up(self) -> None:
+    def is_at(self, version: int) -> bool:
+        return False  # other nodes, and Milvus itself, have a say in how far it is
+
+    def catch_up(self, version: int | None = None) -> None:
         collection = self.opened()
         position = self._shared.position(self._gallery, collection.engine)
         if position.behind:

@@ -36,6 +36,8 @@ TRIM_AFTER: Final = 2 * KEEP_LINES
 NICENESS: Final = 10
 """Of what goes on in the background: a search that wants the processor has it."""
 BACKGROUND_THREADS: Final = 2
+UNKNOWN: Final = -1
+"""Stands for a gallery's version before any."""
 log = logging.getLogger(__name__)
 
 
@@ -112,9 +114,15 @@ class Following(ABC):
         self._closed = False
         self._trimmed_at = gallery.log_floor
         self._begun = self._ended = 0
+        self._version = UNKNOWN
         self._catching_up = threading.Lock()
 
-    def catch_up(self) -> None:
+    def is_at(self, version: int) -> bool:
+        return self._version >= version
+
+    def catch_up(self, version: int | None = None) -> None:
+        if version is not None and self.is_at(version):
+            return
         arrived = self._begun
         with self._catching_up:
             if self._ended > arrived:
@@ -128,6 +136,8 @@ class Following(ABC):
             except LogTrimmedError:
                 self._load()
             self._ended = self._begun
+            if version is not None:
+                self._version = max(self._version, version)
             self._trim_if_long()
 
     def stats(self) -> IndexStats:
@@ -139,7 +149,7 @@ class Following(ABC):
 
     def _load(self) -> None:
         # What there was goes first, and each form once the next is made: never three of each vector.
-        self._loaded = False
+        self._loaded, self._version = False, UNKNOWN
         self._index.unload()
         snapshot = self._store.snapshot(self._gallery)
         rows, sequence = self._rows(snapshot), snapshot.sequence

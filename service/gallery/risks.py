@@ -86,6 +86,14 @@ class GalleryRisks:
                         self._known.popitem(last=False)
         return known
 
+    def at_hand(self, gallery: Gallery) -> bool:
+        """Whether :meth:`of` can answer without reading."""
+        if gallery.evidence_sequence is None:
+            return True
+        with self._lock:
+            *derived, _ = self._known.get(_key(gallery), (-1, gallery.settings.fusion, None))
+        return derived == [gallery.evidence_sequence, gallery.settings.fusion]
+
     def known(self, gallery: Gallery, risk: GalleryRisk | None) -> KnownRisk | None:
         """What decisions rest on, given what :meth:`gallery_risk` says."""
         of_pack = self.of_pack(gallery.fingerprint)

@@ -30,6 +30,7 @@ from service.errors import (
     TemplateNotFoundError,
 )
 from service.gallery.database import Database
+from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
 from service.gallery.subjects import (
     AuditLine,
@@ -39,6 +40,7 @@ from service.gallery.subjects import (
     Generation,
     Idempotent,
     LogTrimmedError,
+    Named,
     NewTemplate,
     Snapshot,
     StoredEvidence,
@@ -78,10 +80,12 @@ number, which no number of the log is."""
 
 
 class Store:
-    """Galleries, subjects, templates and the change log. Every method is one transaction; all block."""
+    """Galleries, subjects, templates and the change log. Every method is one transaction; all block, but for those
+    ``at_once``. ``kept``: what was read before, for as long as nobody changed it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, kept: Kept | None = None) -> None:
         self._database = database
+        self._kept = Kept() if kept is None else kept
 
     def close(self) -> None:
         self._database.close()
@@ -119,12 +123,31 @@ class Store:
         return Gallery(pk, name, fingerprint, dimension, settings, now)
 
     def gallery(self, name: str) -> Gallery:
-        """Raises GalleryNotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
+        """As it is now. Raises GalleryNotFoundError."""
+        if (known := self.gallery_at_once(name)) is not None:
+            return known
+        # Before it is read: whatever is written from here on shows as another version.
+        file_version = self._database.file_version()
+        page = self._kept.page(name)
+        if page is not None:
+            now = self._database.first(VERSION, {"gallery": name})
+            if now is not None and tuple(now) == (page.gallery.pk, page.gallery.version):
+                self._kept.put(page.gallery, file_version)
+                return page.gallery
+        row = self._database.first(GALLERY, {"gallery": name})
         if row is None:
+            self._kept.forget(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
-        return _gallery(row)
+        gallery = _gallery(row)
+        self._kept.put(gallery, file_version)
+        return gallery
+
+    def gallery_at_once(self, name: str) -> Gallery | None:
+        """As :meth:`gallery`, in microseconds, where nothing at all was written to the file since it was read."""
+        page = self._kept.page(name)
+        if page is None or page.file_version is None or page.file_version != self._database.file_version(wait=False):
+            return None
+        return page.gallery
 
     def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
         query = _gallery_rows().order_by(galleries.c.name).limit(limit)
@@ -142,8 +165,8 @@ class Store:
             ).first()
             if row is None:
                 raise missing
-            settings = change(_gallery(row).settings)
-            connection.execute(galleries.update().where(galleries.c.name == name).values(settings=asdict(settings)))
+            changed = {"settings": asdict(change(_gallery(row).settings)), "version": galleries.c.version + 1}
+            connection.execute(galleries.update().where(galleries.c.name == name).values(**changed))
         return self.gallery(name)
 
     def delete_gallery(self, name: str) -> Gallery:
@@ -209,6 +232,26 @@ class Store:
         with self._database.read() as connection:
             rows = connection.execute(_subject_rows().where(subjects.c.pk.in_(list(pks))))
             return {row.pk: _subject(row) for row in rows}
+
+    def named(self, gallery: Gallery, pks: Collection[int]) -> dict[int, Named]:
+        """Who subjects are, as of ``gallery``'s version or later; without those deleted since."""
+        page = self._kept.page_of(gallery)
+        known = {} if page is None else {pk: page.names[pk] for pk in pks if pk in page.names}
+        if len(known) == len(pks):
+            return known
+        query = NAMES.where(subjects.c.pk.in_([pk for pk in pks if pk not in known]))
+        with self._database.read() as connection:
+            read = {row.pk: Named(row.id, row.name) for row in connection.execute(query)}
+        if page is not None:
+            self._kept.add_names(page, read)
+        return known | read
+
+    def named_at_once(self, gallery: Gallery, pks: Collection[int]) -> dict[int, Named] | None:
+        """As :meth:`named`, where all were named since the gallery changed."""
+        page = self._kept.page_of(gallery)
+        if page is None or not all(pk in page.names for pk in pks):
+            return None
+        return {pk: page.names[pk] for pk in pks}
 
     def matching_subjects(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Ascending keys of the subjects that pass the filter."""
@@ -741,8 +784,15 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         if row.other_generation is None
         else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
         bool(row.moved),
+        row.version,
     )
 
 
 def _subject(row: sa.Row[Any]) -> Subject:
     return Subject(row.pk, row.id, row.name, row.metadata, row.tags, row.created_at, row.updated_at, row.template_count)
+
+
+# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+GALLERY: Final = _gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
+VERSION: Final = sa.select(galleries.c.pk, galleries.c.version).where(galleries.c.name == sa.bindparam("gallery"))
+NAMES: Final = sa.select(subjects.c.pk, subjects.c.id, subjects.c.name)

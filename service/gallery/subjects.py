@@ -87,6 +87,8 @@ class Gallery:
     """Kept beside the current generation while the gallery moves to another recogniser, or may be rolled back."""
     moved: bool = False
     """Whether it has, or ever had, vectors of a second recogniser."""
+    version: int = 0
+    """Grows with every change of the gallery, or of anything in it: subjects' names, templates, settings, evidence."""
 
     def under(self, generation: int) -> Gallery:
         """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.
@@ -140,6 +142,14 @@ class Subject:
     created_at: datetime
     updated_at: datetime
     templates: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """Who a subject is to the outside."""
+
+    id: str
+    name: str | None
 
 
 @dataclass(frozen=True)

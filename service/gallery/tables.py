@@ -57,6 +57,7 @@ galleries = Table(
     Column("subject_count", Integer, nullable=False, server_default="0"),
     Column("template_count", Integer, nullable=False, server_default="0"),
     Column("log_floor", Key, nullable=False, server_default="0"),
+    Column("version", Key, nullable=False, server_default="0"),
     Column("created_at", Utc, nullable=False),
     sqlite_autoincrement=True,  # a deleted gallery's key must not name another one
 )

@@ -82,8 +82,8 @@ class Node:
     def search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None = None) -> Found:
         found = self.store.gallery(gallery)
         among = None if chosen is None else self.store.matching_subjects(found, chosen)
-        results, _ = self.followers.of(found).search(probes, k, among)
-        named = self.store.subjects_by_pk(sorted({hit.subject_pk for hits in results for hit in hits}))
+        results, _ = self.followers.of(found).search(probes, k, among, found.version)
+        named = self.store.named(found, {hit.subject_pk for hits in results for hit in hits})
         # A subject that was deleted since the search is no answer to it.
         return [[(named[h.subject_pk].id, h.similarity) for h in hits if h.subject_pk in named] for hits in results]
 
@@ -330,8 +330,8 @@ def seen(node: Node, gallery: Gallery, templates: tuple[str, ...]) -> dict[str, 
     the look at its name is left out."""
     probes = np.stack([vector_of(template, gallery.dimension) for template in templates])
     current = node.store.gallery(gallery.name)
-    results, _ = node.followers.of(current).search(probes, 1)
-    named = node.store.subjects_by_pk(sorted({hit.subject_pk for hits in results for hit in hits}))
+    results, _ = node.followers.of(current).search(probes, 1, None, current.version)
+    named = node.store.named(current, {hit.subject_pk for hits in results for hit in hits})
     found: dict[str, str | None] = {}
     for template, hits in zip(templates, results, strict=True):
         if not hits or hits[0].similarity < EXACT:

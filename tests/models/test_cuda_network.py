@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, load, save
 
 from models.cuda import CUDA, visible_gpus, why_not_cuda
-from models.cuda_network import CudaNetwork, Device, Numbers
+from models.cuda_network import BEST, CudaNetwork, Device, Numbers
 from models.detection import Detector
 from models.errors import RuntimeUnavailableError
 from models.half_precision import half_precision
@@ -27,7 +27,7 @@ def recogniser_on(
     pack: ModelPack,
     folder: Path,
     sizes: Sequence[int] = (1, 2, 4),
-    numbers: Numbers = Numbers(),  # noqa: B008
+    numbers: Numbers = BEST,
 ) -> CudaNetwork:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, *CROP)).astype(np.float32)
     return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, numbers)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -19,6 +19,7 @@ from models.risk import (
     BIN_COUNT,
     MIN_SUPPORT,
     Calibration,
+    FmrCurve,
     fmr_for_fpir,
     fpir_from_fmr,
 )
@@ -172,3 +173,28 @@ def test_the_bundled_calibration_is_evidence(pack: ModelPack) -> None:
     assert not threshold.extrapolated
     assert calibration.fmr(threshold.similarity).value * calibration.impostor_pairs > MIN_SUPPORT
     assert math.isfinite(calibration.threshold_at_fmr(1e-9).similarity)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32 - 1), st.floats(1e-12, 1.0))
+def test_a_threshold_is_the_one_that_bisection_finds(seed: int, rate: float) -> None:
+    rng = np.random.default_rng(seed)
+    steps = rng.exponential(1.0, BIN_COUNT) * (rng.random(BIN_COUNT) < rng.random())  # with flat stretches
+    logs = np.minimum(0.0, -np.concatenate([[0.0], np.cumsum(steps)]) * rng.choice([1e-6, 1e-3, 1.0, 30.0]))
+    curve = FmrCurve(np.exp(np.maximum(logs, -600)), np.zeros(BIN_COUNT + 1), 0.5)
+    found = curve.threshold_at_fmr(rate).similarity
+    if curve.fmr(1.0).value > rate:
+        assert found > 1
+        return
+    low, high = -1.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if curve.fmr(middle).value > rate else (low, middle)
+    assert curve.fmr(found).value <= rate
+    assert found == pytest.approx(high, abs=1e-6)
+
+
+def test_rates_of_many_similarities_are_each_ones() -> None:
+    curve = FmrCurve(np.geomspace(1, 1e-9, BIN_COUNT + 1), np.zeros(BIN_COUNT + 1), 0.5)
+    similarities = np.linspace(-1.2, 1.2, 50)
+    assert curve.rates_at(similarities).tolist() == [curve.fmr(float(s)).value for s in similarities]

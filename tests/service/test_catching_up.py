@@ -95,7 +95,10 @@ class Counted:
         self.go = threading.Event()
         self.failing = False
 
-    def catch_up(self) -> None:
+    def is_at(self, version: int) -> bool:
+        return False
+
+    def catch_up(self, version: int | None = None) -> None:
         self.began += 1
         self.go.wait(SOON_S)
         if self.failing:
@@ -118,11 +121,11 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
         replica = Counted()
         follower = Follower(gallery, replica)
         async with CatchingUp(QUEUE) as catching_up:
-            first = asyncio.create_task(catching_up.of(follower, 1))
+            first = asyncio.create_task(catching_up.of(follower, gallery))
             while not replica.began:
                 await asyncio.sleep(0.01)
             # What they must see may have been written since the first began.
-            later = [asyncio.create_task(catching_up.of(follower, 1)) for _ in range(QUEUE - 1)]
+            later = [asyncio.create_task(catching_up.of(follower, gallery)) for _ in range(QUEUE - 1)]
             await asyncio.sleep(0.05)
             assert replica.began == 1 and not first.done()
             replica.go.set()
@@ -130,11 +133,11 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
             assert replica.began == 2 and follower.caught_up
             replica.failing = True
             told = await asyncio.gather(
-                catching_up.of(follower, 1), catching_up.of(follower, 1), return_exceptions=True
+                catching_up.of(follower, gallery), catching_up.of(follower, gallery), return_exceptions=True
             )
             assert [type(error) for error in told] == [StorageError] * 2
             replica.failing = False
-            await catching_up.of(follower, 1)
+            await catching_up.of(follower, gallery)
             assert replica.began == 5
 
     asyncio.run(ask())

@@ -1,0 +1,89 @@
+"""What was read of galleries, kept for as long as it is true: rows, and who subjects are. Memory alone: it asks nobody.
+
+A gallery's version says whether what was read of it still holds (service.gallery.subjects.Gallery.version), and of
+SQLite the whole file's version whether anything at all was written since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from service.gallery.subjects import Gallery, Named
+
+MOST_GALLERIES: Final = 1000
+MOST_NAMES: Final = 200_000
+"""Of all galleries together, some 300 bytes each."""
+
+
+@dataclass
+class Page:
+    """A gallery as of its version, which it had when the file had ``file_version``; ``names``: of some subjects, as of
+    this version or later."""
+
+    gallery: Gallery
+    file_version: int | None
+    names: dict[int, Named] = field(default_factory=dict)
+
+
+class Kept:
+    """By the gallery's name; those asked for least lately go. Safe to share between threads."""
+
+    def __init__(self, most_galleries: int = MOST_GALLERIES, most_names: int = MOST_NAMES) -> None:
+        self._most_galleries = most_galleries
+        self._most_names = most_names
+        self._pages: OrderedDict[str, Page] = OrderedDict()
+        self._names = 0
+        self._lock = threading.Lock()
+
+    def page(self, name: str) -> Page | None:
+        with self._lock:
+            if name in self._pages:
+                self._pages.move_to_end(name)
+            return self._pages.get(name)
+
+    def page_of(self, gallery: Gallery) -> Page | None:
+        """Of this gallery as it was read, or is later."""
+        page = self._pages.get(gallery.name)
+        if page is None or page.gallery.pk != gallery.pk or page.gallery.version < gallery.version:
+            return None
+        return page
+
+    def put(self, gallery: Gallery, file_version: int | None) -> None:
+        """Keep what was read after the file had this version. Names stay where nothing changed."""
+        with self._lock:
+            before = self._pages.get(gallery.name)
+            if before is not None and before.gallery.pk == gallery.pk:
+                if before.gallery.version > gallery.version:
+                    return  # read earlier, and slower
+                if before.gallery.version == gallery.version:
+                    before.file_version = file_version
+                    return
+            self._forget(gallery.name)
+            self._pages[gallery.name] = Page(gallery, file_version)
+            if len(self._pages) > self._most_galleries:
+                self._forget(next(iter(self._pages)))
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._forget(name)
+
+    def add_names(self, page: Page, names: Mapping[int, Named]) -> None:
+        """``page``: as it was before they were read."""
+        with self._lock:
+            if self._pages.get(page.gallery.name) is not page:
+                return
+            self._names -= len(page.names)
+            page.names.update(names)
+            self._names += len(page.names)
+            for name in list(self._pages):
+                if self._names <= self._most_names:
+                    break
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        page = self._pages.pop(name, None)
+        self._names -= len(page.names) if page else 0

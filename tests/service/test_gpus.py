@@ -1,0 +1,97 @@
+"""Where a GPU is wanted and none runs the networks, the service answers, and says that it is not ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.cuda import CUDA, visible_gpus
+from models.cuda_network import Device
+from models.engines import Wish, open_networks
+from models.errors import RuntimeUnavailableError
+from models.gpus import GpuWish, open_on, open_on_gpus, probe_of, shapes_of
+from models.pack import ModelPack
+from models.recognition import Recogniser
+from models.runtime import available_providers
+from service.client import Kith
+from service.doctor import diagnose
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+
+without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
+
+
+@without_gpu
+@pytest.mark.parametrize("allow_cpu", [False, True])
+def test_not_ready_without_the_gpu_that_is_wanted(
+    tmp_path: Path, astronaut: NDArray[np.uint8], allow_cpu: bool
+) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR", device="gpu", allow_cpu=allow_cpu)
+    with embedded(settings) as url:
+        ready = httpx.get(f"{url}/readyz")
+        with Kith(url) as kith:
+            assert len(kith.detect(jpeg(astronaut)).images[0].faces) == 1
+    if allow_cpu:
+        assert ready.status_code == 200
+    else:
+        assert (ready.status_code, ready.json()["code"]) == (503, "gpu_unavailable")
+        assert "install" in ready.json()["detail"]
+        assert "KITH_ALLOW_CPU" in ready.json()["remedy"]
+
+
+@without_gpu
+def test_the_doctor_says_the_same(tmp_path: Path) -> None:
+    (strict,) = [f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu")) if f.what == "gpu"]
+    assert strict.verdict == "error"
+    (lenient,) = [
+        f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu", allow_cpu=True)) if f.what == "gpu"
+    ]
+    assert (lenient.verdict, lenient.detail) == ("warning", strict.detail)
+    (idle,) = [f for f in diagnose(load_settings(data_dir=tmp_path)) if f.what == "gpu"]
+    assert idle.verdict == "ok"
+
+
+@without_gpu
+def test_a_gpu_is_wanted_only_where_it_is_there_or_asked_for(pack: ModelPack, tmp_path: Path) -> None:
+    assert [GpuWish(where).wants_gpu for where in ("auto", "cpu", "gpu")] == [False, False, True]
+    wanted = open_networks(pack.recognition, Wish(gpu=GpuWish("gpu", folder=tmp_path)))
+    assert wanted.shortfall is not None
+    assert len(wanted.networks) == 1
+    assert open_networks(pack.recognition, Wish()).shortfall is None
+    with pytest.raises(RuntimeUnavailableError):
+        open_on_gpus(pack.recognition, GpuWish("gpu", folder=tmp_path))
+
+
+def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
+    assert not Wish(engine="openvino").wants_gpu
+    assert Wish(engine="openvino", gpu=GpuWish("gpu")).wants_gpu
+    for wish in (Wish(engine="openvino", gpu=GpuWish("gpu")), Wish(precision="int8", gpu=GpuWish("gpu"))):
+        with pytest.raises(RuntimeUnavailableError, match="KITH_DEVICE"):
+            open_networks(pack.recognition, wish)
+
+
+def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
+    assert (1, 3, 112, 112) in shapes_of(pack.recognition)
+    assert (32, 3, 112, 112) in shapes_of(pack.recognition)
+    assert {(1, 3, 256, 256), (8, 3, 640, 512)} <= set(shapes_of(pack.detection))
+    probe = probe_of(pack.detection, shapes_of(pack.detection))
+    assert probe.shape == (1, 3, 256, 256)
+    assert -1.0 <= probe.min() < -0.9 < 0.9 < probe.max() <= 1.0
+
+
+def test_a_recogniser_opened_as_on_a_gpu(pack: ModelPack, recogniser: Recogniser, tmp_path: Path) -> None:
+    """All but CUDA itself: every shape, the converted file, the comparison with fp32."""
+    network = open_on(pack.recognition, Device("cpu"), tmp_path)
+    crops = np.random.default_rng(3).integers(0, 256, (33, 112, 112, 3)).astype(np.uint8)
+    there, here = Recogniser(network, pack.recognition).embed(crops), recogniser.embed(crops)
+    assert (there * here).sum(1).min() > 0.999
+
+
+def test_gpus_are_listed_by_index() -> None:
+    assert load_settings(gpus="0,2,0").wish.gpu.indices == (0, 2)
+    assert load_settings().wish.gpu.indices is None

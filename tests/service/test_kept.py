@@ -1,0 +1,246 @@
+"""What was read is used again for as long as it is true, and no longer: whoever wrote, in whichever process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.network import Float
+from models.recognition import unit
+from service.decision import RiskTarget
+from service.errors import GalleryNotFoundError
+from service.gallery.consistency import DATABASE_CHECKS, Consistency
+from service.gallery.database import Database, open_engine
+from service.gallery.evidence import impostor_evidence
+from service.gallery.follower import Followers
+from service.gallery.generations import Generations
+from service.gallery.kept import Kept
+from service.gallery.replicas import in_process
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings, Named, NewTemplate, StoredEvidence
+from tests.faults.workers import Worker
+from tests.postgres import DatabaseUrl, Postgres
+
+DIMENSION = 16
+
+
+class Process:
+    """What a server process has, and how many statements it has run."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = open_engine(url)
+        self.database = Database(self.engine)
+        self.store = Store(self.database)
+        self.followers = Followers(in_process(self.store))
+        self.statements = 0
+        sa.event.listen(self.engine, "before_cursor_execute", self._count)
+
+    def _count(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
+        self.statements += statement != "BEGIN"
+
+    def search(self, name: str, probe: Float) -> list[Named]:
+        gallery = self.store.gallery(name)
+        (hits,), _ = self.followers.of(gallery).search(probe[None], 3, None, gallery.version)
+        pks = [hit.subject_pk for hit in hits]
+        known = self.store.named(gallery, pks)
+        return [known[pk] for pk in pks]
+
+    def statements_of(self, action: Callable[[], object]) -> int:
+        before = self.statements
+        action()
+        return self.statements - before
+
+    def close(self) -> None:
+        self.followers.close()
+        self.store.close()
+
+
+@contextmanager
+def process(url: str) -> Iterator[Process]:
+    opened = Process(url)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
+    vectors = unit(rng.normal(size=(count, DIMENSION)))
+    return [NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding") for vector in vectors]
+
+
+def filled(store: Store, name: str, rng: np.random.Generator) -> list[NewTemplate]:
+    gallery = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
+    new = some(rng, 4)
+    for i, template in enumerate(new):
+        store.enrol(gallery, f"s{i}", [template], None)
+    return new
+
+
+def test_where_nothing_was_written_a_search_reads_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
+    with process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
+        probe = filled(one.store, "g", rng)[0].vector
+        filled(one.store, "other", rng)
+        found = one.search("g", probe)
+        assert one.statements_of(lambda: one.search("g", probe)) == 0
+        assert one.search("g", probe) == found
+        with process(one.engine.url.render_as_string()) as two:
+            two.store.enrol(two.store.gallery("other"), "s9", some(rng), None)
+        # One look at the gallery's version: its names and its index are as they were.
+        assert one.statements_of(lambda: one.search("g", probe)) == 1
+        assert one.statements_of(lambda: one.search("g", probe)) == 0
+
+
+def test_in_postgresql_one_statement_says_that_nothing_was_written(
+    postgres: Postgres, rng: np.random.Generator
+) -> None:
+    with process(postgres.create(f"kith_{uuid.uuid4().hex}")) as one:
+        probe = filled(one.store, "g", rng)[0].vector
+        one.search("g", probe)
+        assert one.statements_of(lambda: one.search("g", probe)) == 1
+
+
+def test_every_process_sees_each_name_as_it_was_last_acknowledged(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    url = database_url()
+    with process(url) as here, process(url) as there:
+        probe = filled(here.store, "g", rng)[0].vector
+        elsewhere = Worker(url)  # a process of its own
+        try:
+            for i in range(30):
+                writer = (here, there)[i % 2]
+                now = writer.store.gallery("g")
+                match i % 5:
+                    case 0 | 1:
+                        writer.store.put_subject(now, "s0", f"name {i}", {}, [])
+                    case 2:
+                        elsewhere.call("enrol", "g", "s0", some(rng))
+                    case 3:
+                        elsewhere.call("delete_subject", "g", "s0")
+                    case 4:
+                        elsewhere.call("enrol", "g", "s0", [NewTemplate(uuid.uuid4().hex, probe, "embedding")])
+                present = i % 5 != 3
+                subject = here.store.subject(now, "s0") if present else None
+                for reader in (here, there):
+                    named = {found.id: found.name for found in reader.search("g", probe)}
+                    assert ("s0" in named) == present
+                    assert subject is None or named["s0"] == subject.name
+                    (first, *_) = elsewhere.call("search", "g", probe[None], 1)[0]
+                    assert (first[0] == "s0") == present
+        finally:
+            elsewhere.close()
+
+
+def test_a_gallery_of_the_same_name_is_another(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    url = database_url()
+    with process(url) as one, process(url) as two:
+        probe = filled(one.store, "g", rng)[0].vector
+        before = two.store.gallery("g")
+        two.search("g", probe)
+        one.store.delete_gallery("g")
+        with pytest.raises(GalleryNotFoundError):
+            two.store.gallery("g")
+        new = one.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+        one.store.put_subject(new, "s0", "somebody else", {}, [])
+        one.store.enrol(one.store.gallery("g"), "s0", some(rng), None)
+        assert two.store.gallery("g").pk == new.pk != before.pk
+        assert [found.name for found in two.search("g", probe)] == ["somebody else"]
+
+
+def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    with process(database_url()) as one:
+        store, generations = one.store, Generations(one.database)
+        new = filled(store, "g", rng)
+
+        def now() -> Gallery:
+            return store.gallery("g")
+
+        def derive() -> None:
+            snapshot = store.snapshot(now())
+            scores = impostor_evidence(snapshot, now().settings.fusion)
+            stored = StoredEvidence(snapshot.sequence, now().settings.fusion, 4, scores, datetime.now(UTC))
+            store.put_evidence(now(), stored, None, {})
+
+        def mend() -> None:
+            check = next(check for check in DATABASE_CHECKS if check.mend is not None)
+            Consistency(one.database).repair_database(check)
+
+        writes: dict[str, Callable[[], object]] = {
+            "put_subject": lambda: store.put_subject(now(), "s0", "Ada", {}, []),
+            "patch_subject": lambda: store.patch_subject(now(), "s0", {"name": None}),
+            "enrol": lambda: store.enrol(now(), "s0", some(rng), None),
+            "move_template": lambda: store.move_template(now(), "s1", new[1].id, "s0"),
+            "delete_template": lambda: store.delete_template(now(), "s0", new[1].id),
+            "delete_subject": lambda: store.delete_subject(now(), "s3"),
+            "update_gallery": lambda: store.update_gallery("g", lambda s: replace(s, min_margin=0.5)),
+            "put_evidence": derive,
+            "trim_log": lambda: store.trim_log(now(), 1),
+            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", False),
+            "cut_over": lambda: generations.cut_over(now(), 0.0, RiskTarget("fpir", 0.01)),
+            "roll_back": lambda: generations.roll_back(now()),
+            "finish": lambda: generations.finish(now(), True),
+            "repair": mend,
+        }
+        for name, write in writes.items():
+            before = now()
+            write()
+            assert now().version > before.version, name
+
+
+def test_what_is_written_without_a_transaction_around_it_is_not_missed(tmp_path: Path) -> None:
+    """Checkpoints, a log that begins anew, and commits by others: SQLite counts the latter, whatever else goes on."""
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    with process(url) as one, process(url) as two:
+        assert one.database.file_version() == one.database.file_version()
+        for i in range(20):
+            before = one.database.file_version()
+            (one, two)[i % 2].store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
+            after = one.database.file_version()
+            assert before is not None and after is not None and before < after
+            if i % 3 == 0:
+                with two.engine.connect() as connection:
+                    connection.exec_driver_sql("ROLLBACK")
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            # What reads or is taken back is no change that must be seen, and what is read is read to its end.
+            assert one.store.gallery(f"g{i}") == one.store.gallery(f"g{i}")
+
+
+def test_what_was_read_earlier_does_not_replace_what_was_read_later() -> None:
+    kept = Kept()
+    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), version=4)
+    new = replace(old, version=5)
+    kept.put(old, 1)
+    read_for_old = kept.page("g")
+    kept.put(new, 2)
+    kept.put(old, 1)
+    assert read_for_old is not None
+    kept.add_names(read_for_old, {1: Named("ada", "by her old name")})
+    page = kept.page_of(new)
+    assert page is not None and (page.gallery, page.file_version, page.names) == (new, 2, {})
+    assert kept.page_of(replace(new, version=6)) is None and kept.page_of(replace(new, pk=2)) is None
+
+
+def test_what_is_kept_is_bounded() -> None:
+    kept = Kept(most_galleries=3, most_names=10)
+    made = [Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC)) for i in range(5)]
+    for gallery in made:
+        kept.put(gallery, 1)
+        page = kept.page(gallery.name)
+        assert page is not None
+        kept.add_names(page, {pk: Named(f"s{pk}", None) for pk in range(4)})
+    assert [kept.page(f"g{i}") is not None for i in range(5)] == [False, False, False, True, True]
+    last = kept.page("g4")
+    assert last is not None
+    kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(11)})
+    assert kept.page("g4") is None and kept.page("g3") is None
+    kept.put(made[0], 1)
+    assert kept.page("g0") is not None

@@ -1,0 +1,36 @@
+"""bench.gpu where there is no GPU: says so and ends well; its parts can be rehearsed on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from models.cuda import CUDA, visible_gpus
+from models.runtime import available_providers
+from tests.conftest import ROOT
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.gpu", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
+def test_without_a_gpu_it_says_so_and_ends_well() -> None:
+    done = bench()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("No GPU: ")
+    assert done.stdout.strip().endswith("Nothing was measured.")
+
+
+def test_a_rehearsal_prints_its_tables_and_writes_nothing() -> None:
+    before = sorted((ROOT / "bench" / "results").iterdir())
+    done = bench("--rehearse", "detector", "memory", "search")
+    assert done.returncode == 0, done.stderr
+    assert "| fp16, graphs |" in done.stdout
+    assert "| Memory, " in done.stdout
+    assert "| compact, 20,000 templates |" in done.stdout
+    assert "mean nothing" in done.stdout
+    assert sorted((ROOT / "bench" / "results").iterdir()) == before
