@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-bulk bench-floor bench-fusion bench-gallery bench-gpu \
-        bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale bench-serving \
-        bench-transfer clean
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+        bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
+        bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -42,6 +42,9 @@ bench-memory: setup
 	$(BIN)/python -m bench.memory
 
 # Two minutes of it: ARGUMENTS=--quick
+bench-batching: setup
+	$(BIN)/python -m bench.batching
+
 bench-serving: setup
 	$(BIN)/python -m bench.serving $(ARGUMENTS)
 

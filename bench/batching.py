@@ -47,7 +47,7 @@ LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
 CLIENTS: Final = (1, 4, 16, 64)
 WINDOW_S: Final = 0.005
 QUEUE: Final = 1000
-SIZES: Final = {"detector": (1, 2, 4, 8), "recogniser": (1, 2, 4, 8, 16, 32)}
+SIZES: Final = {"detector": (1, 2, 4, 8), "recogniser": (1, 2, 4, 8)}
 OVERHEAD_ITEMS: Final = 20_000
 
 Item = TypeVar("Item")

@@ -416,7 +416,7 @@ def search(plan: Plan, _: Path) -> Document:
             built_s = time.perf_counter() - started
             for depth in builder.depths:
                 found = _searched(index, held, depth, probes)
-                recall = [float((found[:, at] >= truth[:, at] - 1e-5).mean()) for at in (0, K - 1)]
+                recall = [float((found[:, :n] >= truth[:, n - 1 : n] - 1e-5).mean()) for n in (1, K)]
                 if recall[0] >= PROMISED_RECALL:
                     break
             searched = partial(_searched, index, held, depth)

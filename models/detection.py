@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.errors import PackError
 from models.network import Float, Network
 from models.pack import DetectionSpec, HeadKind, Normalisation
+from models.pixels import to_planes
 from models.runtime import bucket
 
 CANVAS_BUCKETS_PX: Final = (256, 384, 512, 640)
@@ -281,12 +282,7 @@ def lay_out(image: NDArray[np.uint8], canvas: Canvas, normalisation: Normalisati
 
     What lies beyond the canvas is cut off; the unused part is what the network takes for black.
     """
-    image = image[: canvas.height_px, : canvas.width_px]
-    if normalisation.colour == "BGR":
-        image = image[..., ::-1]
-    out = np.full((3, canvas.height_px, canvas.width_px), (0 - normalisation.mean) / normalisation.std, np.float32)
-    planes = image.transpose(2, 0, 1)
-    target = out[:, : image.shape[0], : image.shape[1]]
-    np.subtract(planes, np.float32(normalisation.mean), out=target)
-    target *= np.float32(1 / normalisation.std)
-    return out
+    black = (0 - normalisation.mean) / normalisation.std
+    out = np.full((1, 3, canvas.height_px, canvas.width_px), black, np.float32)
+    to_planes([image[: canvas.height_px, : canvas.width_px]], normalisation, out)
+    return np.asarray(out[0], np.float32)

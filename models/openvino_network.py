@@ -23,7 +23,7 @@ LARGE_FILE: Final = 16_000_000
 for each would cost hundreds of megabytes."""
 OPEN_BATCH: Final = 8
 MAX_COMPILED: Final = 24
-HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
+HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 CAPABILITIES: Final[dict[str, Precision]] = {"FP32": "fp32", "BF16": "bf16", "FP16": "fp16", "INT8": "int8"}
 PASSIVE: Final = frozenset({"Input", "Output", "Const", "Reorder", "Reshape"})
 """Kinds of nodes that only hand on what others computed."""
@@ -66,7 +66,8 @@ class OpenVinoNetwork:
 
     Args:
         path: INT8 is the file's own, as QDQ.
-        precision: what the rest is computed in; of INT8's rest, fp32.
+        precision: what the rest is computed in; of INT8's rest, bf16 where the processor
+            multiplies it, else fp32.
 
     Raises:
         RuntimeUnavailableError: OpenVINO is not installed, or cannot read the file.
@@ -79,8 +80,11 @@ class OpenVinoNetwork:
         self.precision = precision
         self.why = ""
         self._core = _openvino().Core()
+        rest: Precision = precision
+        if precision == "int8":
+            rest = "bf16" if "bf16" in fast_precisions() else "fp32"
         self._options = {
-            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            "INFERENCE_PRECISION_HINT": HINTS[rest],
             "INFERENCE_NUM_THREADS": threads or available_cores(),
             "PERFORMANCE_HINT": "LATENCY",
         }

@@ -449,6 +449,27 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     return load_pack(directory)
 
 
+def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
+    """Write what a pack's networks are in other numbers (``variants`` of the manifest), beside which its files must lie
+    by now; read it back.
+
+    Raises:
+        PackError: the pack has no manifest version 2, or the variants are not its own.
+    """
+    manifest = directory / MANIFEST
+    if not manifest.is_file():
+        raise PackError(MANIFEST, f"does not exist in {directory}: an unversioned directory has nowhere to name them")
+    before = manifest.read_text(encoding="utf-8")
+    _replace(manifest, json.dumps({**_read_json(manifest), "variants": variants}, indent=2))
+    try:
+        pack = load_pack(directory)
+        pack.verify()
+    except PackError:
+        _replace(manifest, before.rstrip("\n"))
+        raise
+    return pack
+
+
 def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> ModelPack:
     """Give a pack another calibration; read it back. Whoever loads the pack meanwhile gets the old or the new one.
 

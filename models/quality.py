@@ -102,11 +102,12 @@ def measure(crop: NDArray[np.uint8], landmarks_xy: NDArray[np.floating]) -> Qual
     axis = across / max(distance, 1e-6)
     down = np.array([-axis[1], axis[0]])
     height = float((mouth - eyes) @ down)
+    (mean, deviation), (_, edges) = cv2.meanStdDev(grey), cv2.meanStdDev(cv2.Laplacian(grey, cv2.CV_16S))
     return Quality(
         eye_distance_px=distance,
-        sharpness=float(cv2.Laplacian(grey, cv2.CV_64F).std()),
-        brightness=float(grey.mean()),
-        contrast=float(grey.std()),
+        sharpness=float(edges[0, 0]),
+        brightness=float(mean[0, 0]),
+        contrast=float(deviation[0, 0]),
         yaw=float(np.clip(2 * ((nose - eyes) @ axis) / max(distance, 1e-6), -1, 1)),
         pitch=float(np.clip((nose - eyes) @ down / height - FRONTAL_NOSE if height > 1e-6 else 1.0, -1, 1)),
         roll_deg=float(np.degrees(np.arctan2(across[1], across[0]))),

@@ -10,9 +10,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+import cv2
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from models.cuda_network import CudaNetwork
 from models.detection import Detector
 from models.engines import Opened, open_networks
 from models.pack import ModelPack
@@ -62,7 +64,8 @@ from service.spool import Spool
 from service.telemetry import Telemetry
 from service.transfers import Transfers
 
-DETECTOR_BATCHES = BATCH_BUCKETS[:4]
+SMALL_BATCHES = BATCH_BUCKETS[:4]
+"""Of photos, and of crops on processors: larger ones are no faster there, and keep the others waiting."""
 BLOCKING_THREADS_PER_CORE = 2
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Photos are many: a pool of OpenCV's own for each would only take cores from the others.
+        cv2.setNumThreads(1)
         packs = read_packs(settings.pack_paths)
         pack = packs[0]
         detection = open_networks(pack.detection, settings.wish)
@@ -101,7 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
                     f"detector/{pack.model_id}",
                     devices,
                     [each.run for each in detectors],
-                    DETECTOR_BATCHES,
+                    SMALL_BATCHES,
                     max(settings.queue_size, settings.max_images),
                     lambda laid: laid.planes.shape,
                 ) as detecting,
@@ -199,7 +204,8 @@ async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: D
     each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
-    async with Batcher(name, devices, [one.embed_each for one in each], BATCH_BUCKETS, most) as embed:
+    sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
+    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most) as embed:
         yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 

@@ -24,7 +24,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 STEP: Final = 0.1
-"""How much of what a batch took becomes of what batches are taken to take."""
+"""How much a batch changes what batches are taken to take."""
+STEP_DOWN: Final = 0.5
+"""The same of one that took less: a shape's first batch may have waited for its network to be compiled."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms."""
 
@@ -65,19 +67,19 @@ class Devices:
 
     def seconds_ahead(self) -> float:
         """How long all that waits, the background left out, will take at the pace measured."""
-        return sum(batcher.waiting * batcher.pace_s for batcher in self._batchers) / self.count
+        return sum(batcher.waiting * batcher.pace_s / len(batcher.functions) for batcher in self._batchers)
 
     def _work(self, device: int) -> None:
         while True:
             with self.changed:
-                while not (waiting := [batcher for batcher in self._batchers if batcher.turns]):
+                while not (waiting := [b for b in self._batchers if b.turns and device < len(b.functions)]):
                     if self._closing:
                         return
                     self.changed.wait()
                 batcher = min(waiting, key=lambda each: each.turns.since())
                 batch = batcher.take()
                 if len(waiting) > 1 or batcher.turns:
-                    self.changed.notify()  # another device may be idle
+                    self.changed.notify_all()  # others may be idle
             batcher.run(device, batch)
 
 
@@ -115,8 +117,7 @@ class Costs:
 
     def add(self, key: Hashable, count: int, seconds: float) -> None:
         place = key, self._bucket(count)
-        before = self._seconds.get(place, seconds)
-        self._seconds[place] = before + STEP * (seconds - before)
+        self._seconds[place] = _nearer(self._seconds.get(place, seconds), seconds)
 
     def fitting(self, key: Hashable, waiting: int) -> int:
         """How many to take of those waiting: the largest bucket that they fill, where it and the rest after it cost
@@ -152,7 +153,7 @@ class _Batch(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Run ``functions``, one for each device, on batches of items that wait.
+    """Run ``functions`` on batches of items that wait: one for each device, or for the first of them.
 
     A function takes a list and returns one result per item, in order; if it raises, the halves are tried again, so that
     one bad item fails alone. Use as an async context manager; leaving it answers what was accepted.
@@ -172,7 +173,7 @@ class Batcher(Generic[Item, Result]):
         max_queue: int,
         shape_of: Callable[[Item], Hashable] | None = None,
     ) -> None:
-        if len(functions) != devices.count:
+        if not 0 < len(functions) <= devices.count:
             raise ValueError(f"{len(functions)} functions for {devices.count} devices")
         self.name = name
         self.turns = Turns[Item]()
@@ -180,7 +181,7 @@ class Batcher(Generic[Item, Result]):
         """Of a device, an item, as measured lately."""
         self.tally = Tally(sizes)
         self._devices = devices
-        self._functions = functions
+        self.functions = functions
         self._costs = Costs(sizes)
         self._max_queue = max_queue
         self._shape_of = shape_of
@@ -220,7 +221,7 @@ class Batcher(Generic[Item, Result]):
         if asking is not None:
             asking.check()
         ahead = self.waiting + coming
-        seconds = self._devices.seconds_ahead() + coming * self.pace_s / self._devices.count
+        seconds = self._devices.seconds_ahead() + coming * self.pace_s / len(self.functions)
         if self._closing or (ahead and ahead + count > self._max_queue):
             self.tally.refused += count
             raise OverloadedError(f"{ahead} items are waiting", seconds)
@@ -262,7 +263,7 @@ class Batcher(Generic[Item, Result]):
         with self._devices.changed:
             for part in call.parts:
                 self.turns.add(part)
-            self._devices.changed.notify()
+            self._devices.changed.notify_all()
 
     def _by_shape(self, items: Sequence[Item]) -> Iterable[tuple[Hashable, Sequence[int]]]:
         if self._shape_of is None:
@@ -299,7 +300,7 @@ class Batcher(Generic[Item, Result]):
     def run(self, device: int, batch: _Batch[Item, Result]) -> None:
         """In the device's thread. One wake-up of the loop delivers the whole batch."""
         start = time.monotonic()
-        outcomes = _outcomes(self._functions[device], batch.items)
+        outcomes = _outcomes(self.functions[device], batch.items)
         self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, time.monotonic() - start)
 
     def _deliver(self, batch: _Batch[Item, Result], outcomes: list[Result | Exception], ran_s: float) -> None:
@@ -321,11 +322,15 @@ class Batcher(Generic[Item, Result]):
     def _learn(self, batch: _Batch[Item, Result], ran_s: float) -> None:
         count = len(batch.items)
         self._costs.add(batch.key, count, ran_s)
-        self.pace_s += (ran_s / count - self.pace_s) * (STEP if self.pace_s else 1)
+        self.pace_s = _nearer(self.pace_s or ran_s / count, ran_s / count)
         self.tally.batch_items.add(count)
         self.tally.run_s.add(ran_s)
         for waited_s in batch.waited_s:
             self.tally.wait_s.add(waited_s)
+
+
+def _nearer(before: float, now: float) -> float:
+    return before + (STEP if now > before else STEP_DOWN) * (now - before)
 
 
 def _outcomes(function: Callable[[list[Item]], Sequence[Result]], items: list[Item]) -> list[Result | Exception]:

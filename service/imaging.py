@@ -164,6 +164,11 @@ def open_photo(payload: bytes, limits: ImageLimits) -> Encoded:
         return Encoded(height, width, payload, mirrored, turns)
 
 
+def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
+    """The whole photo, upright, (H, W, 3) uint8 RGB. Raises as open_photo and decoding do."""
+    return np.ascontiguousarray(open_photo(payload, limits).decode().upright)
+
+
 def _open(payload: bytes) -> Image.Image:
     return Image.open(io.BytesIO(payload), formats=FORMATS)
 

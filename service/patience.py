@@ -52,9 +52,11 @@ class Patience:
         self._end(ClientGoneError("the client closed the connection before its answer was ready"))
 
     def check(self) -> None:
-        """Raises DeadlineExceededError, ClientGoneError: it has ended."""
+        """From any thread. Raises DeadlineExceededError, ClientGoneError: it has ended."""
         if self._ended is not None:
             raise self._ended
+        if self.left_s <= 0:  # and the loop is late
+            raise self._late()
 
     def hold(self, future: asyncio.Future[Any]) -> None:
         """Fail ``future`` when it ends, unless it is done before. Raises as :meth:`check` does."""
@@ -63,7 +65,10 @@ class Patience:
         future.add_done_callback(self._waiting.discard)
 
     def _expire(self) -> None:
-        self._end(DeadlineExceededError(f"not done after {self._seconds:g} s"))
+        self._end(self._late())
+
+    def _late(self) -> DeadlineExceededError:
+        return DeadlineExceededError(f"not done after {self._seconds:g} s")
 
     def _end(self, error: KithError) -> None:
         self._ended = self._ended or error

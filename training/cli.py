@@ -29,7 +29,7 @@ from training.html_report import write_pack_report
 from training.loop import Checkpoint
 from training.losses import HEADS, TERMS, bounds, options_of
 from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
-from training.report import rows
+from training.report import rows, variant_rows
 from training.run import (
     calibrate_pack,
     embed_of,
@@ -41,6 +41,7 @@ from training.run import (
     report_run,
     train_detector,
     train_recogniser,
+    write_variants,
 )
 from training.run import compare as compare_losses
 from training.runs import CONFIG, read_run
@@ -278,6 +279,16 @@ def measure(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
     _print(rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"])))
+
+
+@app.command()
+def quantise(
+    pack: Annotated[Path, typer.Argument(help="A pack with a manifest.", exists=True, file_okay=False)],
+    data: Data,
+) -> None:
+    """Write INT8 variants of a pack's networks into it, and what they and bf16 lose."""
+    torch.set_num_threads(available_cores())
+    _print(variant_rows(write_variants(pack, data, Path("runs") / "cache")))
 
 
 @app.command()

@@ -31,6 +31,7 @@ SMALLEST_HALVED = 256
 
 
 MAX_INT8_LOSS = 0.005
+CALIBRATION_BATCH = 32
 Precision = Literal["fp32", "fp16", "int8"]
 Embed = Callable[[NDArray[np.uint8]], Float]
 
@@ -106,7 +107,11 @@ def export_int8(
     exact, small = path.with_suffix(".exact.onnx"), path.with_suffix(".int8.onnx")
     try:
         export_recogniser(backbone, crops_BCHW, exact, metadata, "fp32")
-        quantise(exact, small, calibration_BCHW.numpy())
+        quantise(
+            exact,
+            small,
+            np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH)),
+        )
         store(small, small, metadata, halved=False)
         before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
         if before - after > MAX_INT8_LOSS:
@@ -184,7 +189,9 @@ def store(source: Path, target: Path, metadata: dict[str, str], halved: bool = T
     casts: list[onnx.NodeProto] = []
     for tensor in list(graph.initializer):
         values = numpy_helper.to_array(tensor)
-        if not halved or tensor.data_type != TensorProto.FLOAT or values.size < SMALLEST_HALVED:
+        # A vector may be the scales of INT8 weights, which must be where they are used.
+        small = values.ndim < 2 or values.size < SMALLEST_HALVED
+        if not halved or tensor.data_type != TensorProto.FLOAT or small:
             continue
         name = f"{tensor.name}.fp16"
         graph.initializer.remove(tensor)

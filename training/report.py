@@ -57,7 +57,7 @@ counts as similar to nobody. Open set: 610 people with one photo each, 4,397 mat
 by hindsight. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean over five points
 against YuNet's, in eye distances. Upside down, noise, textures: what is reported there is of no use.
 
-{splits}## Where it fails
+{splits}{variants}## Where it fails
 
 {worst}- It was learned from {images:,} crops: recognisers learned from millions are far better. Faces unlike those it
   was learned from (with CelebA: children, the old, people who are not light-skinned) must be expected to do worse. LFW
@@ -86,6 +86,19 @@ does, in thirds; FNMR is the share of same-person pairs that are missed, FMR tha
 {rows}
 
 By fold: {folds}.
+
+"""
+VARIANTS = """## In other numbers
+
+`kith-train quantise models/packs/{name} --data DATA` writes the INT8 files of `int8/`
+({files}), their ranges set by training photos (CelebA; WIDER FACE and scenes), and
+measures what they and bf16 lose against fp32
+on LFW and WIDER FACE; a loss below zero is a gain by chance. In the lower part LFW's open-set people are enrolled and
+searched for at the thresholds of the pack, which are fp32's.
+
+| What | Lost |
+|---|---|
+{rows}
 
 """
 WORST = """- The pairs of View 2 that it gets most wrong, by LFW's file names (some of LFW's labels are wrong):
@@ -136,11 +149,61 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             genuine_pairs=calibration["genuine_pairs"],
             rows="\n".join(f"| {name} | {value} |" for name, value in rows(pack)),
             splits=_splits(pack.metrics),
+            variants=_variants(pack),
             worst=_worst(pack.metrics),
             sizes=_missed_sizes(pack.metrics),
         ),
         encoding="utf-8",
     )
+
+
+def variant_rows(pack: ModelPack) -> list[tuple[str, str]]:
+    """What a pack's variants lose, by network, numbers and runtime."""
+    return [
+        (f"{task}, {variant.precision}, {engine}", "; ".join(_losses(measured)))
+        for task, spec in (("detector", pack.detection), ("recogniser", pack.recognition))
+        for variant in spec.variants
+        for engine, measured in variant.measured.get("engines", {}).items()
+    ]
+
+
+def _losses(measured: Mapping[str, Any]) -> list[str]:
+    view2 = measured["lfw_view2"]
+    low, high = view2["interval"]
+    told = [f"LFW View 2 {view2['points_lost']:+.3f} points lost (95 %: {low:+.2f} to {high:+.2f})"]
+    if "lfw_view1" in measured:
+        told.append(f"View 1 {measured['lfw_view1']['points_lost']:+.2f}")
+    if "wider_val_recall" in measured:
+        told.append(f"WIDER val recall {measured['wider_val_recall']['points_lost']:+.2f}")
+        shift = measured["landmark_shift"]
+        told.append(
+            f"landmarks move by {shift['pixels']['median']:.2f} px, {shift['eye_distances']['median']:.2%} of "
+            f"the eye distance (95th percentile {shift['eye_distances']['p95']:.1%})"
+        )
+    if "cosine" in measured:
+        told.append(f"cosine to fp32 {measured['cosine']['mean']:.5f}, at worst {measured['cosine']['worst']:.4f}")
+    return told
+
+
+def _variants(pack: ModelPack) -> str:
+    if not (found := variant_rows(pack)):
+        return ""
+    lines = [f"| {name} | {told} |" for name, told in found]
+    for variant in pack.recognition.variants:
+        for engine, measured in variant.measured.get("engines", {}).items():
+            lines += [
+                f"| enrolled {name}, {variant.precision} by {engine} | TAR {felt['tar']:.1%} at FMR {felt['fmr']:.3%} "
+                f"({felt['fmr_asked']:.1%} asked); FNIR {felt['fnir']:.1%} at FPIR {felt['fpir']:.2%} "
+                f"({felt['fpir_asked']:.0%} asked) |"
+                for name, felt in measured["galleries"].items()
+            ]
+    files = ", ".join(
+        f"{variant.path.name} {megabytes(variant.path):.2f} MB"
+        for spec in (pack.detection, pack.recognition)
+        for variant in spec.variants
+        if variant.path is not None
+    )
+    return VARIANTS.format(name=pack.model_id, rows="\n".join(lines), files=files)
 
 
 def _told(pack: ModelPack) -> list[str]:

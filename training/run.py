@@ -68,6 +68,7 @@ from training.runs import (
     read_run,
     record_config,
 )
+from training.variants import quantise_pack
 
 Crops = NDArray[np.uint8]
 PARITY_IMAGES = 32
@@ -371,6 +372,15 @@ def refresh_pack(
     measured = update_manifest(pack.directory, {**pack.provenance, **said}, metrics)
     write_model_card(measured, departures(pack.provenance["recogniser"]["run"]))
     return measured
+
+
+def write_variants(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
+    """:func:`training.variants.quantise_pack`, and the pack's card anew if it has one."""
+    pack = quantise_pack(directory, data, cache_dir)
+    if (pack.directory / "MODEL_CARD.md").is_file():
+        check_provenance(pack)
+        write_model_card(pack, departures(pack.provenance["recogniser"]["run"]))
+    return pack
 
 
 def calibrate_pack(

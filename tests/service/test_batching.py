@@ -330,6 +330,27 @@ def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
     asyncio.run(run())
 
 
+def test_a_network_of_one_device_runs_there_beside_another_of_all() -> None:
+    ran: list[str] = []
+
+    def note(items: list[int]) -> list[int]:
+        ran.append(threading.current_thread().name)
+        return double(items)
+
+    async def run() -> None:
+        with Devices(3) as devices:
+            async with (
+                Batcher("everywhere", devices, [double] * 3, SIZES, 100) as first,
+                Batcher("first only", devices, [note], SIZES, 100) as second,
+            ):
+                for item in range(10):
+                    answers = await asyncio.gather(first.submit([item + 20]), second.submit([item + 20]))
+                    assert list(answers) == [[2 * item + 40]] * 2
+
+    asyncio.run(run())
+    assert set(ran) == {"device-0"}
+
+
 def test_a_full_queue_refuses_at_once_and_cancelled_work_is_not_done() -> None:
     async def run(held: Held) -> None:
         async with busy(held, max_queue=2) as (batcher, group):

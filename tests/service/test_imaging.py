@@ -21,14 +21,10 @@ from service.errors import (
     ImageFormatError,
     ImageTooLargeError,
 )
-from service.imaging import FORMATS, ImageLimits, open_photo
+from service.imaging import FORMATS, ImageLimits, decode, open_photo
 from tests.conftest import jpeg
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
-
-
-def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
-    return open_photo(payload, limits).decode().upright
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
