@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+# Its import closes every log handler there is, and absl's closes the stream, here pytest's own: nothing may come first.
+import pymilvus  # noqa: F401
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
