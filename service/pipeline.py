@@ -42,6 +42,8 @@ DECODED_OF_CANVAS: Final = 1.5
 second decoding (docs/decisions/0030)."""
 SEARCHED_AT_ONCE: Final = 500_000
 """Numbers to be compared, up to which a search takes less than going to a thread and back."""
+ANSWERED_AT_ONCE: Final = 50
+"""Candidates of all probes together, up to which that holds of the decisions, too."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -153,7 +155,8 @@ class Pipeline:
         """
         follower = await self.caught_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= SEARCHED_AT_ONCE
-        if small and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
+        few = len(probes) * min(gallery.templates, max(2, k)) <= ANSWERED_AT_ONCE
+        if small and few and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
             return self._identify(follower, gallery, probes, target, k, among)
         return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
 
