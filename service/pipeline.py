@@ -208,7 +208,8 @@ class Pipeline:
         if largest_only and len(faces):
             faces = faces[faces.largest() :][:1]
         kept = faces.largest() if keep and len(faces) else None
-        picture = picture.at_least(_scale_wanted(faces, alignments, kept))
+        if picture.reduction < 1.0:
+            picture = picture.at_least(_scale_wanted(faces, alignments, kept))
         cut, qualities = _cut(picture, faces, alignments)
         found = _as_list(faces, qualities)
         if kept is not None:
