@@ -26,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from bench.accuracy import RESULTS, ROOT, outside, say
-from bench.heavy import heavy_pack
+from bench.heavy import DIMENSION, heavy_pack
 from bench.load import Generator, Order, Tally, look_at, multipart
 from bench.machine import commit, machine
 from bench.peers.loop import Loop
-from bench.photos import gallery_of, groups, lfw_probes, people
+from bench.photos import gallery_of, groups, lfw_probes, made_up, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
 from models.network import Float
 from models.pack import BUNDLED, load_pack
@@ -72,22 +72,25 @@ Document = dict[str, Any]
 @dataclass(frozen=True)
 class PhotoSet:
     """``clients``: how many it is measured at, where nothing else is asked for. ``small``: also against the naive
-    server with the canvas that suffices for its photos."""
+    server with the canvas that suffices for its photos. ``random``: its recogniser is, and so is the gallery."""
 
     title: str
     pack: Callable[[Path], Path | None]
     groups: bool = False
     clients: Sequence[int] = CLIENTS
     small: bool = False
+    random: bool = False
 
 
 SETS: Final = {
     "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED, small=True),
     "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True),
     "reference": PhotoSet(
-        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), False, (16,)
+        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), clients=(16,)
     ),
-    "heavy": PhotoSet("LFW, SCRFD-500M and IResNet-50 of random weights", lambda cache: heavy(cache), False, (16,)),
+    "heavy": PhotoSet(
+        "LFW, SCRFD-500M and IResNet-50 of random weights", lambda cache: heavy(cache), clients=(16,), random=True
+    ),
 }
 
 
@@ -136,7 +139,8 @@ def main() -> None:
             continue
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
         photos = groups(data) if photo_set.groups else lfw_probes(people(data))
-        gallery = gallery_of(people(data), load_pack(pack), options.cache)
+        loaded = load_pack(pack)
+        gallery = made_up(DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)
         with systems(pack, photos, gallery, photo_set.small) as running:
             for system in running:
                 system.run(1, WARM_UP_S, WARM_UP_S)
