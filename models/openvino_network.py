@@ -141,10 +141,10 @@ class OpenVinoNetwork:
         request = self._core.compile_model(self._model, "CPU", options).create_infer_request()
         for _ in range(2):
             request.infer([np.require(batch, np.float32, ["C", "W"])])
-        taken: Counter[str] = Counter()
+        taken: dict[str, float] = {}
         for node in request.get_profiling_info():
-            taken[node.node_type] += node.real_time.total_seconds() * 1000
-        return dict(taken)
+            taken[node.node_type] = taken.get(node.node_type, 0.0) + node.real_time.total_seconds() * 1000
+        return taken
 
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self._fixed is not None:
