@@ -12,7 +12,7 @@ from models.network import Network
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
-from service.errors import GpuUnavailableError
+from service.errors import GpuUnavailableError, KithError
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
@@ -28,9 +28,11 @@ async def health() -> HealthOut:
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, on the GPU where one is wanted; the database answers, and so does Milvus where it is
-    used. 503 otherwise."""
+    used. 503 otherwise; 500 where a device's thread has ended by an error."""
     if kith.shortfalls and not kith.settings.allow_cpu:
         raise GpuUnavailableError(kith.shortfalls[0])
+    if not kith.recognisers.default.batcher.alive:
+        raise KithError("a device's thread has ended by an error, which the log has; start the service again")
     # Not in the threads of requests: a node that is busy is ready all the same.
     await asyncio.to_thread(kith.store.check)
     if kith.shared_engine is not None:
