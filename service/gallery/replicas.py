@@ -118,7 +118,7 @@ class Following(ABC):
         self._catching_up = threading.Lock()
 
     def is_at(self, version: int) -> bool:
-        return self._version >= version
+        return self._version == version
 
     def catch_up(self, version: int | None = None) -> None:
         if version is not None and self.is_at(version):
@@ -137,7 +137,7 @@ class Following(ABC):
                 self._load()
             self._ended = self._begun
             if version is not None:
-                self._version = max(self._version, version)
+                self._version = version
             self._trim_if_long()
 
     def stats(self) -> IndexStats:
