@@ -7,6 +7,7 @@ service.turns.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from bisect import bisect_left
@@ -17,8 +18,8 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from service import patience
-from service.errors import OverloadedError
-from service.turns import Part, Turns
+from service.errors import KithError, OverloadedError
+from service.turns import Lead, Part, Turns
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,16 +27,18 @@ Result = TypeVar("Result")
 STEP: Final = 0.1
 """How much a batch changes what batches are taken to take."""
 STEP_DOWN: Final = 0.5
-"""The same of one that took less: a shape's first batch may have waited for its network to be compiled."""
+"""The same of one that took less: what was in the way of the slower ones is gone."""
 FAILING: Final = 3
 """Batches without a single result, one after the other, from which on a device counts as lost."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms."""
+log = logging.getLogger(__name__)
 
 
 class Devices:
     """A thread for each of ``count`` devices, shared by batchers: a device runs one batch at a time, of whichever
-    batcher's next item waits longest. Use as a context manager, around the batchers'."""
+    batcher's next item waits longest; one of the background's only as service.turns says, whichever batcher's it is.
+    Use as a context manager, around the batchers'."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -43,6 +46,7 @@ class Devices:
         """Guards what waits."""
         self._batchers: list[Batcher[Any, Any]] = []
         self._failed = [0] * count
+        self._lead = Lead()
         self._closing = False
         self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
 
@@ -80,6 +84,11 @@ class Devices:
         """How long all that waits, the background left out, will take at the pace measured."""
         return sum(batcher.waiting * batcher.pace_s / len(batcher.functions) for batcher in self._batchers)
 
+    @property
+    def alive(self) -> bool:
+        """None of the threads has ended by an error."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def _work(self, device: int) -> None:
         while True:
             with self.changed:
@@ -87,11 +96,20 @@ class Devices:
                     if self._closing:
                         return
                     self.changed.wait()
-                batcher = min(waiting, key=lambda each: each.turns.since())
-                batch = batcher.take()
+                batcher, background = self._next(waiting)
+                batch = batcher.take(background, alone=not self._lead.lately)
                 if len(waiting) > 1 or batcher.turns:
                     self.changed.notify_all()  # others may be idle
-            batcher.run(device, batch)
+            try:
+                batcher.run(device, batch)
+            except Exception:  # its loop is closed: others' may not be
+                log.exception("%s could not answer", batcher.name)
+
+    def _next(self, waiting: Sequence[Batcher[Any, Any]]) -> tuple[Batcher[Any, Any], bool]:
+        """Whose batch is next, and whether the background leads it."""
+        lanes = {False: [b for b in waiting if b.turns.urgent], True: [b for b in waiting if b.turns.behind]}
+        background = self._lead.background(bool(lanes[False]), bool(lanes[True]))
+        return min(lanes[background], key=lambda each: each.turns.since(background)), background
 
 
 class Histogram:
@@ -120,15 +138,22 @@ class Tally:
 
 
 class Costs:
-    """Seconds that a batch takes, by key and bucket, as measured lately."""
+    """Seconds that a batch takes, by key and bucket, as measured lately; a device's first of each is left out, for it
+    may have waited for its network to be compiled."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = tuple(sizes)
         self._seconds: dict[tuple[Hashable, int], float] = {}
+        self._begun: set[tuple[int, Hashable, int]] = set()
 
-    def add(self, key: Hashable, count: int, seconds: float) -> None:
-        place = key, self._bucket(count)
-        self._seconds[place] = _nearer(self._seconds.get(place, seconds), seconds)
+    def add(self, device: int, key: Hashable, count: int, seconds: float) -> bool:
+        """Whether it counts."""
+        bucket = self._bucket(count)
+        if (device, key, bucket) not in self._begun:
+            self._begun.add((device, key, bucket))
+            return False
+        self._seconds[key, bucket] = _nearer(self._seconds.get((key, bucket), seconds), seconds)
+        return True
 
     def fitting(self, key: Hashable, waiting: int) -> int:
         """How many to take of those waiting: the largest bucket that they fill, where it and the rest after it cost
@@ -194,6 +219,7 @@ class Batcher(Generic[Item, Result]):
         self._devices = devices
         self.functions = functions
         self._costs = Costs(sizes)
+        self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
         self._max_queue = max_queue
         self._shape_of = shape_of
         self._closing = False
@@ -220,6 +246,11 @@ class Batcher(Generic[Item, Result]):
     def waiting(self) -> int:
         """Items, the background's left out."""
         return self.turns.urgent
+
+    @property
+    def alive(self) -> bool:
+        """Its devices' threads are there."""
+        return self._devices.alive
 
     def admit(self, count: int, coming: int = 0) -> None:
         """Judge whether ``count`` items more may wait, where ``coming`` others will be submitted soon.
@@ -259,8 +290,8 @@ class Batcher(Generic[Item, Result]):
         if not background and (asking := patience.current()) is not None:
             asking.hold(call.future)
         self._calls.add(call)
-        self._queue(call, items, background)
         try:
+            self._queue(call, items, background)
             return await call.future
         finally:
             self._forget(call)
@@ -287,19 +318,22 @@ class Batcher(Generic[Item, Result]):
     def _forget(self, call: _Call[Item, Result]) -> None:
         """A cancelled or failed call's other items need not be computed."""
         if call.missing:
-            error = None if call.future.cancelled() else call.future.exception()
+            reason = _reason(call.future)
             with self._devices.changed:
                 for part in call.parts:
-                    self.tally.dropped[getattr(error, "code", "cancelled")] += part.left
+                    self.tally.dropped[reason] += part.left
                     self.turns.drop(part)
         self._calls.discard(call)
         self._idle.set()
 
-    def take(self) -> _Batch[Item, Result]:
-        """The next batch, for a device; call only where items wait, and hold what guards them."""
+    def take(self, background: bool, alone: bool = True) -> _Batch[Item, Result]:
+        """The next batch, for a device; call only where items wait in the lane that leads, and hold what guards them.
+        Where the background leads but is not ``alone``, its batch is smaller: who comes meanwhile waits for its end."""
         now = time.monotonic()
-        key, waiting = self.turns.next_key()
-        taken = self.turns.take(self._costs.fitting(key, waiting), now)
+        key, waiting = self.turns.next_key(background)
+        if background and not alone:
+            waiting = min(waiting, self._beside_requests)
+        taken = self.turns.take(self._costs.fitting(key, waiting), now, background)
         self._begun += 1
         return _Batch(
             key,
@@ -313,28 +347,32 @@ class Batcher(Generic[Item, Result]):
         start = time.monotonic()
         outcomes = _outcomes(self.functions[device], batch.items)
         self._devices.note(device, not all(isinstance(outcome, Exception) for outcome in outcomes))
-        self._loop.call_soon_threadsafe(self._deliver, batch, outcomes, time.monotonic() - start)
+        self._loop.call_soon_threadsafe(self._deliver, device, batch, outcomes, time.monotonic() - start)
 
-    def _deliver(self, batch: _Batch[Item, Result], outcomes: list[Result | Exception], ran_s: float) -> None:
-        for (call, row), outcome in zip(batch.places, outcomes, strict=True):
-            if call.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                call.future.set_exception(outcome)
-                continue
-            call.results[row] = outcome
-            call.missing -= 1
-            if not call.missing:
-                call.future.set_result(call.results)
-        if not any(isinstance(outcome, Exception) for outcome in outcomes):
-            self._learn(batch, ran_s)
-        self._delivered += 1
-        self._idle.set()
+    def _deliver(
+        self, device: int, batch: _Batch[Item, Result], outcomes: list[Result | Exception], ran_s: float
+    ) -> None:
+        try:
+            for (call, row), outcome in zip(batch.places, outcomes, strict=True):
+                if call.future.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    call.future.set_exception(outcome)
+                    continue
+                call.results[row] = outcome
+                call.missing -= 1
+                if not call.missing:
+                    call.future.set_result(call.results)
+            if not any(isinstance(outcome, Exception) for outcome in outcomes):
+                self._learn(device, batch, ran_s)
+        finally:
+            self._delivered += 1
+            self._idle.set()
 
-    def _learn(self, batch: _Batch[Item, Result], ran_s: float) -> None:
+    def _learn(self, device: int, batch: _Batch[Item, Result], ran_s: float) -> None:
         count = len(batch.items)
-        self._costs.add(batch.key, count, ran_s)
-        self.pace_s = _nearer(self.pace_s or ran_s / count, ran_s / count)
+        if self._costs.add(device, batch.key, count, ran_s):
+            self.pace_s = _nearer(self.pace_s or ran_s / count, ran_s / count)
         self.tally.batch_items.add(count)
         self.tally.run_s.add(ran_s)
         for waited_s in batch.waited_s:
@@ -351,8 +389,25 @@ def _outcomes(function: Callable[[list[Item]], Sequence[Result]], items: list[It
         if len(results) != len(items):
             raise RuntimeError(f"{len(results)} results of {len(items)} items")
         return list(results)
-    except Exception as error:
+    except BaseException as error:  # whatever it is, others wait for this thread
         if len(items) == 1:
-            return [error]
+            return [_tellable(error)]
         half = len(items) // 2
         return _outcomes(function, items[:half]) + _outcomes(function, items[half:])
+
+
+def _tellable(error: BaseException) -> Exception:
+    """As a future may raise it: StopIteration it cannot, and what is no Exception would end the loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
+def _reason(future: asyncio.Future[Any]) -> str:
+    """Why a call's items leave undone."""
+    if future.cancel() or future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    return error.code if isinstance(error, KithError) else "internal_error"

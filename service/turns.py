@@ -11,6 +11,8 @@ Item = TypeVar("Item")
 
 BACKGROUND_EVERY: Final = 8
 """Where both wait, one batch in so many is the background's."""
+LATELY: Final = 64
+"""Batches."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,14 +38,13 @@ class Turns(Generic[Item]):
     """Parts that wait, in two lanes, by key.
 
     Callers of a lane take turns, an item each: of R that wait, any is served within R batches; within R / size, where
-    all are of one key. So one with a hundred items delays the others by one item a batch. The background fills what the
-    others leave free of a batch of its key, and leads one batch in :data:`BACKGROUND_EVERY`.
+    all are of one key. So one with a hundred items delays the others by one item a batch. Whichever lane does not
+    lead a batch fills what is left free of it, with items of its key.
     """
 
     def __init__(self) -> None:
         self._front = _Lane[Item]()
         self._behind = _Lane[Item]()
-        self._passed_over = 0
 
     def __bool__(self) -> bool:
         return bool(self._front or self._behind)
@@ -59,38 +60,54 @@ class Turns(Generic[Item]):
         return self._behind.count
 
     def add(self, part: Part[Item]) -> None:
-        self._lane(part).add(part)
+        self._lane(part.background).add(part)
 
     def drop(self, part: Part[Item]) -> None:
         """Whatever of it still waits."""
-        self._lane(part).drop(part)
+        self._lane(part.background).drop(part)
 
-    def since(self) -> float:
-        """How long who goes next has waited. Call only where somebody waits."""
-        lane = self._leading()[0]
-        return lane.first().since
+    def since(self, background: bool) -> float:
+        """How long who goes next of a lane has waited. Call only where somebody waits in it."""
+        return self._lane(background).first().since
 
-    def next_key(self) -> tuple[Hashable, int]:
-        """Whose turn it is, and how many items of that key wait. Call only where somebody waits."""
-        lane = self._leading()[0]
-        key = lane.first().key
+    def next_key(self, background: bool) -> tuple[Hashable, int]:
+        """Whose turn it is in a lane, and how many items of that key wait in both. Call only where somebody waits."""
+        key = self._lane(background).first().key
         return key, self._front.waiting(key) + self._behind.waiting(key)
 
-    def take(self, size: int, now: float) -> list[tuple[Part[Item], int]]:
-        """At most ``size`` items of the next key, as places in their parts."""
-        first, second = self._leading()
-        key = first.first().key
-        self._passed_over = 0 if first is self._behind or not self._behind else self._passed_over + 1
-        taken = first.take(key, size, now)
-        return taken + second.take(key, size - len(taken), now)
+    def take(self, size: int, now: float, background: bool) -> list[tuple[Part[Item], int]]:
+        """At most ``size`` items of a lane's next key, as places in their parts."""
+        lane = self._lane(background)
+        key = lane.first().key
+        taken = lane.take(key, size, now)
+        return taken + self._lane(not background).take(key, size - len(taken), now)
 
-    def _lane(self, part: Part[Item]) -> _Lane[Item]:
-        return self._behind if part.background else self._front
+    def _lane(self, background: bool) -> _Lane[Item]:
+        return self._behind if background else self._front
 
-    def _leading(self) -> tuple[_Lane[Item], _Lane[Item]]:
-        if self._behind and (not self._front or self._passed_over >= BACKGROUND_EVERY - 1):
-            return self._behind, self._front
-        return self._front, self._behind
+
+class Lead:
+    """Which lane leads a device's next batch, whichever network's: the background only where nothing else waits, and
+    once in :data:`BACKGROUND_EVERY`."""
+
+    def __init__(self) -> None:
+        self._passed_over = 0
+        self._without_urgent = LATELY
+
+    @property
+    def lately(self) -> bool:
+        """Requests were among the latest batches, so that more of them are likely to come."""
+        return self._without_urgent < LATELY
+
+    def background(self, urgent: bool, behind: bool) -> bool:
+        """Judge the next batch by what waits for any network: one at least."""
+        leads = behind and (not urgent or self._passed_over >= BACKGROUND_EVERY - 1)
+        if leads:
+            self._passed_over = 0
+        elif behind:
+            self._passed_over += 1
+        self._without_urgent = 0 if urgent else self._without_urgent + 1
+        return leads
 
 
 class _Lane(Generic[Item]):

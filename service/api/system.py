@@ -14,7 +14,7 @@ from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
 from service.batching import FAILING
-from service.errors import GpuUnavailableError
+from service.errors import GpuUnavailableError, KithError
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
@@ -30,11 +30,13 @@ async def health() -> HealthOut:
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, on the GPU where one is wanted; the database answers, and so does Milvus where it is
-    used. 503 otherwise."""
+    used. 503 otherwise; 500 where a device's thread has ended by an error."""
     if kith.shortfalls and not kith.settings.allow_cpu:
         raise GpuUnavailableError(kith.shortfalls[0])
     if kith.gpus is not None and kith.gpus.failing():
         raise GpuUnavailableError(f"a GPU failed in each of its last {FAILING} batches: see nvidia-smi")
+    if not kith.recognisers.default.batcher.alive:
+        raise KithError("a device's thread has ended by an error, which the log has; start the service again")
     # Not in the threads of requests: a node that is busy is ready all the same.
     await asyncio.to_thread(kith.store.check)
     if kith.shared_engine is not None:

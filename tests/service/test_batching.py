@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from service.batching import FAILING, Batcher, Costs, Devices
 from service.errors import ClientGoneError, DeadlineExceededError, OverloadedError
 from service.patience import Patience
-from service.turns import BACKGROUND_EVERY, Part, Turns
+from service.turns import BACKGROUND_EVERY, LATELY, Lead, Part, Turns
 
 BAD = 13
 SIZES = (1, 2, 4, 8)
@@ -233,7 +233,7 @@ def test_of_many_that_wait_each_is_served_within_as_many_batches(
     callers: list[tuple[int, int]], size: int, data: st.DataObject
 ) -> None:
     """Whoever comes later, or wants more, changes nothing; the background leads one batch in eight, and no more."""
-    turns = Turns[int]()
+    turns, lead = Turns[int](), Lead()
     turns.add(Part("background", 0, range(10_000), range(10_000), True, 0.0, 0.0))
     coming = [Part(n, key, range(count), range(count), False, 0.0, 0.0) for n, (count, key) in enumerate(callers)]
     here: list[Part[int]] = []
@@ -248,7 +248,7 @@ def test_of_many_that_wait_each_is_served_within_as_many_batches(
             unserved[part.owner] = len(here)
             turns.add(part)
         clock += 1
-        taken = turns.take(size, clock)
+        taken = turns.take(size, clock, lead.background(turns.urgent > 0, turns.behind > 0))
         assert 0 < len(taken) <= size
         assert len({part.key for part, _ in taken}) == 1
         led = 0 if taken[0][0].background else led + 1
@@ -286,7 +286,49 @@ def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> 
     held = Held()
     asyncio.run(run(held))
     assert held.batches[1:8] == [[20 + 2 * n, 21 + 2 * n] for n in range(7)]
-    assert held.batches[8:] == [[10, 11], [34, 35], [36, 12], [14, 15]]
+    # The background's own batches are halved, for who comes meanwhile waits for their end.
+    assert held.batches[8:] == [[10], [34, 35], [36, 11], [12], [14], [15]]
+
+
+def test_background_work_leads_one_batch_in_eight_though_it_wants_another_network() -> None:
+    order: list[int] = []
+
+    def note(items: list[int]) -> list[int]:
+        order.extend(items)
+        return double(items)
+
+    class Noted(Held):
+        def __call__(self, items: list[int]) -> list[int]:
+            order.extend(items)
+            return super().__call__(items)
+
+    async def run() -> None:
+        held = Noted()
+        with Devices() as devices:
+            async with (
+                Batcher("a", devices, [held], (1,), 100) as first,
+                Batcher("b", devices, [note], (1,), 100) as second,
+                asyncio.TaskGroup() as group,
+            ):
+                group.create_task(first.submit([0]))
+                await asyncio.to_thread(held.begun.acquire)
+                group.create_task(second.submit([101, 102, 103], background=True))  # it waits longest
+                for single in range(20, 36):
+                    group.create_task((first if single % 2 else second).submit([single]))
+                await asyncio.sleep(0)
+                held.let_go()
+
+    asyncio.run(run())
+    assert order == [0, *range(20, 27), 101, *range(27, 34), 102, 34, 35, 103]
+
+
+def test_a_batch_of_the_background_alone_is_as_large_as_can_be() -> None:
+    lead = Lead()
+    assert lead.background(False, True) and not lead.lately
+    assert not lead.background(True, True) and lead.lately
+    for _ in range(LATELY):
+        assert lead.background(False, True)
+    assert not lead.lately
 
 
 def test_what_waits_leaves_together_and_only_with_its_like() -> None:
@@ -305,8 +347,11 @@ def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
     costs = Costs((1, 2, 4, 8))
     assert [costs.fitting("k", waiting) for waiting in (1, 3, 5, 9)] == [1, 3, 5, 8]
     for count in (1, 2, 4, 8):
-        costs.add("k", count, 0.1 + count)  # a processor's: a photo costs a photo
-        costs.add("flat", count, 1.0)  # a large GPU's
+        assert not costs.add(0, "k", count, 100)  # it was compiled
+        assert costs.add(0, "k", count, 0.1 + count)  # a processor's: a photo costs a photo
+        costs.add(0, "flat", count, 100)
+        costs.add(0, "flat", count, 1.0)  # a large GPU's
+        assert not costs.add(1, "flat", count, 100)
     assert [costs.fitting("k", waiting) for waiting in (3, 5, 6, 7, 8)] == [2, 4, 4, 7, 8]
     assert [costs.fitting("flat", waiting) for waiting in (3, 5, 6, 7, 8)] == [3, 5, 6, 7, 8]
 
@@ -442,6 +487,64 @@ def test_a_bad_item_fails_alone_though_few_runs_are_spent_on_it() -> None:
     assert before == [[0], [2], [4], [6], [8]] and last == [14]
     assert isinstance(bad, ValueError)
     assert len(runs) <= 8 + 1  # at most: all alone
+
+
+class PanicError(BaseException):
+    """As one of a library in another language."""
+
+
+@pytest.mark.parametrize("error", [StopIteration, PanicError, asyncio.CancelledError])
+def test_whatever_a_network_raises_its_item_fails_alone_and_the_device_goes_on(error: type[BaseException]) -> None:
+    def failing(items: list[int]) -> list[int]:
+        if BAD in items:
+            raise error("thirteen")
+        return double(items)
+
+    async def run() -> None:
+        async with batcher_of(failing) as batcher, asyncio.timeout(10):
+            asks = [asyncio.create_task(batcher.submit([item])) for item in (1, BAD, 2)]
+            one, bad, two = await asyncio.gather(*asks, return_exceptions=True)
+            assert (one, two) == ([2], [4])
+            assert isinstance(bad, RuntimeError) and "thirteen" in str(bad)
+            assert await batcher.submit([3]) == [6]
+            assert batcher.alive
+        assert not batcher.alive
+
+    asyncio.run(run())
+
+
+def test_what_a_networks_error_leaves_undone_is_counted_as_such() -> None:
+    async def run() -> Counter[str]:
+        async with batcher_of(double, sizes=(1,)) as batcher:
+            with pytest.raises(ValueError, match="thirteen"):
+                await batcher.submit([BAD, *range(10_000)])
+            return batcher.tally.dropped
+
+    assert set(asyncio.run(run())) == {"internal_error"}
+
+
+def test_items_without_a_shape_are_refused_and_closing_does_not_wait_for_them() -> None:
+    def shapeless(item: int) -> int:
+        raise ValueError("no shape")
+
+    async def run() -> None:
+        async with asyncio.timeout(10), batcher_of(double, shape_of=shapeless) as batcher:
+            with within(60), pytest.raises(ValueError, match="no shape"):
+                await batcher.submit([1])
+
+    asyncio.run(run())
+
+
+def test_a_first_batch_which_may_have_been_compiled_is_no_pace() -> None:
+    async def run() -> None:
+        async with batcher_of(double) as batcher:
+            await batcher.submit([1])
+            assert batcher.pace_s == 0
+            assert batcher.tally.run_s.sum > 0
+            await batcher.submit([2])
+            assert batcher.pace_s > 0
+
+    asyncio.run(run())
 
 
 def test_a_function_that_gives_too_few_results_fails_its_items() -> None:
