@@ -26,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from bench.accuracy import RESULTS, ROOT, outside, say
-from bench.heavy import heavy_pack
+from bench.heavy import DIMENSION, heavy_pack
 from bench.load import Generator, Order, Tally, look_at, multipart
 from bench.machine import commit, machine
 from bench.peers.loop import Loop
-from bench.photos import gallery_of, groups, lfw_probes, people
+from bench.photos import gallery_of, groups, lfw_probes, made_up, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
 from models.network import Float
 from models.pack import BUNDLED, load_pack
@@ -72,22 +72,31 @@ Document = dict[str, Any]
 @dataclass(frozen=True)
 class PhotoSet:
     """``clients``: how many it is measured at, where nothing else is asked for. ``small``: also against the naive
-    server with the canvas that suffices for its photos."""
+    server with the canvas that suffices for its photos. ``random``: its recogniser is, and so is the gallery.
+    ``photo_s``: what a slow peer takes for one; a cell lasts at least as long as twice that for every client."""
 
     title: str
     pack: Callable[[Path], Path | None]
     groups: bool = False
     clients: Sequence[int] = CLIENTS
     small: bool = False
+    random: bool = False
+    photo_s: float = 0.025
 
 
 SETS: Final = {
     "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED, small=True),
-    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True),
+    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True, photo_s=0.045),
     "reference": PhotoSet(
-        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), False, (16,)
+        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), clients=(16,)
     ),
-    "heavy": PhotoSet("LFW, SCRFD-500M and IResNet-50 of random weights", lambda cache: heavy(cache), False, (16,)),
+    "heavy": PhotoSet(
+        "LFW, SCRFD-500M and IResNet-50 of random weights",
+        lambda cache: heavy(cache),
+        clients=(16,),
+        random=True,
+        photo_s=0.1,
+    ),
 }
 
 
@@ -117,7 +126,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--clients", nargs="+", type=int, help="default: as each set says")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a system in a round")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a system in a round, at least")
     parser.add_argument("--tables", action="store_true", help="write the tables of what is stored, measure nothing")
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
     parser.add_argument("--result", type=Path, default=RESULT)
@@ -136,22 +145,30 @@ def main() -> None:
             continue
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
         photos = groups(data) if photo_set.groups else lfw_probes(people(data))
-        gallery = gallery_of(people(data), load_pack(pack), options.cache)
+        loaded = load_pack(pack)
+        gallery = made_up(DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)
         with systems(pack, photos, gallery, photo_set.small) as running:
             for system in running:
                 system.run(1, WARM_UP_S, WARM_UP_S)
             for clients in options.clients or photo_set.clients:
                 asked = [s for s in running if clients in IN_FULL or s.name in IN_BRIEF]
-                stored["clients"][str(clients)] = measure(asked, clients, options.rounds, options.seconds)
+                seconds = max(options.seconds, 2 * clients * photo_set.photo_s)
+                stored["clients"][str(clients)] = measure(asked, clients, options.rounds, seconds)
                 stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
                 say(f"{photo_set.title}, {clients} clients\n" + "\n".join(rows(stored["clients"][str(clients)])))
-    options.result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if options.result == RESULT:
+                write(document, options.result)
+    write(document, options.result)
+    print(report(document))
+
+
+def write(document: Document, result: Path) -> None:
+    """The tables too, where ``result`` is what they are made of."""
+    result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
         README.write_text("".join([before, quoted(document), after]), encoding="utf-8")
-    print(report(document))
 
 
 @contextmanager
