@@ -44,7 +44,7 @@ SEARCHED_AT_ONCE: Final = 500_000
 """Numbers to be compared, up to which a search is done on the event loop: a tenth of a millisecond, twice the way to an
 idle thread and back (bench/searches.py), which is longer where threads are busy."""
 ANSWERED_AT_ONCE: Final = 50
-"""Candidates of all probes together, up to which what follows a search is done there, too."""
+"""Candidates of all probes together, up to which their decisions are made there, too."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
