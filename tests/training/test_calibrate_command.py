@@ -141,7 +141,10 @@ def test_aligned_crops_are_taken_as_they_are(copy: Path, people: Path, detector:
 
 
 def test_what_it_refuses_leaves_the_pack_as_it_was(copy: Path, people: Path, tmp_path: Path) -> None:
-    before = {file.name: file.read_bytes() for file in copy.iterdir()}
+    def files() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+
+    before = files()
     few = tmp_path / "few"
     for person in sorted(people.iterdir())[:3]:
         shutil.copytree(person, few / person.name)
@@ -154,7 +157,7 @@ def test_what_it_refuses_leaves_the_pack_as_it_was(copy: Path, people: Path, tmp
         call("calibrate", copy, "--data", people)
     with pytest.raises(PackError, match="not a directory"):
         call("calibrate", tmp_path / "none", "--data", people, "--folder")
-    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
+    assert files() == before
 
 
 def test_a_calibration_of_another_recogniser_is_refused(tmp_path: Path) -> None:
