@@ -12,17 +12,22 @@ SETTLING: Final = 20
 
 
 def heavy_pack(detector: Path, cache: Path) -> Path:
-    """A directory with a copy of ``detector`` and the recogniser; made once."""
-    directory = cache / "heavy"
-    recogniser = directory / "recognizer.onnx"
+    """A directory with a copy of ``detector`` and the recogniser."""
+    directory = heavy_recogniser(cache).parent
+    shutil.copy(detector, directory / "detector.onnx")
+    return directory
+
+
+def heavy_recogniser(cache: Path) -> Path:
+    """Made once."""
+    recogniser = cache / "heavy" / "recognizer.onnx"
     if not recogniser.is_file():
         import torch
 
         from training.backbones import build_backbone
         from training.config import BackboneConfig
 
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.copy(detector, directory / detector.name)
+        recogniser.parent.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(0)
         network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=DIMENSION))
         # Untrained, each block's numbers are larger than the last one's, out of fp16's range in the end.
@@ -41,4 +46,4 @@ def heavy_pack(detector: Path, cache: Path) -> Path:
             external_data=False,
         )
         unfinished.rename(recogniser)
-    return directory
+    return recogniser

@@ -40,10 +40,12 @@ class Order:
 
 @dataclass
 class Tally:
-    """What was answered in ``seconds``; ``cpu_s``: processor seconds of the generator itself."""
+    """What was answered in ``seconds``; ``latencies_ms``: of status 200 alone; ``served``: status 200 before and after
+    them, too; ``cpu_s``: processor seconds of the generator itself."""
 
     seconds: float = 0.0
     faces: int = 0
+    served: int = 0
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     cpu_s: float = 0.0
@@ -142,12 +144,13 @@ class _Run:
 
     def answered(self, status: int, answer: bytearray, latency_ms: float) -> None:
         now = time.perf_counter()
+        self.tally.served += status == 200
         if not self._begin <= now < self._end:
             return
         self._last = now
         self.tally.statuses[status] += 1
-        self.tally.latencies_ms.append(latency_ms)
         if status == 200:
+            self.tally.latencies_ms.append(latency_ms)
             self.tally.faces += answer.count(self._marker)
 
     def close(self) -> Tally:

@@ -1,8 +1,9 @@
-"""In words, the machine that figures were taken on."""
+"""In words, the machine and the code that figures were taken on."""
 
 from __future__ import annotations
 
 import platform
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -19,3 +20,17 @@ def machine() -> str:
     flags = [word for flag, word in TOLD.items() if flag in told.get("flags", "").split()]
     words = [told.get("model name", platform.machine()), f"{available_cores()} cores", " ".join(flags)]
     return ", ".join(word for word in words if word)
+
+
+def commit() -> str:
+    """The checkout's, with a plus where code or packs are others than its; *unknown* outside of a checkout."""
+    head, changed = (_git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain", "--", "*.py", "models"))
+    return "unknown" if head is None else f"{head}{'+' if changed else ''}"
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

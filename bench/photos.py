@@ -17,7 +17,7 @@ from models.detection import Detector
 from models.engines import Wish, open_network
 from models.network import Float
 from models.pack import ModelPack
-from models.recognition import Recogniser
+from models.recognition import Recogniser, unit
 from service.demo import package_file
 
 PEOPLE: Final = 3000
@@ -66,6 +66,12 @@ def read(path: Path) -> NDArray[np.uint8]:
     if image is None:
         raise ValueError(f"{path} is no photo")
     return np.ascontiguousarray(image[..., ::-1], np.uint8)
+
+
+def made_up(dimension: int) -> dict[str, Float]:
+    """As many people of random vectors: for a recogniser whose own mean nothing."""
+    vectors = unit(np.random.default_rng(0).normal(size=(PEOPLE, dimension)).astype(np.float32))
+    return {f"person {row}": vector for row, vector in enumerate(vectors)}
 
 
 def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dict[str, Float]:

@@ -38,6 +38,12 @@ class Running:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
+    def networks(self) -> str:
+        """As Kith says that it runs them: ``detector openvino bf16, recogniser openvino int8``."""
+        told = httpx.get(f"{self.url}/v1/models", timeout=10).raise_for_status().json()
+        names = {"detector": told["detection"], "recogniser": told["recognition"]}
+        return ", ".join(f"{name} {one['engine']} {one['precision']}" for name, one in names.items())
+
 
 @contextmanager
 def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Float]) -> Iterator[Running]:
@@ -57,11 +63,12 @@ def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Fl
 
 
 @contextmanager
-def naive_server(pack: Path) -> Iterator[Running]:
+def naive_server(pack: Path, side_px: int = 640) -> Iterator[Running]:
+    """``side_px``: of the canvas that it finds faces on."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
     command += ["--port", str(port), "--log-level", "warning", "--no-access-log"]
-    with _running(command, {"NAIVE_PACK": str(pack)}, port, "/docs") as running:
+    with _running(command, {"NAIVE_PACK": str(pack), "NAIVE_SIDE": str(side_px)}, port, "/docs") as running:
         yield running
 
 

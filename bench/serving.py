@@ -3,8 +3,9 @@
 Real photos over loopback at 1, 4, 16 and 64 clients that keep their connections: Kith as it chooses by itself and
 pinned to the peers' runtime and numbers, a naive FastAPI server around insightface.app.FaceAnalysis
 (bench/peers/naive_server.py), and a plain loop with FaceAnalysis, which is one client without HTTP. Systems take turns,
-round by round; a figure is a round's, its ratios are taken within the round. Prints, and writes
-bench/results/serving.md and .json; what was not measured this time stays as it was.
+round by round, each round another first; a figure is a round's, its ratios are taken within the round. Prints, and
+writes bench/results/serving.md and .json. What was not measured this time stays as it was: each cell, a set of photos
+at so many clients, carries the day, the commit, the machine and the networks it was taken with, and the tables say so.
 
     python -m bench.serving [--quick] [--sets lfw groups reference heavy] [--clients 1 16] [--rounds 3] [--seconds 5]
 """
@@ -25,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from bench.accuracy import RESULTS, ROOT, outside, say
-from bench.heavy import heavy_pack
+from bench.heavy import DIMENSION, heavy_pack
 from bench.load import Generator, Order, Tally, look_at, multipart
-from bench.machine import machine
+from bench.machine import commit, machine
 from bench.peers.loop import Loop
-from bench.photos import gallery_of, groups, lfw_probes, people
+from bench.photos import gallery_of, groups, lfw_probes, made_up, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
 from models.network import Float
 from models.pack import BUNDLED, load_pack
@@ -40,19 +41,29 @@ README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- By bench.serving: -->"
 END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
+IN_FULL: Final = (1, 16)
+"""Clients at which every system is measured; at other numbers those of IN_BRIEF."""
 PINNED: Final = {"KITH_ENGINE": "onnxruntime", "KITH_PRECISION": "fp32"}
 LOOP: Final = "FaceAnalysis loop"
 NAIVE: Final = "naive server"
+SMALL_SIDE_PX: Final = 256
+NAIVE_SMALL: Final = "naive server, canvas of 256"
 IDENTIFY, EMBED = "Kith, identify", "Kith, embed"
 IDENTIFY_PINNED, EMBED_PINNED = "Kith fp32, identify", "Kith fp32, embed"
+OWN: Final = (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED)
 PEERS: Final = (LOOP, NAIVE)
-WARM_UP_S: Final = 1.0
-"""Before each cell of each round; the first comes after a round that does not count."""
+"""As their READMEs have them, with a canvas of 640x640 for every photo."""
+IN_BRIEF: Final = (IDENTIFY, EMBED, NAIVE)
+WARM_UP_S: Final = 0.6
+"""Before each cell of each round; a set's first cell comes after a round that does not count."""
 ABOUT: Final = """Times are milliseconds.
 
 A figure is the median of rounds by turns. *identify* is photo to identity in a gallery of 3,000 people, *embed* photo
-to vectors, which is what the peers do; *fp32* is pinned to onnxruntime and fp32, the peers' own. The loop is one client
-whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores."""
+to vectors, which is what the peers do; *fp32* is pinned to onnxruntime and fp32, the peers' own; the *canvas of 256* is
+the naive server told how small LFW's photos are, which one does not know of photos to come. The loop is one client
+whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores. Latencies are of what
+was answered with 200; a system whose latency is beyond the warm-up is shown faster than it is, for its first answers
+come from a queue that fills."""
 MANY_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 4)
 MORE_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 1.5)
 Document = dict[str, Any]
@@ -60,21 +71,32 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class PhotoSet:
-    """``clients``: how many it is measured at, where nothing else is asked for."""
+    """``clients``: how many it is measured at, where nothing else is asked for. ``small``: also against the naive
+    server with the canvas that suffices for its photos. ``random``: its recogniser is, and so is the gallery.
+    ``photo_s``: what a slow peer takes for one; a cell lasts at least as long as twice that for every client."""
 
     title: str
     pack: Callable[[Path], Path | None]
     groups: bool = False
     clients: Sequence[int] = CLIENTS
+    small: bool = False
+    random: bool = False
+    photo_s: float = 0.025
 
 
 SETS: Final = {
-    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED),
-    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True, (1, 16)),
+    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED, small=True),
+    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True, photo_s=0.045),
     "reference": PhotoSet(
-        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), clients=(1, 16)
+        "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), clients=(16,)
     ),
-    "heavy": PhotoSet("LFW, SCRFD-500M and IResNet-50 of random weights", lambda cache: heavy(cache), clients=(1, 16)),
+    "heavy": PhotoSet(
+        "LFW, SCRFD-500M and IResNet-50 of random weights",
+        lambda cache: heavy(cache),
+        clients=(16,),
+        random=True,
+        photo_s=0.1,
+    ),
 }
 
 
@@ -90,11 +112,13 @@ def heavy(cache: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class System:
-    """``run``: at so many clients, for so many seconds after so many of warming up."""
+    """``run``: at so many clients, for so many seconds after so many of warming up. ``networks``: in words, what Kith
+    runs."""
 
     name: str
     pid: int
     run: Callable[[int, float, float], Tally]
+    networks: str | None = None
 
 
 def main() -> None:
@@ -102,7 +126,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--clients", nargs="+", type=int, help="default: as each set says")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a cell")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a system in a round, at least")
     parser.add_argument("--tables", action="store_true", help="write the tables of what is stored, measure nothing")
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
     parser.add_argument("--result", type=Path, default=RESULT)
@@ -121,29 +145,40 @@ def main() -> None:
             continue
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
         photos = groups(data) if photo_set.groups else lfw_probes(people(data))
-        gallery = gallery_of(people(data), load_pack(pack), options.cache)
-        with systems(pack, photos, gallery) as running:
+        loaded = load_pack(pack)
+        gallery = made_up(DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)
+        with systems(pack, photos, gallery, photo_set.small) as running:
+            for system in running:
+                system.run(1, WARM_UP_S, WARM_UP_S)
             for clients in options.clients or photo_set.clients:
-                stored["clients"][str(clients)] = measure(running, clients, options.rounds, options.seconds)
+                asked = [s for s in running if clients in IN_FULL or s.name in IN_BRIEF]
+                seconds = max(options.seconds, 2 * clients * photo_set.photo_s)
+                stored["clients"][str(clients)] = measure(asked, clients, options.rounds, seconds)
                 stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
                 say(f"{photo_set.title}, {clients} clients\n" + "\n".join(rows(stored["clients"][str(clients)])))
-    if not options.tables:
-        document["machine"] = machine()
-    options.result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if options.result == RESULT:
+                write(document, options.result)
+    write(document, options.result)
+    print(report(document))
+
+
+def write(document: Document, result: Path) -> None:
+    """The tables too, where ``result`` is what they are made of."""
+    result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
         README.write_text("".join([before, quoted(document), after]), encoding="utf-8")
-    print(report(document))
 
 
 @contextmanager
-def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float]) -> Iterator[list[System]]:
+def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float], small: bool) -> Iterator[list[System]]:
     with ExitStack() as opened:
         generator = opened.enter_context(Generator())
 
-        def over_http(name: str, server: Running, path: str, part: str, marker: bytes) -> System:
+        def over_http(
+            name: str, server: Running, path: str, part: str, marker: bytes, networks: str | None = None
+        ) -> System:
             requests = [multipart(path, photo, part) for photo in photos]
             return System(
                 name,
@@ -151,6 +186,7 @@ def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float]) -
                 lambda clients, seconds, warm_up_s: generator.run(
                     Order(server.port, requests, clients, seconds, warm_up_s, marker)
                 ),
+                networks,
             )
 
         own = opened.enter_context(kith_server(pack, {}, gallery))
@@ -158,30 +194,36 @@ def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float]) -
         naive = opened.enter_context(naive_server(pack))
         loop = opened.enter_context(Loop(pack))
         identify, embed, box = f"/v1/galleries/{GALLERY}/identify", "/v1/embed", b'"box":'
-        yield [
-            over_http(IDENTIFY, own, identify, "images", box),
-            over_http(EMBED, own, embed, "images", box),
-            over_http(IDENTIFY_PINNED, pinned, identify, "images", box),
-            over_http(EMBED_PINNED, pinned, embed, "images", box),
+        running = [
+            over_http(IDENTIFY, own, identify, "images", box, own.networks()),
+            over_http(EMBED, own, embed, "images", box, own.networks()),
+            over_http(IDENTIFY_PINNED, pinned, identify, "images", box, pinned.networks()),
+            over_http(EMBED_PINNED, pinned, embed, "images", box, pinned.networks()),
             over_http(NAIVE, naive, "/faces", "image", b'"bbox":'),
             System(LOOP, loop.pid, lambda _, seconds, warm_up_s: loop.run(photos, seconds, warm_up_s)),
         ]
+        if small:
+            other = opened.enter_context(naive_server(pack, SMALL_SIDE_PX))
+            running.append(over_http(NAIVE_SMALL, other, "/faces", "image", b'"bbox":'))
+        yield running
 
 
 def measure(running: Sequence[System], clients: int, rounds: int, seconds: float) -> Document:
-    """Every system's rounds, by turns, after one that does not count. The loop is one client whatever is asked for."""
+    """Every system's rounds, by turns, each round another first. The loop is one client whatever is asked for."""
     cells: dict[str, list[Document]] = {system.name: [] for system in running}
-    for number in range(rounds + 1):
-        for system in running:
-            if number == 0:
-                system.run(clients, 0.5, WARM_UP_S)
-                continue
+    for number in range(rounds):
+        first = number % len(running)
+        for system in [*running[first:], *running[:first]]:
             before = look_at(system.pid)
             tally = system.run(clients, seconds, WARM_UP_S)
             after = look_at(system.pid)
             cells[system.name].append(cell(tally, after.cpu_s - before.cpu_s, after.rss_bytes, after.peak_bytes))
     return {
         "date": date.today().isoformat(),
+        "commit": commit(),
+        "machine": machine(),
+        "networks": {system.name.split(",")[0]: system.networks for system in running if system.networks},
+        "rounds": rounds,
         "seconds": seconds,
         "systems": {name: {key: spread([c[key] for c in each]) for key in each[0]} for name, each in cells.items()},
         "ratios": {
@@ -190,8 +232,8 @@ def measure(running: Sequence[System], clients: int, rounds: int, seconds: float
                 for key in ("photos_per_s", "p50_ms", "p99_ms")
             }
             for own in cells
-            if own not in PEERS
-            for peer in PEERS
+            if own not in (*PEERS, NAIVE_SMALL)
+            for peer in (*PEERS, NAIVE_SMALL)
             if peer in cells
         },
     }
@@ -208,8 +250,7 @@ def cell(tally: Tally, cpu_s: float, rss_bytes: int, peak_bytes: int) -> dict[st
         "p95_ms": p95,
         "p99_ms": p99,
         "failed": tally.failed,
-        # Over the warm-up too, in which photos are answered at the same rate.
-        "cpu_ms_per_photo": 1000 * cpu_s / (tally.answered * (1 + WARM_UP_S / tally.seconds)),
+        "cpu_ms_per_photo": 1000 * cpu_s / tally.served,
         "generator_cores": tally.cpu_s / tally.seconds,
         "rss_mb": rss_bytes / 1e6,
         "peak_mb": peak_bytes / 1e6,
@@ -236,26 +277,47 @@ def rows(measured: Document) -> list[str]:
 
 def quoted(document: Document) -> str:
     """What README.md has of it."""
-    return "\n".join([BEGIN, "", *summary(document), "", END])
+    return "\n".join([BEGIN, "", *summary(document), "", *taken(document), "", END])
+
+
+def taken(document: Document) -> list[str]:
+    """Which cells are from which day, code, machine and networks."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for name, stored in document["sets"].items():
+        for clients, measured in stored["clients"].items():
+            networks = "; ".join(f"{own}: {words}" for own, words in measured["networks"].items())
+            key = f"{measured['date']}, commit {measured['commit']}, {measured['machine']}. {networks}."
+            cells.setdefault(key, {}).setdefault(name, []).append(clients)
+    return [
+        "- " + "; ".join(f"{name} at {', '.join(each)} clients" for name, each in sets.items()) + f": {key}"
+        for key, sets in cells.items()
+    ]
 
 
 def best_peer(measured: Document) -> str:
-    """Of most photos a second."""
-    return max(PEERS, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
+    """Of most photos a second, among those as they come."""
+    present = [peer for peer in PEERS if peer in measured["systems"]]
+    return max(present, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
 
 
 def summary(document: Document) -> list[str]:
     """The table of README.md: ratios to the best peer at as many clients, median, least and most of the rounds."""
-    lines = ["| Photos, clients | Kith | against | photos/s | p50 | p99 |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Photos, clients | against | identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s "
+        "| fp32, embed: photos/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
-            peer = best_peer(measured)
-            for own in (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED):
-                ratios = measured["ratios"][f"{own} / {peer}"]
-                cells = [in_words(ratios[key]) for key in ("photos_per_s", "p50_ms", "p99_ms")]
-                lines.append(
-                    f"| {name}, {clients} | {own.removeprefix('Kith').lstrip(' ,')} | {peer} | {' | '.join(cells)} |"
-                )
+            for peer in (best_peer(measured), *([NAIVE_SMALL] if NAIVE_SMALL in measured["systems"] else [])):
+                cells = [
+                    in_words(ratios[key]) if (ratios := measured["ratios"].get(f"{own} / {peer}")) else ""
+                    for own, key in (
+                        *((IDENTIFY, key) for key in ("photos_per_s", "p50_ms", "p99_ms")),
+                        *((own, "photos_per_s") for own in OWN[1:]),
+                    )
+                ]
+                lines.append(f"| {name}, {clients} | {peer} | {' | '.join(cells)} |")
     return lines
 
 
@@ -269,8 +331,8 @@ def goals(document: Document) -> list[str]:
     lines = ["| Goal | Reached | |", "|---|---|---|"]
 
     def line(text: str, clients: str, own: str, peer: str | None, key: str, met: Callable[[float], bool]) -> None:
-        if clients in measured:
-            against = peer or best_peer(measured[clients])
+        against = peer or (best_peer(measured[clients]) if clients in measured else None)
+        if clients in measured and f"{own} / {against}" in measured[clients]["ratios"]:
             ratio = measured[clients]["ratios"][f"{own} / {against}"][key]
             verdict = "met" if met(ratio["median"]) else "missed"
             lines.append(f"| {text} | {in_words(ratio)} of {against} | {verdict} |")
@@ -278,13 +340,21 @@ def goals(document: Document) -> list[str]:
     line("16 clients: at least 4 x the best peer's photos/s (on AMX)", "16", IDENTIFY, None, *MANY_PHOTOS)
     line("16 clients: at most 1/4 of its p99 (on AMX)", "16", IDENTIFY, None, "p99_ms", lambda r: r <= 0.25)
     line("16 clients, the peers' numbers: at least 1.5 x its photos/s", "16", IDENTIFY_PINNED, None, *MORE_PHOTOS)
+    line("... of the naive server with a canvas of 256", "16", IDENTIFY_PINNED, NAIVE_SMALL, *MORE_PHOTOS)
     line("1 client: at most half of the loop's latency", "1", IDENTIFY, LOOP, "p50_ms", lambda r: r <= 0.5)
     return lines
 
 
 def report(document: Document) -> str:
-    lines = ["# Serving", "", f"`make bench-serving` on {document['machine']}. {ABOUT}", "", *goals(document), ""]
-    lines += [*summary(document), ""]
+    lines = [
+        "# Serving",
+        "",
+        f"`make bench-serving`. {ABOUT}",
+        "",
+        "Each section below is from one run, by turns; which from which code, and in which numbers:",
+        "",
+    ]
+    lines += [*taken(document), "", *goals(document), "", *summary(document), ""]
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
             title = f"{name}, {clients} client{'s' * (clients != '1')}: {stored['title']}"

@@ -18,7 +18,8 @@ CHUNK: Final = 1 << 20
 
 
 def extract_zip(archive: Path, members: Sequence[Member], directory: Path) -> None:
-    """Write each member to ``directory`` under its catalogue name, wherever in the archive it lies.
+    """Write each member to ``directory`` under its catalogue name, which may begin with folders, from wherever in the
+    archive it lies: of files whose paths end in that name, the one in the fewest folders.
 
     Raises:
         ArchiveError: it is no zip, names a path outside itself, lacks a member or has it twice, or a member is larger
@@ -29,10 +30,8 @@ def extract_zip(archive: Path, members: Sequence[Member], directory: Path) -> No
             for info in opened.infolist():
                 _check_inside(info.filename)
             for member in members:
-                found = [info for info in opened.infolist() if PurePosixPath(info.filename).name == member.file]
-                if len(found) != 1:
-                    raise ArchiveError(f"{archive.name} holds {member.file} {len(found)} times, not once")
-                with opened.open(found[0]) as stream:
+                with opened.open(_find(opened.namelist(), member, archive)) as stream:
+                    (directory / member.file).parent.mkdir(parents=True, exist_ok=True)
                     _copy(stream, member, directory / member.file)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
@@ -54,6 +53,16 @@ def extract_tar(archive: Path, member: Member, directory: Path) -> None:
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
     raise ArchiveError(f"{archive.name} does not hold {member.file}")
+
+
+def _find(names: Sequence[str], member: Member, archive: Path) -> str:
+    wanted = PurePosixPath(member.file).parts
+    ending = [name for name in names if PurePosixPath(name).parts[-len(wanted) :] == wanted]
+    depths = [len(PurePosixPath(name).parts) for name in ending]
+    found = [name for name, depth in zip(ending, depths, strict=True) if depth == min(depths)]
+    if len(found) != 1:
+        raise ArchiveError(f"{archive.name} holds {member.file} {len(found)} times, not once")
+    return found[0]
 
 
 def _check_inside(name: str) -> None:

@@ -34,7 +34,8 @@ class Licence:
 
 @dataclass(frozen=True)
 class Member:
-    """A file that is taken out of an archive; ``sha256`` and ``size`` in bytes where they are known."""
+    """A file that is taken out of an archive, of a pack with the folders that it lies in; ``sha256`` and ``size`` in
+    bytes where they are known."""
 
     file: str
     sha256: str | None
@@ -136,7 +137,7 @@ def _download(table: Mapping[str, Any], where: str) -> Download:
     if (url is None) == (project is None):
         raise PackError(where, "must name either url or project")
     members = tuple(
-        Member(_file_name(m, "file", f"{where}.members"), _sha256(m, where), _size(m, where))
+        Member(_member(m, f"{where}.members"), _sha256(m, where), _size(m, where))
         for m in _tables(table, "members", where)
     )
     return Download(
@@ -160,6 +161,14 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
         raise PackError(f"{where}.{key}", "is required and must be a non-empty string")
+    return value
+
+
+def _member(table: Mapping[str, Any], where: str) -> str:
+    """No part of it can begin with a dot: it stays in its directory."""
+    value = _text(table, "file", where)
+    if not all(_NAME.fullmatch(part) for part in value.split("/")):
+        raise PackError(f"{where}.file", "must be file and folder names with '/' between, as int8/recogniser.onnx")
     return value
 
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,11 @@ class Numbers:
     graphs: bool = True
     nhwc: bool = False
     tensorrt: bool = True
+
+    @property
+    def captures(self) -> bool:
+        """TensorRT's provider captures only networks that it runs whole, and says nothing of the others."""
+        return self.graphs and not self.tensorrt
 
 
 BEST: Final = Numbers()
@@ -101,6 +106,12 @@ class CudaNetwork:
         self._inputs: dict[int, Any] = {}
         try:
             self._thread.submit(self._start, numbers).result()
+        except Exception as error:
+            self._thread.shutdown(wait=False)
+            if isinstance(error, RuntimeUnavailableError):
+                raise
+            # onnxruntime raises a dozen unrelated types, folders may not be writable: none of it ends the service.
+            raise RuntimeUnavailableError(f"{path.name} on {device.kind} {device.index}: {error!r}") from error
         except BaseException:
             self._thread.shutdown(wait=False)
             raise
@@ -122,7 +133,7 @@ class CudaNetwork:
         half = half_precision(self.path, self._folder) if numbers.half else None
         agreement = 0.0
         for file in filter(None, (half, self.path)):
-            self.numbers = self._open_best(file, numbers)
+            self.numbers = self._open_best(file, replace(numbers, half=file is not self.path))
             agreement = _agreement(expected, self._eager(self._probe))
             if agreement >= MIN_COSINE:
                 break
@@ -154,7 +165,7 @@ class CudaNetwork:
 
     def describe(self) -> str:
         """In words: where, in which numbers, in how many shapes."""
-        graphs = ", CUDA graphs" if self.device.kind == "cuda" and self.numbers.graphs else ""
+        graphs = ", CUDA graphs" if self.device.kind == "cuda" and self.numbers.captures else ""
         where = f"{self.providers[0]} {self.device.index}"
         return f"on {where} in {self.precision}{graphs}, {len(self._shapes)} shapes prepared"
 
@@ -172,14 +183,14 @@ class CudaNetwork:
             self._session = self._open(file, ["CPUExecutionProvider"])
             return numbers
         tensorrt = [numbers] if numbers.tensorrt and find_spec("tensorrt") is not None else []
-        plain = Numbers(numbers.half, numbers.graphs, numbers.nhwc, tensorrt=False)
-        eager = Numbers(numbers.half, False, numbers.nhwc, tensorrt=False)
-        failure: RuntimeUnavailableError | None = None
+        plain = replace(numbers, tensorrt=False)
+        eager = replace(plain, graphs=False)
+        failure: Exception | None = None
         for tried in (*tensorrt, plain, eager):
             try:
                 self._session = self._open(file, self._providers(tried))
                 return tried
-            except RuntimeUnavailableError as error:
+            except (RuntimeUnavailableError, ImportError, OSError) as error:  # of TensorRT's package, too
                 log.warning("%s: %s", self.path.name, error)
                 failure = error
         raise RuntimeUnavailableError(why_not_cuda() or str(failure))
@@ -191,7 +202,7 @@ class CudaNetwork:
             # The search times every algorithm for every convolution of every shape: minutes for a detector's.
             "cudnn_conv_algo_search": "EXHAUSTIVE" if len(self._shapes) <= MANY_SHAPES else "HEURISTIC",
             "prefer_nhwc": int(numbers.nhwc),
-            "enable_cuda_graph": int(numbers.graphs and not numbers.tensorrt),
+            "enable_cuda_graph": int(numbers.captures),
         }
         if not numbers.tensorrt:
             return [(CUDA, cuda), "CPUExecutionProvider"]
@@ -292,7 +303,7 @@ class CudaNetwork:
     def _profiled(self, batch: Float) -> list[NodeRun]:
         providers = ["CPUExecutionProvider"]
         if self.device.kind == "cuda":
-            providers = self._providers(Numbers(self.numbers.half, False, self.numbers.nhwc, self.numbers.tensorrt))
+            providers = self._providers(replace(self.numbers, graphs=False))
         options = self._options()
         return nodes_run(options, lambda: self._open(self.file, providers, options), batch)
 

@@ -13,7 +13,7 @@ import numpy as np
 from models import openvino_network, runtime
 from models.cuda import CUDA, TENSORRT
 from models.detection import CANVAS_BUCKETS_PX
-from models.errors import RuntimeUnavailableError
+from models.errors import PackError, RuntimeUnavailableError
 from models.gpus import GpuWish, open_on_gpus
 from models.network import Engine, Network, Precision
 from models.openvino_network import OpenVinoNetwork
@@ -85,22 +85,38 @@ class Choice:
 
 
 def open_network(spec: Spec, wish: Wish) -> Network:
-    """On the CPU, unless another provider is pinned. Ready: the first request meets compiled networks.
+    """On the CPU, unless another provider is pinned. Run once on what it will usually meet; other canvases than the
+    smallest are compiled when a photo needs them.
 
     Raises:
         RuntimeUnavailableError: what is pinned cannot run here, or the file is no network.
+        PackError: the file is not the recogniser that the manifest describes.
     """
     # What is not asked for is not imported: each library costs 15 to 20 MB.
     able = abilities("onnxruntime" if wish.provider is not None else wish.engine)
     choice = choose(spec, wish, able)
     try:
-        network = open_chosen(spec, choice, wish)
-        network.run(np.zeros((WARM_BATCH, *usual_shape(spec, network)), np.float32))
+        return _open_warm(spec, choice, wish)
     except RuntimeUnavailableError as error:
         if choice.engine == "onnxruntime" or wish.engine is not None or "onnxruntime" not in able:
             raise
+        if wish.precision not in (None, *able["onnxruntime"]):
+            raise  # onnxruntime would run it in other numbers than those pinned
         log.warning("%s", error)
-        network = open_chosen(spec, Choice("onnxruntime", "fp32", "OpenVINO cannot run this file"), wish)
+        instead = choose(spec, wish, {"onnxruntime": able["onnxruntime"]})
+        return _open_warm(spec, replace(instead, why=f"OpenVINO cannot run this file; {instead.why}"), wish)
+
+
+def _open_warm(spec: Spec, choice: Choice, wish: Wish) -> Network:
+    network = open_chosen(spec, choice, wish)
+    first = network.run(np.zeros((WARM_BATCH, *usual_shape(spec, network)), np.float32))[0]
+    # A variant's file is another file: what tells the tasks apart is looked at here, how many outputs a detector has
+    # where they are read.
+    if isinstance(spec, RecognitionSpec) and first.size != WARM_BATCH * spec.dimension:
+        given = first.size // WARM_BATCH
+        raise PackError(
+            "tasks.recognition.embedding_dimension", f"is {spec.dimension}, {network.path.name} gives {given}"
+        )
     return network
 
 
@@ -155,7 +171,10 @@ def choose(spec: Spec, wish: Wish, able: Abilities) -> Choice:
     for variant in spec.variants:
         if variant.precision == "int8" and "int8" in able[engine]:
             if variant.points_lost is not None and variant.points_lost <= MAX_POINTS_LOST:
-                return Choice(engine, "int8", f"the pack has it, and measured a loss of {variant.points_lost:g} points")
+                why = f"the pack has it, and measured a loss of {variant.points_lost:g} points"
+                if (felt := variant.felt_in_galleries(engine)) is not None:
+                    why += f"; {felt}" + (" (KITH_PRECISION=bf16 loses less)" if "bf16" in able[engine] else "")
+                return Choice(engine, "int8", why)
             return _floating(spec, engine, able[engine], "the pack's INT8 loses more than 0.1 points, or nobody knows")
     lacks = "this processor has no fast INT8" if "int8" not in able[engine] else "the pack has no INT8"
     return _floating(spec, engine, able[engine], lacks)

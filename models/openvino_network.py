@@ -12,15 +12,15 @@ import numpy as np
 
 from models.errors import RuntimeUnavailableError
 from models.network import Engine, Float, Precision
-from models.runtime import available_cores, cut, filled
+from models.runtime import available_cores, cut, filled, has_fast_int8
 
 BATCHES: Final = (1, 4)
 """Larger ones gain nothing on a processor, and each costs the memory of a network of its own."""
 LARGEST_BATCHED: Final = 256 * 256
 """Pixels of an input beyond which one alone keeps a processor busy."""
 LARGE_FILE: Final = 16_000_000
-"""Bytes from which on a network spends its time in multiplying: it is as fast for every batch size, and holding it once
-for each would cost hundreds of megabytes."""
+"""Bytes from which on a network spends its time in multiplying: open in batch and sides it is about as fast, and
+one for each shape would cost hundreds of megabytes."""
 OPEN_BATCH: Final = 8
 MAX_COMPILED: Final = 24
 HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -55,14 +55,16 @@ def openvino_version() -> str:
 def fast_precisions() -> frozenset[Precision]:
     """The numbers that this processor multiplies faster than fp32, and fp32. Raises RuntimeUnavailableError."""
     named = _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return frozenset(CAPABILITIES[name] for name in named if name in CAPABILITIES)
+    known = frozenset(CAPABILITIES[name] for name in named if name in CAPABILITIES)
+    # It names INT8 on every processor, for it runs there too.
+    return known if has_fast_int8() else known - {"int8"}
 
 
 class OpenVinoNetwork:
     """One ONNX network on the CPU, compiled for the shapes it meets, when it meets them.
 
     A small network of fixed shape runs up to twice as fast as one of open shape. So batches are cut into those of
-    ``BATCHES``, nothing is filled up, and shapes used least lately make room.
+    ``BATCHES``, nothing is filled up, and shapes used least lately make room. A large one is compiled once, for all.
 
     Args:
         path: INT8 is the file's own, as QDQ.
@@ -134,6 +136,18 @@ class OpenVinoNetwork:
         ]
         return {f"OpenVINO {kind}": count for kind, count in Counter(numbers).items()}
 
+    def operators_ms(self, batch: Float) -> dict[str, float]:
+        """Milliseconds of one run of ``batch`` by operator, as OpenVINO's own counters have them."""
+        self._model.reshape(list(batch.shape))
+        options = self._options | {"PERF_COUNT": True}
+        request = self._core.compile_model(self._model, "CPU", options).create_infer_request()
+        for _ in range(2):
+            request.infer([np.require(batch, np.float32, ["C", "W"])])
+        taken: dict[str, float] = {}
+        for node in request.get_profiling_info():
+            taken[node.node_type] = taken.get(node.node_type, 0.0) + node.real_time.total_seconds() * 1000
+        return taken
+
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self._fixed is not None:
             return (self._fixed,)
@@ -143,8 +157,8 @@ class OpenVinoNetwork:
 
     def _request(self, shape: tuple[int, ...]) -> Any:
         """Ready to run this shape."""
-        if self._is_large and self._fixed is None:
-            shape = (-1, *shape[1:])
+        if self._is_large:
+            shape = (self._fixed or -1, *(side if isinstance(side, int) else -1 for side in self.input_shape[1:]))
         if shape in self._requests:
             self._requests.move_to_end(shape)
             return self._requests[shape]

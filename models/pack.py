@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from models.alignment import POINTS, STANDARD, Alignment, standard
 from models.errors import PackError
-from models.network import Precision
+from models.network import Engine, Precision
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
@@ -64,6 +64,19 @@ class Variant:
     def points_lost(self) -> float | None:
         """Points of LFW View 2 accuracy, of a detector points of recall on WIDER FACE; None: nobody measured."""
         return self.measured.get("points_lost")
+
+    def felt_in_galleries(self, engine: Engine) -> str | None:
+        """In words: what changes where people are enrolled and searched in these numbers instead of fp32, at the same
+        thresholds; None: nobody measured."""
+        try:
+            judged = self.measured["engines"][engine]["galleries"]
+            before, after = judged["fp32, probes fp32"], judged[f"{self.precision}, probes {self.precision}"]
+            return (
+                f"in LFW's galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "
+                f"FNIR {before['fnir']:.1%} -> {after['fnir']:.1%} at FPIR {before['fpir_asked']:.0%}"
+            )
+        except (KeyError, TypeError, ValueError):
+            return None  # any pack may say anything here
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,10 @@ class ModelPack:
     calibration: Mapping[str, Any] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def name_of(self, path: Path) -> str:
+        """Of one of the pack's files, as its manifest names it: a variant has the name of its main file, elsewhere."""
+        return path.relative_to(self.directory).as_posix()
 
     def verify(self) -> None:
         """Check every declared sha256, and that the calibration is of this recogniser where it names one.

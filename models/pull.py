@@ -142,7 +142,11 @@ def _assemble(entry: Entry, work: Path, directory: Path, fetched: list[Fetched])
 
 
 def _record(entry: Entry, directory: Path, fetched: list[Fetched], accepted: bool) -> None:
-    files = {path.name: sha256_of(path) for path in sorted(directory.iterdir())}
+    files = {
+        path.relative_to(directory).as_posix(): sha256_of(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
     licence = asdict(entry.licence) | {"accepted": accepted}
     document = {
         "pack": entry.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import cv2
@@ -62,7 +62,7 @@ class Quality:
 
     def as_dict(self) -> dict[str, float]:
         """JSON-ready: every value, and the score."""
-        return {name: round(value, 3) for name, value in {**asdict(self), "score": self.score}.items()}
+        return {name: round(value, 3) for name, value in {**vars(self), "score": self.score}.items()}
 
 
 @dataclass(frozen=True)

@@ -164,13 +164,14 @@ def create_app(settings: Settings) -> FastAPI:
                         spool,
                         transfers,
                         shortfalls,
+                        devices if isinstance(detection.networks[0], CudaNetwork) else None,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
-                    for network in (network for each in (detection, *recognition) for network in each.networks):
-                        log.info(
-                            "%s by %s in %s: %s", network.path.name, network.engine, network.precision, network.why
-                        )
+                    for of, each in ((pack, detection), *zip(packs, recognition, strict=True)):
+                        for network in each.networks:
+                            file = of.name_of(network.path)
+                            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.why)
                     yield
         followers.close()
         if milvus is not None:

@@ -28,6 +28,8 @@ STEP: Final = 0.1
 """How much a batch changes what batches are taken to take."""
 STEP_DOWN: Final = 0.5
 """The same of one that took less: what was in the way of the slower ones is gone."""
+FAILING: Final = 3
+"""Batches without a single result, one after the other, from which on a device counts as lost."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms."""
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Devices:
         self.changed = threading.Condition()
         """Guards what waits."""
         self._batchers: list[Batcher[Any, Any]] = []
+        self._failed = [0] * count
         self._lead = Lead()
         self._closing = False
         self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
@@ -68,6 +71,14 @@ class Devices:
     def detach(self, batcher: Batcher[Any, Any]) -> None:
         with self.changed:
             self._batchers.remove(batcher)
+
+    def note(self, device: int, has_results: bool) -> None:
+        """How a batch went; call in the device's thread."""
+        self._failed[device] = 0 if has_results else self._failed[device] + 1
+
+    def failing(self) -> list[int]:
+        """Devices that gave nothing lately, each until it gives something again."""
+        return [device for device, batches in enumerate(self._failed) if batches >= FAILING]
 
     def seconds_ahead(self) -> float:
         """How long all that waits, the background left out, will take at the pace measured."""
@@ -335,6 +346,7 @@ class Batcher(Generic[Item, Result]):
         """In the device's thread. One wake-up of the loop delivers the whole batch."""
         start = time.monotonic()
         outcomes = _outcomes(self.functions[device], batch.items)
+        self._devices.note(device, not all(isinstance(outcome, Exception) for outcome in outcomes))
         self._loop.call_soon_threadsafe(self._deliver, device, batch, outcomes, time.monotonic() - start)
 
     def _deliver(

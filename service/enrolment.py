@@ -21,6 +21,7 @@ from service.errors import (
     SeveralFacesError,
     SubjectNotFoundError,
 )
+from service.gallery.faiss_index import products
 from service.gallery.follower import Followers
 from service.gallery.fusion import scores
 from service.gallery.store import Store
@@ -151,7 +152,7 @@ def check_identity(
     if siblings:
         own = np.concatenate([own, [sibling.vector for sibling in siblings]])
         qualities = np.append(qualities, np.array([(s.quality or {}).get("score", np.nan) for s in siblings]))
-    own_best = float((own @ template.vector).max()) if len(own) else None
+    own_best = float(products(template.vector[None], own).max()) if len(own) else None
     if not overrides.allow_duplicate:
         (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
         others = [hit for hit in hits if hit.subject_pk != own_pk]

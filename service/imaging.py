@@ -146,7 +146,7 @@ def open_photo(payload: bytes, limits: ImageLimits) -> Encoded:
     if not payload:
         raise ImageEmptyError("the photo has no bytes")
     if len(payload) > limits.max_bytes:
-        raise ImageTooLargeError(f"the photo has {len(payload)} bytes, the limit is {limits.max_bytes}")
+        raise ImageTooLargeError(f"the photo has more than {limits.max_bytes} bytes, the limit")
     with _errors(), _open(payload) as image:
         width, height = image.size
         if width * height > limits.max_pixels:

@@ -42,7 +42,10 @@ DECODED_OF_CANVAS: Final = 1.5
 """A photo is decoded at this many times the scale of its canvas, or the whole: crops of larger faces then need no
 second decoding (docs/decisions/0030)."""
 SEARCHED_AT_ONCE: Final = 500_000
-"""Numbers to be compared, up to which a search takes less than going to a thread and back."""
+"""Numbers to be compared, up to which a search is done on the event loop: a tenth of a millisecond, twice the way to an
+idle thread and back (bench/searches.py), which is longer where threads are busy."""
+ANSWERED_AT_ONCE: Final = 50
+"""Candidates of all probes together, up to which their decisions are made there, too."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -159,7 +162,8 @@ class Pipeline:
         """
         follower = await self.caught_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= SEARCHED_AT_ONCE
-        if small and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
+        few = len(probes) * min(gallery.templates, max(2, k)) <= ANSWERED_AT_ONCE
+        if small and few and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
             return self._identify(follower, gallery, probes, target, k, among)
         return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
 
@@ -216,7 +220,8 @@ class Pipeline:
         if largest_only and len(faces):
             faces = faces[faces.largest() :][:1]
         kept = faces.largest() if keep and len(faces) else None
-        picture = picture.at_least(_scale_wanted(faces, alignments, kept))
+        if picture.reduction < 1.0:
+            picture = picture.at_least(_scale_wanted(faces, alignments, kept))
         cut, qualities = _cut(picture, faces, alignments)
         found = _as_list(faces, qualities)
         if kept is not None:

@@ -42,13 +42,16 @@ class Rates:
 
 
 def measure(pack: ModelPack, settings: Settings) -> Rates:
-    """Run both networks on every engine, by turns, so that what else the machine does meets all alike.
+    """Run both networks on the CPU by every engine, by turns, so that what else the machine does meets all alike.
 
     Raises:
         RuntimeUnavailableError: no engine is installed, or what is pinned is not.
     """
-    wish = Wish(settings.engine, settings.precision, settings.provider, settings.threads)
-    rates = [rate for spec in (pack.detection, pack.recognition) for rate in _measure(spec, wish)]
+    rates = [rate for spec in (pack.detection, pack.recognition) for rate in _measure(spec, settings.wish)]
+    if settings.wish.wants_gpu:
+        return Rates(
+            rates, "these are the CPU's rates, and a GPU is wanted (KITH_DEVICE): `make bench-gpu` measures it"
+        )
     return Rates(rates, advise(rates))
 
 
@@ -76,7 +79,7 @@ def _is_harmless(points_lost: float | None) -> bool:
 
 def _measure(spec: Spec, wish: Wish) -> list[Rate]:
     able = abilities()
-    chosen = choose(spec, wish, able)
+    chosen = None if wish.wants_gpu else choose(spec, wish, able)
     kept: list[tuple[Choice, Network]] = []
     for engine, fast in able.items():
         for precision in sorted(fast):
@@ -100,7 +103,7 @@ def _measure(spec: Spec, wish: Wish) -> list[Rate]:
             choice.precision,
             (statistics.median(times[row, BATCHES[0]]), statistics.median(times[row, BATCHES[1]])),
             0.0 if choice.precision == "fp32" else lost.get(choice.precision),
-            (choice.engine, choice.precision) == (chosen.engine, chosen.precision),
+            chosen is not None and (choice.engine, choice.precision) == (chosen.engine, chosen.precision),
         )
         for row, (choice, _) in enumerate(kept)
     ]

@@ -31,6 +31,7 @@ def _work(orders: Connection, pack: Path) -> None:
         begin = time.perf_counter() + warm_up_s
         while (start := time.perf_counter()) < begin + seconds:
             found = analysis.get(cv2.imdecode(np.frombuffer(next(source), np.uint8), cv2.IMREAD_COLOR))
+            tally.served += 1
             if begin <= (now := time.perf_counter()) < begin + seconds:
                 tally.latencies_ms.append((now - start) * 1000)
                 tally.faces += len(found)

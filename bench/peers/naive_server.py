@@ -1,6 +1,8 @@
 """What one writes in an afternoon: FastAPI around FaceAnalysis, as the README of either shows it.
 
 NAIVE_PACK=DIRECTORY uvicorn bench.peers.naive_server:app
+
+NAIVE_SIDE: the detector's canvas where it is not the 640 of either README.
 """
 
 import os
@@ -13,7 +15,8 @@ from insightface.app import FaceAnalysis
 
 app = FastAPI()
 analysis = FaceAnalysis(name=os.environ["NAIVE_PACK"], providers=["CPUExecutionProvider"])
-analysis.prepare(ctx_id=-1, det_size=(640, 640))
+side = int(os.environ.get("NAIVE_SIDE", "640"))
+analysis.prepare(ctx_id=-1, det_size=(side, side))
 
 
 @app.post("/faces")

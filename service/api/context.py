@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 from fastapi import Depends, Request
 
 from models.network import Network
+from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.gallery.follower import Followers
@@ -47,6 +48,8 @@ class Context:
     transfers: Transfers
     shortfalls: Sequence[str]
     """Why networks do not run on the GPU that is wanted."""
+    gpus: Devices | None
+    """None: networks run on the CPU."""
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

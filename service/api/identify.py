@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from models.network import Float
 from models.quality import QualityGate
+from service import patience
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
@@ -22,7 +23,7 @@ from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.drift import Decided
 from service.enrolment import check_recogniser, check_vectors
-from service.errors import GalleryNotFoundError, KithError
+from service.errors import GalleryNotFoundError, KithError, StorageDamagedError
 from service.gallery.index import Keys
 from service.gallery.subjects import Gallery, Named, SubjectFilter
 from service.pipeline import Face, Found, Photo
@@ -130,6 +131,8 @@ async def _search(
     Raises:
         GalleryNotFoundError: the gallery was deleted in between; one of its name that was made or restored since is
             another.
+        StorageDamagedError: somebody was found whom the database does not know.
+        DeadlineExceededError, ClientGoneError: nobody waits any more.
     """
     while True:
         answers = await kith.pipeline.identify(gallery, probes, target, k, among)
@@ -139,11 +142,15 @@ async def _search(
             named = await kith.run(kith.store.named, gallery, keys)
         if keys <= named.keys():
             return answers, named
+        if (asking := patience.current()) is not None:
+            asking.check()
         now = await kith.gallery(gallery.name)
         if now.pk != gallery.pk:
             # Nothing will be logged for it any more, so that its index would name those who are gone for ever.
             await kith.run(kith.followers.drop, gallery)
             raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced meanwhile by another of its name")
+        if now.version == gallery.version:  # whoever deletes a subject changes it
+            raise StorageDamagedError(f"templates of gallery {gallery.name!r} belong to subjects that are not there")
         gallery = _as_of(gallery, now)
 
 

@@ -11,10 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from models.errors import ModelError
 from service.api.schemas import Problem
-from service.errors import InvalidRequestError, KithError, OverloadedError, StorageBusyError
+from service.errors import ClientGoneError, InvalidRequestError, KithError, OverloadedError, StorageBusyError
 
 RETRY_AFTER_S = 1
 MEDIA_TYPE = "application/problem+json"
@@ -32,6 +33,10 @@ def install(app: FastAPI) -> None:
     async def known(request: Request, error: KithError) -> JSONResponse:
         return respond(request, error)
 
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, _error: ClientDisconnect) -> JSONResponse:
+        return respond(request, ClientGoneError("the client closed the connection before its body was whole"))
+
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         return respond(request, validation_error(error.errors()))
@@ -41,6 +46,8 @@ def install(app: FastAPI) -> None:
         # FastAPI wraps whatever goes wrong while it reads a body.
         if isinstance(error.__cause__, KithError):
             return respond(request, error.__cause__)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return await gone(request, error.__cause__)
         if error.status_code == HTTPStatus.BAD_REQUEST:
             return respond(request, InvalidRequestError(f"the body cannot be read: {error.detail}"))
         phrase = HTTPStatus(error.status_code).phrase

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from service.api.forms import read_parts
+from service.api.forms import MOST_FIELD_BYTES, read_parts
 from service.api.problems import validation_error
 from service.api.schemas import Photos, Probes, Side, VerifyIn
 from service.errors import ImageTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
@@ -33,12 +33,15 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
         body = _validated_json(model, await request.body())
     elif kind == "multipart/form-data":
         document, files = await _read_form(request, settings)
+        _without_photos(document)
         wrong = {name for name, _ in files} - {"images", "image"}
         if wrong:
             raise InvalidRequestError(f"unknown file part {sorted(wrong)[0]!r}: photos come in parts named 'images'")
         body = _validated(model, document).model_copy(update={"images": [payload for _, payload in files]})
     elif kind.startswith("image/") or kind == "application/octet-stream":
-        body = _validated(model, _options(request))
+        document = _options(request)
+        _without_photos(document)
+        body = _validated(model, document)
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
         raise _not_understood(kind)
@@ -100,14 +103,21 @@ async def _read_form(request: Request, settings: Settings) -> tuple[dict[str, An
     """The JSON of part ``request``, and every file part as (name, content)."""
     document: dict[str, Any] = {}
     files: list[tuple[str, bytes]] = []
-    for part in await read_parts(request, settings.max_images + 1):
+    for part in await read_parts(request, settings.max_images + 1, settings.max_image_bytes):
         if part.name == OPTIONS:
+            if len(part.payload) > MOST_FIELD_BYTES:  # sent as a file
+                raise InvalidRequestError(f"request: has more than {MOST_FIELD_BYTES} bytes")
             document = _json_object(part.payload.decode("utf-8", "replace"))
         elif part.is_file:
             files.append((part.name, part.payload))
         else:
             raise InvalidRequestError(f"unknown form field {part.name!r}: options stand as JSON in a part {OPTIONS!r}")
     return document, files
+
+
+def _without_photos(options: dict[str, Any]) -> None:
+    if "images" in options:
+        raise InvalidRequestError("request: 'images' stand in JSON alone: here the photos are the body, or its files")
 
 
 def _json_object(text: str) -> dict[str, Any]:

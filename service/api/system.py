@@ -9,9 +9,11 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from models.network import Network
+from models.pack import ModelPack
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
+from service.batching import FAILING
 from service.errors import GpuUnavailableError, KithError
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
@@ -31,6 +33,8 @@ async def ready(kith: Kith) -> HealthOut:
     used. 503 otherwise; 500 where a device's thread has ended by an error."""
     if kith.shortfalls and not kith.settings.allow_cpu:
         raise GpuUnavailableError(kith.shortfalls[0])
+    if kith.gpus is not None and kith.gpus.failing():
+        raise GpuUnavailableError(f"a GPU failed in each of its last {FAILING} batches: see nvidia-smi")
     if not kith.recognisers.default.batcher.alive:
         raise KithError("a device's thread has ended by an error, which the log has; start the service again")
     # Not in the threads of requests: a node that is busy is ready all the same.
@@ -54,8 +58,8 @@ def _model(kith: Context, served: Served) -> ModelOut:
         recogniser=served.fingerprint,
         dimension=served.dimension,
         calibrated=served.calibration is not None,
-        detection=_network(kith.detection_network),
-        recognition=_network(served.network),
+        detection=_network(kith.recognisers.default.pack, kith.detection_network),
+        recognition=_network(served.pack, served.network),
         metrics=dict(served.pack.metrics),
     )
 
@@ -66,9 +70,9 @@ async def metrics(kith: Kith) -> Response:
     return Response(await kith.run(kith.telemetry.text), media_type=CONTENT_TYPE)
 
 
-def _network(network: Network) -> NetworkOut:
+def _network(pack: ModelPack, network: Network) -> NetworkOut:
     return NetworkOut(
-        file=network.path.name,
+        file=pack.name_of(network.path),
         engine=network.engine,
         precision=network.precision,
         why=network.why,

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
 from service.errors import StorageDamagedError, StorageError
-from service.gallery.database import Database
+from service.gallery.database import Database, new_version
 from service.gallery.labels import labels_of
 from service.gallery.rows import highest
 from service.gallery.store import ROWS_AT_ONCE, VECTOR_TYPE
@@ -102,9 +102,10 @@ class Consistency:
     def repair_database(self, check: DatabaseCheck) -> None:
         assert check.mend is not None  # noqa: S101 - the caller asks first
         with self._database.write(StorageError(f"mending {check.kind} broke a constraint")) as connection:
+            # First, as it locks every gallery as its writers do (docs/decisions/0019).
+            connection.execute(galleries.update().values(version=new_version()))
             found = check.find(connection)
             check.mend(connection)
-            connection.execute(galleries.update().values(version=galleries.c.version + 1))
             _write_down(connection, check.kind, found, None)
 
     def job_ids(self) -> set[str]:

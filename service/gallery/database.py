@@ -6,6 +6,7 @@ default. A reading transaction sees one moment of the database, however many sta
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -97,9 +98,10 @@ def storage_error(what: str, error: SQLAlchemyError) -> StorageError:
 def _engine(url: sa.URL, **pool: int) -> Engine:
     match url.get_backend_name():
         case "sqlite":
+            if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+                raise StorageError("SQLite's database is named by its file's path: sqlite:////var/lib/kith/kith.db")
             engine = sa.create_engine(url, **pool)
-            if url.database:
-                Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
             sa.event.listen(engine, "connect", _prepare_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
             return engine
@@ -132,6 +134,13 @@ def _begin_sqlite(connection: Connection) -> None:
     # A writer that takes the lock only at its first write may find that what it read is stale, and fails.
     write = connection.get_execution_options().get("write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def new_version() -> int:
+    """For a gallery that is changed. It is drawn, not counted: what was read of a history that was lost since, as an
+    older copy of the file was restored or a server that lagged took over, is not taken for what is written afterwards.
+    """
+    return secrets.randbits(63)
 
 
 class Database:
@@ -221,8 +230,8 @@ class Database:
     @contextmanager
     def change(self, gallery: Gallery) -> Iterator[Connection]:
         """One writing transaction on a gallery. Writers of one gallery commit one after the other, so that the numbers
-        of its change log are in the order of the commits and a follower that knows the last one has missed none. Its
-        version grows, so that who read it before knows that it is another by now.
+        of its change log are in the order of the commits and a follower that knows the last one has missed none. It
+        gets another version, so that who read it before knows that it is another by now.
 
         Raises:
             GalleryNotFoundError: it was deleted.
@@ -231,8 +240,8 @@ class Database:
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         with self.write(deleted) as connection:
-            another = galleries.update().where(galleries.c.pk == gallery.pk).values(version=galleries.c.version + 1)
-            generation = connection.execute(another.returning(galleries.c.generation)).scalar_one_or_none()
+            another = galleries.update().where(galleries.c.pk == gallery.pk).values(version=new_version())
+            generation = connection.execute(another.returning(galleries.c.current_generation)).scalar_one_or_none()
             if generation is None:
                 raise deleted
             if generation != gallery.current_generation:

@@ -30,8 +30,13 @@ api: Any = faiss  # its stubs know half of it
 # Above so many vectors faiss leaves a batch to BLAS; its own default only from 128,000 queries on.
 api.cvar.distance_compute_blas_threshold = 20
 THREADS: Final[int] = api.omp_get_max_threads()
-FEWEST_FOR_THREADS: Final = 8
-"""Probes. For fewer, waking a team of threads and waiting for its last costs more than it gains."""
+FEWEST_FOR_THREADS: Final = 250_000_000
+"""Multiplications, some ten milliseconds of a core. For fewer, waking a team of threads and waiting for its last costs
+more than it gains."""
+ROWS_IN_CACHE: Final = 1024
+"""Two megabytes of vectors of 512 numbers: near enough for the next probe."""
+LOOKUP_OF: Final = 4
+"""Numbers of a vector that are one look into a table where it is coded."""
 TRAIN_ON: Final = 50_000
 """Vectors: 16 centroids of four dimensions need no more."""
 CODE_SLICE: Final = 16_384
@@ -46,9 +51,25 @@ GRAPH_DEPTHS: Final = (64, 128, 256, 512, 1024)
 
 def exact(probes: Float, vectors: Float, k: int) -> tuple[Float, Keys]:
     """The ``k`` most similar of (n, d) vectors for each of many (q, d) probes, best first; -1 where fewer exist."""
-    with _threads(len(probes)):
+    with _threads(len(probes) * vectors.size):
         similarities, rows = api.knn(_plain(probes), vectors, k, metric=api.METRIC_INNER_PRODUCT)
     return similarities, rows
+
+
+def products(probes: Float, vectors: Float) -> Float:
+    """(q, n) similarities of a few (q, d) probes to all of (n, d) vectors, by the calling thread alone.
+
+    numpy's BLAS shares even a product of a tenth of a millisecond among threads, which look for more work until some
+    20 ms after it: on two cores that cost a photo as much as the networks did (bench/searches.py).
+    """
+    probes, vectors = _plain(probes), _plain(vectors)
+    found = np.empty((len(probes), len(vectors)), np.float32)
+    for start in range(0, len(vectors), ROWS_IN_CACHE):
+        part = vectors[start : start + ROWS_IN_CACHE]
+        for probe, row in zip(probes, found, strict=True):
+            pointers = [api.swig_ptr(array) for array in (row[start:], probe, part)]
+            api.fvec_inner_products_ny(*pointers, vectors.shape[1], len(part))
+    return found
 
 
 def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
@@ -56,7 +77,7 @@ def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
     found = np.full(rows.shape, -np.inf, np.float32)
     probes, rows = _plain(probes), np.ascontiguousarray(rows, np.int64)
     pointers = [api.swig_ptr(array) for array in (found, probes, vectors, rows)]
-    with _threads(len(probes)):
+    with _threads(rows.size * vectors.shape[1]):
         api.fvec_inner_products_by_idx(*pointers, vectors.shape[1], *rows.shape)
     return found
 
@@ -128,7 +149,7 @@ class CodesOf:
         self.memory_bytes = len(vectors) * vectors.shape[1] // 8
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        with _threads(len(probes)):
+        with _threads(len(probes) * self.vectors.size // LOOKUP_OF):
             scores, rows = self._index.search(_plain(probes), depth)
         return scores, rows
 
@@ -163,7 +184,7 @@ class Graph:
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
         options = api.SearchParametersHNSW(efSearch=depth)
-        with _threads(len(probes)):
+        with _threads(len(probes) * depth * GRAPH_LINKS * self.vectors.shape[1]):
             scores, rows = self._index.search(_plain(probes), depth, params=options)
         return scores, rows
 
@@ -262,10 +283,10 @@ def use_one_thread() -> None:
 
 
 @contextmanager
-def _threads(probes: int) -> Iterator[None]:
-    """One thread for a few probes, else as many as the calling thread may use."""
+def _threads(multiplications: int) -> Iterator[None]:
+    """One thread for little work, else as many as the calling thread may use."""
     allowed = api.omp_get_max_threads()
-    if probes < FEWEST_FOR_THREADS:
+    if multiplications < FEWEST_FOR_THREADS:
         api.omp_set_num_threads(1)
     try:
         yield

@@ -389,7 +389,7 @@ def _switch(
     ):
         connection.execute(generations.update().where(_is(gallery, number)).values(**values, updated_at=now))
     pointed: dict[str, Any] = {
-        "generation": chosen.number,
+        "current_generation": chosen.number,
         "fingerprint": chosen.fingerprint,
         "dimension": chosen.dimension,
     }

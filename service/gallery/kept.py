@@ -22,7 +22,7 @@ MOST_NAMES: Final = 200_000
 @dataclass
 class Page:
     """A gallery as of its version, which it had when the file had ``file_version``; ``names``: of some subjects, as of
-    this version or later."""
+    this version or later, replaced, never taken from."""
 
     gallery: Gallery
     file_version: int | None
@@ -46,22 +46,19 @@ class Kept:
             return self._pages.get(name)
 
     def page_of(self, gallery: Gallery) -> Page | None:
-        """Of this gallery as it was read, or is later."""
-        page = self._pages.get(gallery.name)
-        if page is None or page.gallery.pk != gallery.pk or page.gallery.version < gallery.version:
-            return None
-        return page
+        """Of this gallery in this version."""
+        with self._lock:
+            page = self._pages.get(gallery.name)
+        return page if page is not None and _is_same(page.gallery, gallery) else None
 
     def put(self, gallery: Gallery, file_version: int | None) -> None:
-        """Keep what was read after the file had this version. Names stay where nothing changed."""
+        """Keep what was read after the file had this version. Names stay where nothing changed. Of two that read at
+        once the slower may have read what was: it is found out when the file's or the gallery's version is asked."""
         with self._lock:
             before = self._pages.get(gallery.name)
-            if before is not None and before.gallery.pk == gallery.pk:
-                if before.gallery.version > gallery.version:
-                    return  # read earlier, and slower
-                if before.gallery.version == gallery.version:
-                    before.file_version = file_version
-                    return
+            if before is not None and _is_same(before.gallery, gallery):
+                before.file_version = file_version
+                return
             self._forget(gallery.name)
             self._pages[gallery.name] = Page(gallery, file_version)
             if len(self._pages) > self._most_galleries:
@@ -77,13 +74,20 @@ class Kept:
             if self._pages.get(page.gallery.name) is not page:
                 return
             self._names -= len(page.names)
+            if len(page.names) + len(names) > self._most_names:
+                page.names = {}
             page.names.update(names)
             self._names += len(page.names)
-            for name in list(self._pages):
+            for other in list(self._pages.values()):
                 if self._names <= self._most_names:
                     break
-                self._forget(name)
+                self._names -= len(other.names)
+                other.names = {}
 
     def _forget(self, name: str) -> None:
         page = self._pages.pop(name, None)
         self._names -= len(page.names) if page else 0
+
+
+def _is_same(one: Gallery, other: Gallery) -> bool:
+    return (one.pk, one.version) == (other.pk, other.version)

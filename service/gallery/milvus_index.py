@@ -23,6 +23,7 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from models.network import Float
 from service.errors import IndexUnavailableError
+from service.gallery.faiss_index import products
 
 # What fails is raised, and reported once by whoever catches it; the library would print each failure's traceback.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
@@ -319,7 +320,7 @@ def _found(hits: Sequence[Any], depth: int) -> Found:
 def _rescored(probe: Float, hits: Sequence[Any], limit: int, depth: int) -> Found:
     """By the vectors themselves. What is beyond ``limit`` was found, and is left out."""
     vectors = np.array([hit["entity"]["vector"] for hit in hits], np.float32).reshape(len(hits), len(probe))
-    similarities = vectors @ probe
+    (similarities,) = products(probe[None], vectors)
     best = np.argsort(-similarities, kind="stable")[:limit]
     subjects = [hits[i]["entity"]["subject"] for i in best.tolist()]
     return Found(similarities[best].tolist(), subjects, len(hits) < depth and len(hits) <= limit)

@@ -18,7 +18,7 @@ import numpy as np
 
 from models.network import Float
 from service.errors import GalleryMovedError, GalleryNotFoundError
-from service.gallery.faiss_index import builders, use_one_thread
+from service.gallery.faiss_index import builders, products, use_one_thread
 from service.gallery.follower import Replica
 from service.gallery.fusion import TOP_K, OneVector, subject_vectors
 from service.gallery.index import IndexStats, Keys
@@ -118,7 +118,7 @@ class Following(ABC):
         self._catching_up = threading.Lock()
 
     def is_at(self, version: int) -> bool:
-        return self._version >= version
+        return self._version == version
 
     def catch_up(self, version: int | None = None) -> None:
         if version is not None and self.is_at(version):
@@ -137,7 +137,7 @@ class Following(ABC):
                 self._load()
             self._ended = self._begun
             if version is not None:
-                self._version = max(self._version, version)
+                self._version = version
             self._trim_if_long()
 
     def stats(self) -> IndexStats:
@@ -240,7 +240,7 @@ class TemplatesReplica(Following):
         if self._best > 1:
             # Templates too far down to have been seen count as well.
             seen = view.vectors_of(np.unique(owners[owners >= 0]))
-            similarities = np.asarray(probes @ seen.vectors.T, np.float32)
+            similarities = products(probes, seen.vectors)
             order = np.argsort(-similarities, axis=1, kind="stable")
             similarities, owners = np.take_along_axis(similarities, order, 1), seen.owners[order]
         return [

@@ -29,7 +29,7 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.database import Database
+from service.gallery.database import Database, new_version
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
 from service.gallery.subjects import (
@@ -103,7 +103,7 @@ class Store:
 
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
-        now = _now()
+        now, version = _now(), new_version()
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -112,6 +112,7 @@ class Store:
                         fingerprint=fingerprint,
                         dimension=dimension,
                         settings=asdict(settings),
+                        version=version,
                         created_at=now,
                     )
                 )
@@ -120,7 +121,7 @@ class Store:
             connection.execute(
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
-        return Gallery(pk, name, fingerprint, dimension, settings, now)
+        return Gallery(pk, name, fingerprint, dimension, settings, now, version=version)
 
     def gallery(self, name: str) -> Gallery:
         """As it is now. Raises GalleryNotFoundError."""
@@ -165,7 +166,7 @@ class Store:
             ).first()
             if row is None:
                 raise missing
-            changed = {"settings": asdict(change(_gallery(row).settings)), "version": galleries.c.version + 1}
+            changed = {"settings": asdict(change(_gallery(row).settings)), "version": new_version()}
             connection.execute(galleries.update().where(galleries.c.name == name).values(**changed))
         return self.gallery(name)
 
@@ -236,7 +237,8 @@ class Store:
     def named(self, gallery: Gallery, pks: Collection[int]) -> dict[int, Named]:
         """Who subjects are, as of ``gallery``'s version or later; without those deleted since."""
         page = self._kept.page_of(gallery)
-        known = {} if page is None else {pk: page.names[pk] for pk in pks if pk in page.names}
+        names = {} if page is None else page.names
+        known = {pk: names[pk] for pk in pks if pk in names}
         if len(known) == len(pks):
             return known
         query = NAMES.where(subjects.c.pk.in_([pk for pk in pks if pk not in known]))
@@ -249,9 +251,8 @@ class Store:
     def named_at_once(self, gallery: Gallery, pks: Collection[int]) -> dict[int, Named] | None:
         """As :meth:`named`, where all were named since the gallery changed."""
         page = self._kept.page_of(gallery)
-        if page is None or not all(pk in page.names for pk in pks):
-            return None
-        return {pk: page.names[pk] for pk in pks}
+        names = {} if page is None else page.names
+        return {pk: names[pk] for pk in pks} if all(pk in names for pk in pks) else None
 
     def matching_subjects(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Ascending keys of the subjects that pass the filter."""
@@ -703,7 +704,7 @@ def _gallery_rows() -> sa.Select[Any]:
     other = (generations.c.gallery_pk == galleries.c.pk) & generations.c.state.not_in(["current", "dropped"])
     return sa.select(
         galleries,
-        _evidence_sequence(galleries.c.generation).label("evidence_sequence"),
+        _evidence_sequence(galleries.c.current_generation).label("evidence_sequence"),
         *(generations.c[name].label(f"other_{name}") for name in OTHER),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
@@ -777,8 +778,8 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.subject_count,
         row.template_count,
         row.evidence_sequence,
-        row.generation,
-        row.generation,
+        row.current_generation,
+        row.current_generation,
         row.log_floor,
         None
         if row.other_generation is None

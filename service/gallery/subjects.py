@@ -88,7 +88,8 @@ class Gallery:
     moved: bool = False
     """Whether it has, or ever had, vectors of a second recogniser."""
     version: int = 0
-    """Grows with every change of the gallery, or of anything in it: subjects' names, templates, settings, evidence."""
+    """Another number after every change of the gallery, or of anything in it: subjects' names, templates, settings,
+    evidence. It says nothing of which is later."""
 
     def under(self, generation: int) -> Gallery:
         """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.

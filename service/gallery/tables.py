@@ -52,7 +52,7 @@ galleries = Table(
     Column("name", String(64), nullable=False, unique=True),
     Column("fingerprint", String(64), nullable=False),
     Column("dimension", Integer, nullable=False),
-    Column("generation", Integer, nullable=False, server_default="0"),
+    Column("current_generation", Integer, nullable=False, server_default="0"),
     Column("settings", JSON, nullable=False),
     Column("subject_count", Integer, nullable=False, server_default="0"),
     Column("template_count", Integer, nullable=False, server_default="0"),
@@ -62,8 +62,8 @@ galleries = Table(
     sqlite_autoincrement=True,  # a deleted gallery's key must not name another one
 )
 
-# A gallery's vectors under one recogniser. One generation is current (galleries.generation); while a gallery moves to
-# another recogniser there is a second, and afterwards the first stays for the way back.
+# A gallery's vectors under one recogniser. One generation is current (galleries.current_generation); while a gallery
+# moves to another recogniser there is a second, and afterwards the first stays for the way back.
 generations = Table(
     "generations",
     metadata,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bench import operators, variants
 from bench.floor import report
 from bench.memory import is_flat, slope
 from bench.operations import Work, work_of
 from bench.rates import SIDE, core_ms, product
-from models.pack import BUNDLED
+from models.pack import BUNDLED, load_pack
 from models.runtime import OnnxNetwork
 
 
@@ -77,6 +79,17 @@ def test_report_adds_up() -> None:
     assert "| decoding | 1.000 | bytes | 2.000 (1.900 to 3.000) | 2.0 |" in text
     assert "| **sum** | **4.00** | | **4.00** | **1.0** |" in text
     assert "1.25 times the sum of its stages' floors (the goal is 1.3: met)" in text
+
+
+def test_the_runtimes_own_profiles_name_convolutions() -> None:
+    batch = np.zeros((1, 3, 256, 256), np.float32)
+    for network in operators.networks(load_pack(BUNDLED).detection):
+        assert "Conv" in operators.row("detector", network, batch).split(" | ")[3].split(" ")[0]
+    assert operators.dearest({"a": 1.0, "b": 3.0}) == "b 75 %, a 25 %"
+
+
+def test_the_table_of_variants_is_what_was_measured() -> None:
+    assert variants.TABLE.read_text() == variants.markdown(json.loads(variants.RESULT.read_text()))
 
 
 def test_memory_is_flat_or_not() -> None:

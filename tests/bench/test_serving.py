@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from bench.load import Tally
+from bench.machine import commit, machine
 from bench.serving import (
     IDENTIFY,
     IDENTIFY_PINNED,
@@ -24,6 +26,7 @@ from bench.serving import (
     quoted,
     report,
     spread,
+    taken,
 )
 
 
@@ -32,7 +35,7 @@ def test_spread() -> None:
 
 
 def test_a_cell() -> None:
-    tally = Tally(2.0, 30, [float(ms) for ms in range(1, 101)], Counter({200: 90, 503: 10}), 0.5)
+    tally = Tally(2.0, 30, 135, [float(ms) for ms in range(1, 101)], Counter({200: 90, 503: 10}), 0.5)
     figures = cell(tally, 0.27, 200_000_000, 300_000_000)
     assert figures["photos_per_s"] == 45
     assert figures["faces_per_s"] == 15
@@ -45,7 +48,7 @@ def test_a_cell() -> None:
 
 def test_nothing_answered_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="503"):
-        cell(Tally(1.0, 0, [1.0], Counter({503: 1})), 0.1, 1, 1)
+        cell(Tally(1.0, 0, 0, [], Counter({503: 1})), 0.1, 1, 1)
 
 
 def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
@@ -55,14 +58,29 @@ def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
         def run(clients: int, seconds: float, warm_up_s: float) -> Tally:
             turns.append(name)
             rate = rates[turns.count(name) - 1]
-            return Tally(1.0, rate, [1000 / rate] * rate, Counter({200: rate}))
+            return Tally(1.0, rate, rate, [1000 / rate] * rate, Counter({200: rate}))
 
-        return System(name, os.getpid(), run)
+        return System(name, os.getpid(), run, "detector openvino bf16" if name == "own" else None)
 
-    measured = measure([system("own", [1, 20, 60]), system(LOOP, [1, 10, 20])], 4, rounds=2, seconds=1.0)
-    assert turns == ["own", LOOP] * 3
+    measured = measure([system("own", [20, 60]), system(LOOP, [10, 20])], 4, rounds=2, seconds=1.0)
+    assert turns == ["own", LOOP, LOOP, "own"], "each round another first"
+    assert measured["networks"] == {"own": "detector openvino bf16"}
+    assert (measured["commit"], measured["machine"]) == (commit(), machine())
     assert measured["systems"]["own"]["photos_per_s"] == {"median": 40.0, "min": 20.0, "max": 60.0}
     assert measured["ratios"][f"own / {LOOP}"]["photos_per_s"] == {"median": 2.5, "min": 2.0, "max": 3.0}
+
+
+def test_cells_of_other_runs_are_told_apart() -> None:
+    def of(day: str, commit: str) -> dict[str, Any]:
+        return {"date": day, "commit": commit, "machine": "M", "networks": {"Kith": "detector openvino bf16"}}
+
+    both = {"clients": {"1": of("2026-11-20", "aaa"), "4": of("2026-11-21", "bbb"), "16": of("2026-11-21", "bbb")}}
+    lines = taken({"sets": {"lfw": both, "groups": {"clients": {"16": of("2026-11-21", "bbb")}}}})
+    said = "M. Kith: detector openvino bf16."
+    assert lines == [
+        f"- lfw at 1 clients: 2026-11-20, commit aaa, {said}",
+        f"- lfw at 4, 16 clients; groups at 16 clients: 2026-11-21, commit bbb, {said}",
+    ]
 
 
 def test_the_readme_has_the_table() -> None:

@@ -22,18 +22,26 @@ def engine_of(url: str) -> sa.Engine:
     return sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
 
 
-def at_revision_0002(url: str, subjects: int, templates: int) -> dict[str, list[Float]]:
-    """A gallery "g" of so many ``templates`` of each of its ``subjects``, without the last of each, which was deleted;
-    every second subject bears the tag "even". Returns everybody's vectors."""
-    rng = np.random.default_rng(2)
-    engine, now = engine_of(url), datetime.now(UTC)
+def at_revision(url: str, revision: str) -> sa.MetaData:
+    """Empty tables, as they were."""
+    engine, tables = engine_of(url), sa.MetaData()
     config = alembic.config.Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "0002")
-        tables = sa.MetaData()
+        alembic.command.upgrade(config, revision)
         tables.reflect(connection)
+    engine.dispose()
+    return tables
+
+
+def at_revision_0002(url: str, subjects: int, templates: int) -> dict[str, list[Float]]:
+    """A gallery "g" of so many ``templates`` of each of its ``subjects``, without the last of each, which was deleted;
+    every second subject bears the tag "even". Returns everybody's vectors."""
+    rng = np.random.default_rng(2)
+    tables = at_revision(url, "0002")
+    engine, now = engine_of(url), datetime.now(UTC)
+    with engine.begin() as connection:
 
         def insert(table: str, **values: object) -> int:
             result = connection.execute(tables.tables[table].insert().values(**values))

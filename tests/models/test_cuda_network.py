@@ -116,6 +116,7 @@ def test_numbers_that_do_not_fit_into_half_precision_are_given_up(
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
     network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), tmp_path / "made", HERE)
     assert network.file == tmp_path / "x.onnx"
+    assert not network.numbers.half, "TensorRT would round it again"
     assert "fp16 gives cosine" in caplog.text
     assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
 
@@ -156,6 +157,43 @@ def test_without_a_gpu_cuda_says_what_is_missing(pack: ModelPack, tmp_path: Path
     assert visible_gpus() == []
     wanted = "no NVIDIA driver is here" if CUDA in available_providers() else "has no CUDA: uninstall every onnxruntime"
     assert wanted in str(caught.value)
+
+
+def test_no_failure_of_the_device_is_of_an_unknown_kind(pack: ModelPack, tmp_path: Path) -> None:
+    """Whoever opens it goes on without the GPU, and says why: that wants one kind of error."""
+    probe = np.zeros((1, *CROP), np.float32)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(RuntimeUnavailableError, match=r"recogniser\.onnx on .* 0: (NotADirectory|FileExists)Error"):
+        CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path / "file", HERE)
+    with pytest.raises(RuntimeUnavailableError, match="InvalidArgument"):
+        CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), tmp_path, HERE)
+
+
+def test_a_broken_tensorrt_leaves_plain_cuda(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvinfer is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    network = recogniser_on(pack, tmp_path)
+    tried: list[str] = []
+
+    def opened(file: Path, providers: list[tuple[str, object]]) -> object:
+        tried.append(providers[0][0])
+        return network._session
+
+    monkeypatch.setattr(network, "_open", opened)
+    network.device = Device("cuda")
+    assert network._open_best(pack.recognition.path, BEST) == Numbers(tensorrt=False)
+    assert tried == [CUDA]
+
+
+def test_graphs_are_told_only_where_they_are_captured(pack: ModelPack, tmp_path: Path) -> None:
+    assert Numbers(tensorrt=False).captures
+    assert not Numbers(tensorrt=True).captures
+    assert not Numbers(graphs=False, tensorrt=False).captures
+    network = recogniser_on(pack, tmp_path)
+    network.device = Device("cuda")
+    assert "graphs" not in network.describe()
+    network.numbers = Numbers(tensorrt=False)
+    assert "CUDA graphs" in network.describe()
 
 
 def test_a_file_that_is_no_network(tmp_path: Path) -> None:

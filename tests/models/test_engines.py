@@ -14,7 +14,8 @@ import pytest
 
 from models.engines import Abilities, Choice, Wish, abilities, choose, open_network
 from models.errors import PackError, RuntimeUnavailableError
-from models.network import Engine, Precision
+from models.network import Engine, Float, Precision
+from models.openvino_network import OpenVinoNetwork
 from models.pack import BUNDLED, MANIFEST, RecognitionSpec, Variant, load_pack, sha256_of
 
 BOTH: Abilities = {"openvino": {"fp32", "bf16", "int8"}, "onnxruntime": {"fp32", "int8"}}
@@ -116,6 +117,50 @@ def test_variants_are_read_opened_and_change_no_fingerprint(varied: tuple[Path, 
     assert choose(pack.recognition, Wish(), BOTH) == Choice(
         "openvino", "int8", "the pack has it, and measured a loss of 0.03 points"
     )
+
+
+def test_what_galleries_lose_is_said_where_int8_is_chosen() -> None:
+    """LFW's pairs say less than what a gallery feels."""
+    why = choose(load_pack(BUNDLED).recognition, Wish(), BOTH).why
+    assert "TAR 73.0% -> 72.1% at FMR 0.1%, FNIR 66.5% -> 67.5% at FPIR 1%" in why
+    assert "KITH_PRECISION=bf16" in why
+
+
+@pytest.mark.parametrize(
+    "measured", [{"engines": 3}, {"engines": {"openvino": {"galleries": {"fp32, probes fp32": 1}}}}]
+)
+def test_a_pack_may_say_anything_of_its_variants(measured: dict[str, Any]) -> None:
+    (variant,) = spec({"int8": 0.05}).variants
+    assert replace(variant, measured=measured).felt_in_galleries("openvino") is None
+
+
+class OpenVinoRefuses(OpenVinoNetwork):
+    def run(self, batch: Float) -> list[Float]:
+        raise RuntimeUnavailableError("OpenVINO cannot run it")
+
+
+def test_what_openvino_cannot_run_keeps_its_numbers(
+    varied: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recognition = load_pack(varied[0]).recognition
+    monkeypatch.setattr("models.engines.OpenVinoNetwork", OpenVinoRefuses)
+    monkeypatch.setattr("models.engines.abilities", lambda only=None: BOTH)
+    chosen = open_network(recognition, Wish())
+    assert (chosen.engine, chosen.precision, chosen.path.parent.name) == ("onnxruntime", "int8", "int8")
+    assert chosen.why.startswith("OpenVINO cannot run this file; the pack has it")
+    pinned = open_network(recognition, Wish(precision="fp32"))
+    assert (pinned.engine, pinned.precision) == ("onnxruntime", "fp32")
+    with pytest.raises(RuntimeUnavailableError, match="OpenVINO cannot run it"):
+        open_network(recognition, Wish(precision="bf16"))
+
+
+def test_another_recogniser_as_a_variant_is_refused_when_it_is_opened(varied: tuple[Path, dict[str, Any]]) -> None:
+    directory, manifest = varied
+    manifest["tasks"]["recognition"]["embedding_dimension"] = 7
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(PackError, match="is 7") as refused:
+        open_network(load_pack(directory).recognition, Wish(precision="int8"))
+    assert refused.value.field == "tasks.recognition.embedding_dimension"
 
 
 @pytest.mark.parametrize(

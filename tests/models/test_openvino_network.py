@@ -50,6 +50,27 @@ def test_a_large_network_is_held_once(monkeypatch: pytest.MonkeyPatch, rng: np.r
     assert len(network._requests) == 1
 
 
+def test_a_large_detector_is_held_once_for_all_canvases(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    path = BUNDLED / "detector.onnx"
+    exact = OnnxNetwork(path)
+    monkeypatch.setattr("models.openvino_network.LARGE_FILE", 1)
+    network = OpenVinoNetwork(path)
+    for shape in ((1, 3, 256, 256), (5, 3, 256, 384), (2, 3, 384, 256)):
+        canvases = rng.uniform(-1, 1, shape).astype(np.float32)
+        for here, wanted in zip(network.run(canvases), exact.run(canvases), strict=True):
+            np.testing.assert_allclose(here, wanted, atol=1e-3 * np.abs(wanted).max())
+    assert len(network._requests) == 1
+
+
+def test_int8_is_fast_only_where_bytes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO itself names it on every processor."""
+    for has in (True, False):
+        monkeypatch.setattr("models.openvino_network.has_fast_int8", lambda has=has: has)
+        assert ("int8" in fast_precisions()) == has
+
+
 @needs_bf16
 def test_bf16_moves_neither_boxes_nor_vectors(group: NDArray[np.uint8], astronaut: NDArray[np.uint8]) -> None:
     pack = load_pack(BUNDLED)

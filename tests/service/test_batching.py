@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batching import Batcher, Costs, Devices
+from service.batching import FAILING, Batcher, Costs, Devices
 from service.errors import ClientGoneError, DeadlineExceededError, OverloadedError
 from service.patience import Patience
 from service.turns import BACKGROUND_EVERY, LATELY, Lead, Part, Turns
@@ -28,6 +28,22 @@ def double(items: Sequence[int]) -> list[int]:
     if BAD in items:
         raise ValueError("thirteen")
     return [item * 2 for item in items]
+
+
+def test_a_device_that_gives_nothing_is_noted_until_it_gives_something() -> None:
+    async def run() -> None:
+        with Devices(1) as devices:
+            async with Batcher("t", devices, [double], SIZES, 100) as batcher:
+                for _ in range(FAILING):
+                    assert devices.failing() == []
+                    with pytest.raises(ValueError, match="thirteen"):
+                        await batcher.submit([BAD, BAD])
+                assert devices.failing() == [0]
+                with pytest.raises(ValueError, match="thirteen"):
+                    await batcher.submit([1, BAD])
+                assert devices.failing() == [], "the other item had a result"
+
+    asyncio.run(run())
 
 
 class Held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -14,7 +15,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.requests import Request
 
+from service.api.forms import read_parts
 from service.client import Kith
 from service.server import embedded
 from service.settings import load_settings
@@ -74,6 +77,7 @@ def test_without_options_a_bare_photo_needs_no_query(server: str, astronaut: Pho
         (b"x", "?request=[]", 422, "invalid_request"),
         (b"x", '?request={"no_such": 1}', 422, "invalid_request"),
         (b"x", '?request={"images": [5]}', 422, "invalid_request"),
+        (b"x", '?request={"images": []}', 422, "invalid_request"),
         (b"x", "?top_k=3", 422, "invalid_request"),
     ],
 )
@@ -116,6 +120,23 @@ def test_the_limit_counts_while_a_photo_of_unknown_length_comes(narrow: str) -> 
     assert "image_too_large" in answer
 
 
+def test_a_file_beyond_the_limit_fails_alone_and_is_not_kept(narrow: str, astronaut: Photo) -> None:
+    files = [("images", ("a", b"x" * 500_000)), ("images", ("b", jpeg(astronaut[:250, :250])))]
+    large, whole = httpx.post(f"{narrow}/v1/detect", files=files).json()["images"]
+    assert large["error"]["code"] == "image_too_large" and "error" not in whole
+    sizes = [99_999, 100_000, 100_001, 5_000_000]
+    head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n'
+    form = b"".join(head + b"x" * size + b"\r\n" for size in sizes) + b"--b--\r\n"
+    pieces = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
+    parts = asyncio.run(read_parts(Request(scope, receive), 4, 100_000))
+    assert [len(part.payload) for part in parts] == [99_999, 100_000, 100_001, 100_001]
+
+
 def test_a_form_of_many_pieces(server: str, astronaut: Photo) -> None:
     """However the bytes are cut into pieces, a boundary among them included."""
     photo = jpeg(astronaut) + os.urandom(2000) + b"\r\n--bound\r\n--boun\r\r\n-"
@@ -135,6 +156,10 @@ def test_forms_are_bounded(server: str, astronaut: Photo) -> None:
     url, photo = f"{server}/v1/detect", jpeg(astronaut)
     big = httpx.post(url, files=[("images", photo)], data={"request": " " * 1_100_000 + "{}"})
     check(big, 422, "invalid_request")
+    as_file = httpx.post(url, files=[("images", photo), ("request", ("r", b" " * 1_100_000 + b"{}"))])
+    check(as_file, 422, "invalid_request")
+    photos = httpx.post(url, files=[("images", photo)], data={"request": '{"images": []}'})
+    check(photos, 422, "invalid_request")
     many = httpx.post(url, files=[("images", photo)], data={"request": ["{}"] * 5})
     check(many, 422, "invalid_request")
     head = (

@@ -85,6 +85,27 @@ def test_a_client_that_leaves_is_no_longer_worked_for(
     assert [record.args[3] for record in caplog.records if record.name == "service.access"].count(499) == 1  # type: ignore[index]
 
 
+@pytest.mark.parametrize("kind", ["image/jpeg", "multipart/form-data; boundary=b", "application/json"])
+@pytest.mark.parametrize("path", ["/v1/embed", "/v1/galleries/g/import", "/v1/galleries"])
+def test_a_client_that_leaves_while_it_sends_is_no_fault(
+    server: str, kind: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = httpx.URL(server)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\n\r\n--b\r\nCont"
+
+    def lines() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "service.access"]
+
+    with caplog.at_level(logging.INFO):
+        with socket.create_connection((url.host, url.port or 80)) as connection:
+            connection.sendall(head.encode())
+            threading.Event().wait(0.1)
+        until(lambda: len(lines()) == 1)
+    (line,) = lines()
+    assert isinstance(line.args, tuple) and line.args[3] in (499, 415)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_a_request_says_how_long_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:

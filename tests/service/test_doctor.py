@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from importlib.metadata import requires
 
@@ -41,6 +42,18 @@ def test_this_installation_is_sound() -> None:
     assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
     assert any("nodes on OpenVINO" in f.detail for f in findings)
     assert any("nodes on CPUExecutionProvider" in f.detail for f in diagnose(load_settings(engine="onnxruntime")))
+
+
+def test_openvino_alone_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where onnxruntime is not installed: its import fails, and nothing finds it."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr("models.runtime.is_installed", lambda: False)
+    findings = diagnose(load_settings())
+    assert [f.what for f in findings if f.verdict == "error"] == []
+    assert [f.what for f in findings if f.verdict == "warning"] == ["onnxruntime"]
+    assert any("nodes on OpenVINO" in f.detail for f in findings)
+    monkeypatch.setattr("service.doctor.openvino_is_installed", lambda: False)
+    assert [f.what for f in diagnose(load_settings()) if f.verdict == "error"] == ["onnxruntime"]
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
@@ -82,6 +95,13 @@ def test_rates_of_every_engine_and_which_is_chosen() -> None:
     }
     assert [rate.network for rate in found.rates if rate.chosen] == ["detector.onnx", "recogniser.onnx"]
     assert all(min(rate.milliseconds) > 0 for rate in found.rates)
+
+
+def test_where_a_gpu_is_wanted_its_own_bench_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.rates.ROUNDS", 1)
+    found = measure(load_pack(BUNDLED), load_settings(device="gpu", precision="fp16"))
+    assert "make bench-gpu" in found.advice
+    assert not any(rate.chosen for rate in found.rates)
 
 
 def rate(engine: Engine, precision: Precision, ms: float, lost: float | None = None, chosen: bool = False) -> Rate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2 as httpx
@@ -11,14 +13,19 @@ from numpy.typing import NDArray
 
 from models.cuda import CUDA, visible_gpus
 from models.cuda_network import Device
-from models.engines import Wish, open_networks
+from models.engines import Wish, abilities, open_networks
 from models.errors import RuntimeUnavailableError
 from models.gpus import GpuWish, open_on, open_on_gpus, probe_of, shapes_of
 from models.pack import ModelPack
 from models.recognition import Recogniser
 from models.runtime import available_providers
+from service.api.context import Context
+from service.api.system import ready
+from service.app import create_app
+from service.batching import FAILING, Devices
 from service.client import Kith
 from service.doctor import diagnose
+from service.errors import GpuUnavailableError
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -42,6 +49,36 @@ def test_not_ready_without_the_gpu_that_is_wanted(
         assert (ready.status_code, ready.json()["code"]) == (503, "gpu_unavailable")
         assert "install" in ready.json()["detail"]
         assert "KITH_ALLOW_CPU" in ready.json()["remedy"]
+
+
+def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        app = create_app(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu"))
+        async with app.router.lifespan_context(app):
+            kith: Context = app.state.context
+            await ready(kith)
+            assert kith.gpus is None
+            gpus = Devices(2)
+            lost = replace(kith, gpus=gpus)
+            for _ in range(FAILING):
+                await ready(lost)
+                gpus.note(0, True)
+                gpus.note(1, False)
+            with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
+                await ready(lost)
+            gpus.note(1, True)
+            await ready(lost)
+
+    asyncio.run(main())
+
+
+def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
+    if "int8" not in abilities()[next(iter(abilities()))]:
+        pytest.skip("this processor does not multiply bytes")
+    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu")) as url:
+        served = httpx.get(f"{url}/v1/models").json()
+    assert served["recognition"]["file"] == "int8/recogniser.onnx"
+    assert served["detection"]["file"] == "int8/detector.onnx"
 
 
 @without_gpu

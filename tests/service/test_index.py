@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,7 @@ from models.network import Float
 from models.recognition import unit
 from service.errors import SettingsError
 from service.gallery import segmented
-from service.gallery.faiss_index import api, builders, exact
+from service.gallery.faiss_index import api, builders, exact, products
 from service.gallery.index import Builder, Keys, Kind, Recall, StoppedError, Structure
 from service.gallery.index_choice import Failure, Sizes, choose
 from service.gallery.recall import recall_of
@@ -208,6 +210,64 @@ def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.rando
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
     assert index.search(index.view, probe, 1).keys.tolist() == [[124]]
+
+
+@pytest.mark.parametrize("probes", [0, 1, 3, 8])
+@pytest.mark.parametrize("rows", [0, 1, 1500])
+def test_products_are_the_similarities_to_every_row(probes: int, rows: int, rng: np.random.Generator) -> None:
+    a, b = (rng.normal(size=(n, 12)).astype(np.float32) for n in (probes, rows))
+    np.testing.assert_allclose(products(a, b), a @ b.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(products(a[:, ::2], b[:, ::2]), products(a[:, ::2].copy(), b[:, ::2].copy()))
+
+
+@pytest.mark.parametrize("probes", [2, 8, 9, 30])
+def test_several_probes_find_what_each_finds_alone_and_nothing_that_left(probes: int, rng: np.random.Generator) -> None:
+    vectors = unit(rng.normal(size=(300, 16)))
+    index, keys = index_of(16, "exact", sizes=Sizes()), list(range(300))
+    index.apply([batch(keys, keys, vectors, 1)])
+    index.apply([batch([], [], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
+    for among in (None, np.arange(100, 160), np.arange(100, 290)):
+        found = index.search(index.view, vectors[:probes], 20, among)
+        alone = [index.search(index.view, probe[None], 20, among) for probe in vectors[:probes]]
+        np.testing.assert_array_equal(found.keys, np.concatenate([one.keys for one in alone]))
+        assert not set(found.keys.ravel().tolist()) & set(keys[:150])
+
+
+WAKING = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from service.gallery.faiss_index import builders
+from service.gallery.segmented import SegmentedIndex
+from service.gallery.segments import Rows
+
+def switches():
+    own = Path("/proc/thread-self").resolve().name
+    return {
+        task.name: [line for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
+        for task in Path("/proc/self/task").iterdir() if task.name != own
+    }
+
+vectors = np.random.default_rng(0).normal(size=(3000, 512)).astype(np.float32)
+index = SegmentedIndex(512, "exact", 0.999, builders("cpu"), lambda _: None)
+index.load(Rows(np.arange(3000), np.arange(3000), vectors), 0)
+for attempt in range(50):  # numpy's threads look for work for a while after they were made
+    before = switches()
+    time.sleep(0.1)
+    if before == switches():
+        break
+for probes in (1, 2, 6, 20):
+    index.search(index.view, vectors[:probes], 5)
+    index.search(index.view, vectors[:probes], 5, np.arange(0, 3000, 2))
+    index.search(index.view, vectors[:probes], 5, np.arange(100))
+sys.exit(before != switches())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
+def test_searching_a_small_gallery_wakes_no_other_thread() -> None:
+    """Those of numpy's BLAS go on looking for work for longer than the search takes."""
+    subprocess.run([sys.executable, "-c", WAKING], check=True)
 
 
 def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator) -> None:

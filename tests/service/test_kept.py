@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +18,25 @@ import sqlalchemy as sa
 
 from models.network import Float
 from models.recognition import unit
+from service.client import Kith, KithClientError
 from service.decision import RiskTarget
-from service.errors import GalleryNotFoundError
-from service.gallery.consistency import DATABASE_CHECKS, Consistency
+from service.errors import GalleryNotFoundError, StorageError
+from service.gallery.bulk import BulkStore
+from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Consistency
 from service.gallery.database import Database, open_engine
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
+from service.gallery.job_store import Job, JobStore
 from service.gallery.kept import Kept
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Named, NewTemplate, StoredEvidence
+from service.gallery.transfer import Items, check
+from service.pipeline import Found, Pipeline
+from service.server import embedded
+from service.settings import load_settings
+from tests.faults.old_databases import at_revision
 from tests.faults.workers import Worker
 from tests.postgres import DatabaseUrl, Postgres
 
@@ -72,8 +83,8 @@ def process(url: str) -> Iterator[Process]:
         opened.close()
 
 
-def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
-    vectors = unit(rng.normal(size=(count, DIMENSION)))
+def some(rng: np.random.Generator, count: int = 1, dimension: int = DIMENSION) -> list[NewTemplate]:
+    vectors = unit(rng.normal(size=(count, dimension)))
     return [NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding") for vector in vectors]
 
 
@@ -158,7 +169,7 @@ def test_a_gallery_of_the_same_name_is_another(database_url: DatabaseUrl, rng: n
 
 def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     with process(database_url()) as one:
-        store, generations = one.store, Generations(one.database)
+        store, generations, job_store = one.store, Generations(one.database), JobStore(one.database)
         new = filled(store, "g", rng)
 
         def now() -> Gallery:
@@ -171,29 +182,61 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             store.put_evidence(now(), stored, None, {})
 
         def mend() -> None:
-            check = next(check for check in DATABASE_CHECKS if check.mend is not None)
-            Consistency(one.database).repair_database(check)
+            chosen = next(check for check in DATABASE_CHECKS if check.mend is not None)
+            Consistency(one.database).repair_database(chosen)
+
+        def mend_one() -> None:
+            chosen = next(check for check in GALLERY_CHECKS if check.mend is not None)
+            Consistency(one.database).repair(chosen, now())
+
+        def import_one() -> None:
+            columns: dict[str, Any] = {column.name: [None] for column in fields(Items) if column.name != "malformed"}
+            said = {"numbers": [1], "subjects": ["s7"], "vectors": some(rng)[0].vector[None], "given": np.array([True])}
+            items, refused = check(Items(**columns | said), DIMENSION)
+            assert BulkStore(one.database).add(now(), items).templates == 1 and not refused
+
+        def job() -> Job:
+            job_store.create(now(), "any", {})
+            claimed = job_store.claim("here", 60, lambda job: job.kind == "any")
+            assert claimed is not None
+            return claimed
+
+        def fill() -> None:
+            snapshot = store.snapshot(now())
+            made = dict(zip(snapshot.template_pks[:1].tolist(), snapshot.vectors, strict=False))
+            generations.add(now(), 1, made, job(), [], 0)
+
+        def see() -> None:
+            subject_pk = int(store.snapshot(now()).subject_pks[-1])
+            assert generations.see(now(), 1, subject_pk, some(rng)[0].vector, {})
 
         writes: dict[str, Callable[[], object]] = {
             "put_subject": lambda: store.put_subject(now(), "s0", "Ada", {}, []),
             "patch_subject": lambda: store.patch_subject(now(), "s0", {"name": None}),
             "enrol": lambda: store.enrol(now(), "s0", some(rng), None),
+            "import": import_one,
+            "enrol by a job": lambda: job_store.enrol(job(), now(), "s8", [("photo", some(rng)[0])], [], 0),
             "move_template": lambda: store.move_template(now(), "s1", new[1].id, "s0"),
             "delete_template": lambda: store.delete_template(now(), "s0", new[1].id),
             "delete_subject": lambda: store.delete_subject(now(), "s3"),
             "update_gallery": lambda: store.update_gallery("g", lambda s: replace(s, min_margin=0.5)),
             "put_evidence": derive,
             "trim_log": lambda: store.trim_log(now(), 1),
-            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", False),
+            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", True),
+            "fill": fill,
+            "see": see,
+            "note": lambda: generations.note(now(), 1, {"agreed": 1}, []),
             "cut_over": lambda: generations.cut_over(now(), 0.0, RiskTarget("fpir", 0.01)),
             "roll_back": lambda: generations.roll_back(now()),
             "finish": lambda: generations.finish(now(), True),
+            "drop": lambda: generations.drop(now(), 1, []),
             "repair": mend,
+            "repair of a gallery": mend_one,
         }
         for name, write in writes.items():
             before = now()
             write()
-            assert now().version > before.version, name
+            assert now().version != before.version, name
 
 
 def test_what_is_written_without_a_transaction_around_it_is_not_missed(tmp_path: Path) -> None:
@@ -214,19 +257,98 @@ def test_what_is_written_without_a_transaction_around_it_is_not_missed(tmp_path:
             assert one.store.gallery(f"g{i}") == one.store.gallery(f"g{i}")
 
 
-def test_what_was_read_earlier_does_not_replace_what_was_read_later() -> None:
+def test_a_subject_that_somebody_else_removed_is_told_as_damage(tmp_path: Path, rng: np.random.Generator) -> None:
+    vectors = [template.vector.tolist() for template in some(rng, 2, 128)]
+    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
+        kith.create_gallery("g", risk={"threshold": 0.5})
+        for i, vector in enumerate(vectors):
+            kith.enrol("g", f"s{i}", embeddings=[vector], allow_duplicate=True)
+        with closing(sqlite3.connect(tmp_path / "kith.db")) as by_hand:
+            by_hand.execute("DELETE FROM subjects WHERE id = 's0'")
+            by_hand.commit()
+        with pytest.raises(KithClientError) as refused:
+            kith.identify("g", embeddings=[vectors[0]])
+        assert (refused.value.status, refused.value.code) == (500, "storage_damaged")
+
+
+def test_the_event_loop_decides_about_few_candidates_alone(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    class Watched(Pipeline):
+        def _identify(self, *arguments: Any) -> list[Found]:
+            threads.append(threading.current_thread().name.partition("_")[0])
+            return super()._identify(*arguments)
+
+    monkeypatch.setattr("service.app.Pipeline", Watched)
+    probes = [template.vector.tolist() for template in some(rng, 26, 128)]
+    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
+        kith.create_gallery("g", risk={"threshold": 0.5})
+        for i in range(2):
+            kith.enrol("g", f"s{i}", embeddings=[probes[i]], allow_duplicate=True)
+        ran_in: list[set[str]] = []
+        for count in (25, 26):
+            threads.clear()
+            for _ in range(10):  # what is derived of the gallery meanwhile is read by the next
+                kith.identify("g", embeddings=probes[:count])
+            ran_in.append(set(threads))
+    assert ran_in[0] - {"blocking"}
+    assert ran_in[1] == {"blocking"}
+
+
+def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random.Generator) -> None:
+    """An older copy over the file of running processes: what was read of the lost history is not taken for what is
+    written after it."""
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    with (
+        process(url) as one,
+        process(url) as two,
+        closing(sqlite3.connect(tmp_path / "kith.db")) as file,
+        closing(sqlite3.connect(tmp_path / "copy")) as copy,
+    ):
+        probe = filled(one.store, "g", rng)[0].vector
+        file.backup(copy)
+        one.store.put_subject(one.store.gallery("g"), "s0", "lost", {}, [])
+        assert two.search("g", probe)[0].name == "lost"
+        copy.backup(file)
+        assert two.search("g", probe)[0].name is None
+        one.store.put_subject(one.store.gallery("g"), "s0", "acknowledged afterwards", {}, [])
+        assert two.search("g", probe)[0].name == "acknowledged afterwards"
+
+
+def test_an_earlier_version_that_still_runs_is_refused_by_the_database(database_url: DatabaseUrl) -> None:
+    """It would not say that it changed anything. These are the statements of its writers, by their one way in."""
+    url = database_url()
+    before = at_revision(url, "0003")
+    with process(url) as one:
+        one.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+        old = sa.select(before.tables["galleries"].c.generation).with_for_update(key_share=True)
+        whole = sa.select(before.tables["galleries"])
+        for statement in (old, whole):
+            with pytest.raises(StorageError, match="generation"), one.database.read() as connection:
+                connection.execute(statement)
+
+
+@pytest.mark.parametrize("path", ["", ":memory:", "file:kith.db?uri=true"])
+def test_sqlite_is_a_file(path: str) -> None:
+    """Another connection to it sees the same."""
+    with pytest.raises(StorageError, match="path"):
+        open_engine(f"sqlite:///{path}")
+
+
+def test_names_are_of_one_version() -> None:
     kept = Kept()
-    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), version=4)
-    new = replace(old, version=5)
+    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), version=5)
+    new = replace(old, version=4)
     kept.put(old, 1)
     read_for_old = kept.page("g")
     kept.put(new, 2)
-    kept.put(old, 1)
     assert read_for_old is not None
     kept.add_names(read_for_old, {1: Named("ada", "by her old name")})
     page = kept.page_of(new)
     assert page is not None and (page.gallery, page.file_version, page.names) == (new, 2, {})
-    assert kept.page_of(replace(new, version=6)) is None and kept.page_of(replace(new, pk=2)) is None
+    assert kept.page_of(old) is None and kept.page_of(replace(new, pk=2)) is None
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -237,10 +359,12 @@ def test_what_is_kept_is_bounded() -> None:
         page = kept.page(gallery.name)
         assert page is not None
         kept.add_names(page, {pk: Named(f"s{pk}", None) for pk in range(4)})
-    assert [kept.page(f"g{i}") is not None for i in range(5)] == [False, False, False, True, True]
-    last = kept.page("g4")
+    pages = [kept.page(f"g{i}") for i in range(5)]
+    assert [None if page is None else len(page.names) for page in pages] == [None, None, 0, 4, 4]
+    # More than all may have go at once, and the gallery stays.
+    last = pages[-1]
     assert last is not None
+    kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(10, 20)})
+    assert sorted(last.names) == list(range(10, 20))
     kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(11)})
-    assert kept.page("g4") is None and kept.page("g3") is None
-    kept.put(made[0], 1)
-    assert kept.page("g0") is not None
+    assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -12,10 +14,21 @@ from PIL import Image
 
 from service.api.schemas import PhotoOut
 from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.service.test_imaging import oriented
 
 Photo = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def kith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kith]:
+    """Exact: INT8 takes two decodings of a photo for more different than they are."""
+    data: Path = tmp_path_factory.mktemp("exact")
+    settings = load_settings(data_dir=data, log_level="WARNING", engine="onnxruntime", precision="fp32")
+    with embedded(settings) as url, Kith(url) as client:
+        yield client
 
 
 def enlarged(photo: Photo, factor: float, noise: float) -> Photo:
