@@ -47,6 +47,8 @@ LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
 CLIENTS: Final = (1, 4, 16, 64)
 WINDOW_S: Final = 0.005
 QUEUE: Final = 1000
+AT_ONCE: Final = 12
+"""Photos held decoded: as many as service.app has where there are two cores."""
 SIZES: Final = {"detector": (1, 2, 4, 8), "recogniser": (1, 2, 4, 8)}
 OVERHEAD_ITEMS: Final = 20_000
 
@@ -199,7 +201,10 @@ class Bench:
             detecting, embedding = await way(opened, self._functions, lambda laid: laid.planes.shape)
             network = open_network(self._pack.recognition, Wish())
             served = Served(self._pack, network, self._recognition, None, embedding)
-            yield Pipeline(self._detection, detecting, followers, catching_up, risks, LIMITS, 100, threads), served
+            yield (
+                Pipeline(self._detection, detecting, followers, catching_up, risks, LIMITS, 100, threads, AT_ONCE),
+                served,
+            )
 
 
 async def overhead(clients: int) -> float:

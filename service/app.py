@@ -134,6 +134,8 @@ def create_app(settings: Settings) -> FastAPI:
                     limits,
                     settings.max_faces,
                     threads,
+                    # Those that the threads work on, and a batch of the detector's beside them.
+                    workers + SMALL_BATCHES[-1],
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
@@ -204,7 +206,8 @@ def create_app(settings: Settings) -> FastAPI:
 async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
     each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    name, most = f"recogniser/{pack.model_id}", 4 * settings.queue_size
+    # A request alone has room for all its faces.
+    name, most = f"recogniser/{pack.model_id}", max(4 * settings.queue_size, settings.max_images * settings.max_faces)
     sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
     async with Batcher(name, devices, [one.embed_each for one in each], sizes, most) as embed:
         yield Served(pack, opened.networks[0], each[0], calibration, embed)

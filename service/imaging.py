@@ -29,10 +29,9 @@ Image.MAX_IMAGE_PIXELS = None
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
 """Of a JPEG's sides; others that libjpeg has are slower than the whole."""
-TURNS: Final = dict(
-    enumerate([(False, 0), (True, 0), (False, 2), (True, 2), (True, 1), (False, 3), (True, 3), (False, 1)], 1)
-)
-"""EXIF's orientations: mirrored left to right, and then turned by so many quarters against the clock."""
+TURNS: Final = {1: 0, 3: 2, 6: 3, 8: 1}
+"""EXIF's orientations that are not mirrored: turned by so many quarters against the clock."""
+MIRRORED: Final = (2, 4, 5, 7)
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,13 @@ class ImageLimits:
 class Encoded:
     """A photo of which the header is read: ``height``, ``width`` of the upright photo in pixels.
 
-    An upright JPEG is turned from how it is stored: where ``mirrored``, left to right, and then by ``turns`` quarters
-    against the clock. What has no scale to choose is there ``whole``, upright.
+    An upright JPEG is turned from how it is stored by ``turns`` quarters against the clock. What has no scale to choose
+    is there ``whole``, upright.
     """
 
     height: int
     width: int
     payload: bytes
-    mirrored: bool = False
     turns: int = 0
     whole: NDArray[np.uint8] | None = None
 
@@ -83,9 +81,7 @@ class Encoded:
             pixels = simplejpeg.decode_jpeg(self.payload, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
-        if pixels.shape[:2] != (height, width):
-            return None
-        return np.ascontiguousarray(pixels[:, ::-1]) if self.mirrored else pixels
+        return pixels if pixels.shape[:2] == (height, width) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +151,15 @@ def open_photo(payload: bytes, limits: ImageLimits) -> Encoded:
         width, height = image.size
         if width * height > limits.max_pixels:
             raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
-        if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
+        jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if jpeg else 1
+        if not jpeg or orientation in MIRRORED:
             whole = _by_pillow(image)
             return Encoded(whole.shape[0], whole.shape[1], payload, whole=whole)
-        mirrored, turns = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), (False, 0))
+        turns = TURNS.get(orientation, 0)
         if turns % 2:
             height, width = width, height
-        return Encoded(height, width, payload, mirrored, turns)
+        return Encoded(height, width, payload, turns)
 
 
 def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
@@ -181,7 +179,7 @@ def _by_pillow(image: Image.Image) -> NDArray[np.uint8]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except KithError:
+    except (KithError, MemoryError):  # the server lacks memory, the photo is whole
         raise
     except UnidentifiedImageError as error:
         raise ImageFormatError("the bytes are not a photo in a supported format") from error
@@ -192,9 +190,10 @@ def _errors() -> Iterator[None]:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         # 16-bit grey: keep the high byte, where conversion would clip everything above 255 to white.
-        values = np.asarray(image, np.float64)
-        scale = 255 / 65535 if values.max(initial=0) > 255 else 1.0
-        return Image.fromarray(np.clip(values * scale, 0, 255).astype(np.uint8)).convert("RGB")
+        values = np.asarray(image)
+        if values.max(initial=0) > 255:
+            values = values / np.float32(257) if image.mode == "F" else values >> 8
+        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

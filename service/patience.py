@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, Self
@@ -75,6 +76,47 @@ class Patience:
         for future in list(self._waiting):
             if not future.done():
                 future.set_exception(self._ended)
+
+
+class Places:
+    """A block that ``count`` may be in at once. The others wait in order, each for as long as their patience lasts; of
+    one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        """Raises DeadlineExceededError, ClientGoneError: it ended meanwhile."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asking = current()
+        if asking is not None:
+            asking.hold(turn)
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if not turn.cancelled() and turn.exception() is None:  # it was let in, and cancelled before it knew
+                self._leave()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 def current() -> Patience | None:

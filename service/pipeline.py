@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, TypeVarTuple
 
@@ -33,7 +34,7 @@ from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, Picture, open_photo
-from service.patience import Patience
+from service.patience import Patience, Places
 from service.recognisers import Served
 
 BACKGROUND_THREADS: Final = 2
@@ -91,7 +92,10 @@ class Found:
 
 
 class Pipeline:
-    """The stages in order. Each takes the previous one's value; none knows HTTP or settings."""
+    """The stages in order. Each takes the previous one's value; none knows HTTP or settings.
+
+    Of the requests' photos, ``at_once`` at most are held decoded.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class Pipeline:
         limits: ImageLimits,
         max_faces: int,
         threads: ThreadPoolExecutor,
+        at_once: int,
     ) -> None:
         self._detector = detector
         self._detecting = detecting
@@ -111,7 +116,8 @@ class Pipeline:
         self._limits = limits
         self._max_faces = max_faces
         self._threads = threads
-        self._decoding = 0
+        self._coming = 0
+        self._places = Places(at_once)
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
 
@@ -181,14 +187,17 @@ class Pipeline:
         asking = None if background else patience.current()
         if not background:
             # What could not wait for the network is not decoded either.
-            self._detecting.admit(1, self._decoding)
-        self._decoding += not background
-        try:
-            picture, laid = await in_thread(self._prepare, payload, asking)
-        finally:
-            self._decoding -= not background
-        (answer,) = await self._detecting.submit([laid], background)
-        return await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+            self._detecting.admit(1, self._coming)
+        async with AsyncExitStack() as place:
+            self._coming += not background
+            try:
+                if not background:
+                    await place.enter_async_context(self._places)
+                picture, laid = await in_thread(self._prepare, payload, asking)
+            finally:
+                self._coming -= not background
+            (answer,) = await self._detecting.submit([laid], background)
+            return await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
 
     def _prepare(self, payload: bytes, asking: Patience | None) -> tuple[Picture, Laid]:
         if asking is not None:

@@ -63,9 +63,10 @@ class Deadlines:
         asked = headers.get(HEADER)
         if asked is None:
             return self._most_s
-        if not (asked.isascii() and asked.isdigit() and int(asked[:10]) > 0):
+        digits = asked.lstrip("0")
+        if not (digits and asked.isascii() and asked.isdigit()):
             raise InvalidRequestError(f"{HEADER}: milliseconds are expected, a whole number above 0")
-        return min(self._most_s, int(asked[:10]) / 1000)
+        return min(self._most_s, int(digits[:10]) / 1000)
 
 
 async def _watch(receive: Receive, patience: Patience) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -23,6 +24,7 @@ from service.pipeline import Photo
 from service.recognisers import Served
 
 router = APIRouter(tags=["faces"], responses=PROBLEMS)
+Result = TypeVar("Result")
 
 
 @router.post("/v1/detect", response_model=FacesOut, openapi_extra=body_of(DetectIn))
@@ -59,7 +61,12 @@ async def gather_photos(images: list[bytes], stage: Callable[[bytes], Awaitable[
         except ImageError as error:
             return error
 
-    tasks = [asyncio.create_task(guarded(payload)) for payload in images]
+    return await _together([guarded(payload) for payload in images])
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results, in order, or the first error."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -75,7 +82,7 @@ async def verify(request: Request, kith: Kith) -> Response:
         side.subject.gallery: await kith.gallery(side.subject.gallery) for side in (body.a, body.b) if side.subject
     }
     by = _recogniser(kith, body, list(galleries.values()))
-    sides = await asyncio.gather(*(_side(kith, side, by, galleries) for side in (body.a, body.b)))
+    sides = await _together([_side(kith, side, by, galleries) for side in (body.a, body.b)])
     (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
     reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
     if vectors_a is None or vectors_b is None:

@@ -150,6 +150,32 @@ def test_points_lie_where_the_photo_shows_them(
         assert np.abs((seen - expected).mean(0)).max() < tolerance / 2
 
 
+@pytest.mark.parametrize("orientation", [2, 4, 5, 7])
+def test_a_mirrored_jpeg_is_decoded_whole(orientation: int, astronaut: NDArray[np.uint8]) -> None:
+    """The last column of a reduction, which may show less of the photo, would come first and shift the others."""
+    payload = oriented(astronaut[:333, :251], orientation)
+    picture = open_photo(payload, LIMITS).decode(0.1)
+    assert picture.reduction == 1.0
+    assert (picture.upright == by_pillow(payload)).all()
+
+
+def test_16_bit_grey_keeps_its_high_byte() -> None:
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    assert (decode(encode(Image.fromarray(values), "PNG"), LIMITS) == (values >> 8)[..., None]).all()
+    assert (decode(encode(Image.fromarray(values % 256), "PNG"), LIMITS) == (values % 256)[..., None]).all()
+
+
+def test_a_lack_of_memory_is_not_the_photos_fault(
+    monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("service.imaging.simplejpeg.decode_jpeg", full)
+    with pytest.raises(MemoryError):
+        decode(jpeg(astronaut), LIMITS)
+
+
 def test_what_is_large_enough_is_not_decoded_again(astronaut: NDArray[np.uint8]) -> None:
     half = open_photo(jpeg(astronaut), LIMITS).decode(0.4)
     assert half.reduction == 0.5

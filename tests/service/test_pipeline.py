@@ -1,11 +1,15 @@
-"""The largest of several faces is chosen alone, and each recogniser gets the crops it was trained on."""
+"""The largest of several faces is chosen alone, each recogniser gets the crops it was trained on, and few photos are
+held decoded at once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
+import threading
 import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +17,20 @@ import pytest
 from numpy.typing import NDArray
 
 from models.alignment import STANDARD, Alignment, align
-from models.detection import Detector
+from models.detection import Answer, Detector, Laid
+from models.network import Float
 from models.pack import BUNDLED
 from models.recognition import Recogniser
 from service.api.context import Context
 from service.api.identify import _search
 from service.app import create_app
 from service.client import Kith
-from service.errors import GalleryNotFoundError
+from service.errors import DeadlineExceededError, GalleryNotFoundError
 from service.gallery.database import Database, open_engine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
+from service.imaging import Encoded, ImageLimits, open_photo
+from service.patience import Patience
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -97,3 +104,110 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
 
     asyncio.run(main())
     other.close()
+
+
+AT_ONCE = 12
+"""Of two cores: four threads, and a batch of eight."""
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: int) -> AsyncIterator[Context]:
+    monkeypatch.setattr("service.app.available_cores", lambda: 2)
+    app = create_app(load_settings(data_dir=tmp_path, log_level="WARNING", **settings))
+    async with app.router.lifespan_context(app), asyncio.timeout(60):
+        yield app.state.context
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def test_few_photos_are_held_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    photo, decoded, gate = jpeg(astronaut), list[int](), threading.Event()
+
+    def counting(payload: bytes, limits: ImageLimits) -> Encoded:
+        decoded.append(len(payload))
+        return open_photo(payload, limits)
+
+    class Held(Detector):
+        def run(self, laid: Sequence[Laid]) -> list[Answer]:
+            assert gate.wait(30)
+            return super().run(laid)
+
+    monkeypatch.setattr("service.pipeline.open_photo", counting)
+    monkeypatch.setattr("service.app.Detector", Held)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as context:
+            pipeline = context.pipeline
+            asked = [asyncio.create_task(pipeline.detect(photo)) for _ in range(30)]
+            await until(lambda: len(decoded) >= AT_ONCE)
+            # Whatever the threads had to do before this is done.
+            await asyncio.gather(*(pipeline.in_thread(int) for _ in range(100)))
+            assert len(decoded) == AT_ONCE
+            gate.set()
+            assert all(len(found.faces) for found in await asyncio.gather(*asked))
+            assert len(decoded) == 30
+
+    try:
+        asyncio.run(main())
+    finally:
+        gate.set()
+
+
+def test_who_waits_for_a_thread_is_answered_by_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    photo, gate = jpeg(astronaut), threading.Event()
+
+    def slow(payload: bytes, limits: ImageLimits) -> Encoded:
+        assert gate.wait(30)
+        return open_photo(payload, limits)
+
+    monkeypatch.setattr("service.pipeline.open_photo", slow)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as context:
+            asked = [asyncio.create_task(context.pipeline.detect(photo)) for _ in range(20)]
+            await asyncio.sleep(0)
+            with Patience(0.05) as patience, pytest.raises(DeadlineExceededError):
+                patience.begin()
+                async with asyncio.timeout(20):
+                    await context.pipeline.detect(photo)
+            asked.pop().cancel()
+            gate.set()
+            assert all(len(found.faces) for found in await asyncio.gather(*asked))
+
+    try:
+        asyncio.run(main())
+    finally:
+        gate.set()
+
+
+def test_a_request_alone_has_room_for_all_its_faces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
+) -> None:
+    photo, gate = jpeg(group), threading.Event()
+
+    class Held(Recogniser):
+        def embed_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[Float]:
+            assert gate.wait(30)
+            return super().embed_each(crops)
+
+    monkeypatch.setattr("service.app.Recogniser", Held)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as context:
+            by = context.recognisers.default
+            asked = [asyncio.create_task(context.pipeline.embed(photo, by)) for _ in range(3)]
+            await until(lambda: by.batcher.waiting > 10 or any(one.done() for one in asked))
+            gate.set()
+            assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 3
+
+    try:
+        asyncio.run(main())
+    finally:
+        gate.set()
