@@ -203,7 +203,7 @@ def test_a_request_alone_has_room_for_all_its_faces(
         async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as context:
             by = context.recognisers.default
             asked = [asyncio.create_task(context.pipeline.embed(photo, by)) for _ in range(3)]
-            await until(lambda: by.batcher.waiting > 10 or any(one.done() for one in asked))
+            await until(lambda: by.batcher.waiting >= 10 or any(one.done() for one in asked))
             gate.set()
             assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 3
 
