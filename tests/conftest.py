@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import absl.logging
 import numpy as np
-
-# Its import closes every log handler there is, and absl's closes the stream, here pytest's own: nothing may come first.
-import pymilvus  # noqa: F401
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -32,6 +31,9 @@ from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres
 
 ROOT = Path(__file__).parent.parent
+# Whoever configures logging anew (pymilvus, uvicorn) closes the handlers there are, and absl's closes its stream, which
+# would be pytest's: this one it never closes.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(scope="session", autouse=True)
