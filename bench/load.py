@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -183,15 +183,17 @@ def _serve_orders(orders: Connection) -> None:
             orders.send(error)
 
 
-class Generator:
-    """The loop in a process of its own; a context manager."""
+class Worker:
+    """A process of its own that takes orders, ``target(orders, *arguments)``, until one is None; a context manager."""
+
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders, self._theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(self._theirs, *arguments), daemon=True)
 
     def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=_serve_orders, args=(theirs,), daemon=True)
         self._process.start()
-        theirs.close()
+        self._theirs.close()
         return self
 
     def __exit__(
@@ -200,6 +202,13 @@ class Generator:
         self._orders.send(None)
         self._process.join()
         self._orders.close()
+
+
+class Generator(Worker):
+    """The loop, working."""
+
+    def __init__(self) -> None:
+        super().__init__(_serve_orders)
 
     def run(self, order: Order) -> Tally:
         """Raises as :func:`load`; EOFError where its process ended."""

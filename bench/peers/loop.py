@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import time
 import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from bench.load import Tally
+from bench.load import Tally, Worker
 
 
 def _work(orders: Connection, pack: Path) -> None:
@@ -39,27 +37,16 @@ def _work(orders: Connection, pack: Path) -> None:
         orders.send(tally)
 
 
-class Loop:
-    """A context manager; ``pid`` is its process."""
+class Loop(Worker):
+    """The loop, working; ``pid`` is its process."""
 
     def __init__(self, pack: Path) -> None:
-        self._pack = pack
+        super().__init__(_work, pack)
 
     def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, self._pack), daemon=True)
-        self._process.start()
-        theirs.close()
+        super().__enter__()
         self._orders.recv()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._orders.send(None)
-        self._process.join()
-        self._orders.close()
 
     @property
     def pid(self) -> int:
