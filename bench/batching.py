@@ -33,7 +33,6 @@ from models.recognition import Recogniser
 from models.runtime import available_cores
 from service.batching import Batcher, Devices
 from service.catching_up import CatchingUp
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
@@ -41,6 +40,7 @@ from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.pipeline import Pipeline
 from service.recognisers import Served
+from tests.databases import open_database
 
 RESULT: Final = Path(__file__).parent / "results" / "batching.json"
 LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
@@ -191,7 +191,7 @@ class Bench:
         async with AsyncExitStack() as opened:
             folder = opened.enter_context(tempfile.TemporaryDirectory())
             threads = opened.enter_context(ThreadPoolExecutor(max(4, 2 * available_cores())))
-            store = Store(Database(open_engine(f"sqlite:///{folder}/kith.db")))
+            store = Store(open_database(f"sqlite:///{folder}/kith.db"))
             opened.callback(store.close)
             followers = Followers(in_process(store))
             opened.callback(followers.close)

@@ -34,6 +34,7 @@ from models.runtime import available_cores
 from service.api.schemas import JobOut
 from service.client import Kith, KithClientError
 from service.photo_folders import FolderPhoto, TarStream, find_photos
+from tests.databases import ENVIRONMENT
 
 ONE_BY_ONE: Final = 300
 """Photos that are enrolled one request after the other, for comparison."""
@@ -47,11 +48,15 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self._environment = os.environ | {
-            "KITH_DATA_DIR": str(folder),
-            "KITH_PORT": str(port),
-            "KITH_LOG_LEVEL": "ERROR",
-        }
+        self._environment = (
+            os.environ
+            | ENVIRONMENT
+            | {
+                "KITH_DATA_DIR": str(folder),
+                "KITH_PORT": str(port),
+                "KITH_LOG_LEVEL": "ERROR",
+            }
+        )
         self.start()
 
     def start(self) -> None:

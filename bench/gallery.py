@@ -34,7 +34,6 @@ from bench.accuracy import RESULTS
 from models.network import Float
 from models.recognition import unit
 from models.runtime import available_cores
-from service.gallery.database import Database, open_engine
 from service.gallery.faiss_index import api as faiss
 from service.gallery.faiss_index import builders
 from service.gallery.follower import Followers
@@ -45,6 +44,7 @@ from service.gallery.segments import Rows
 from service.gallery.store import ROWS_AT_ONCE, Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import changes, galleries, subjects, templates, vectors
+from tests.databases import open_database
 
 DIMENSION: Final = 512
 SPREAD: Final = 0.7
@@ -258,7 +258,7 @@ def following(size: int) -> Row:
     held, probes, _ = gallery(size)
     with database() as (store, url):
         made = store.create_gallery("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-        with open_engine(url).execution_options(write=True).begin() as connection:
+        with open_database(url).engine.execution_options(write=True).begin() as connection:
             fill(connection, made.pk, held, 2)
         gc.collect()
         found = store.gallery("large")
@@ -325,7 +325,7 @@ def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list
 
 def enrol_for_each_line(url: str, name: str) -> None:
     """The other process: for each seed on standard input one subject, and a line when it is stored."""
-    store = Store(Database(open_engine(url)))
+    store = Store(open_database(url))
     for line in sys.stdin:
         template = NewTemplate(uuid.uuid4().hex, stranger(int(line)), "embedding")
         store.enrol(store.gallery(name), f"other{int(line)}", [template], None)
@@ -343,7 +343,7 @@ def many(count: int, size: int) -> Row:
     rng = np.random.default_rng(SEED)
     with database() as (store, url):
         first_pk = store.create_gallery("first", "f" * 32, DIMENSION, GallerySettings()).pk
-        with open_engine(url).execution_options(write=True).begin() as connection:
+        with open_database(url).engine.execution_options(write=True).begin() as connection:
             for pk in range(first_pk + 1, first_pk + 1 + count):
                 row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
                 connection.execute(galleries.insert().values(**row | {"pk": pk, "name": f"g{pk:05d}"}))
@@ -375,7 +375,7 @@ def many(count: int, size: int) -> Row:
 def database() -> Iterator[tuple[Store, str]]:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'kith.db'}"
-        store = Store(Database(open_engine(url)))
+        store = Store(open_database(url))
         yield store, url
         store.close()
 

@@ -35,7 +35,6 @@ from models.network import Float
 from models.pack import BUNDLED, ModelPack, load_pack, replace_calibration
 from models.risk import Calibration, fmr_for_fpir
 from service.client import Kith
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
@@ -43,6 +42,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.server import embedded
 from service.settings import load_settings
+from tests.databases import open_database
 from training.calibrate import calibrate
 from training.evaluate import Embedder, people_of, read_open_set, read_pairs
 from training.metrics import Ints
@@ -214,7 +214,7 @@ def service(pack: ModelPack) -> Iterator[tuple[Store, Followers, GalleryRisks]]:
     """Of what service.app wires, all that vectors meet."""
     assert pack.calibration is not None  # noqa: S101 - every pack here has one
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Database(open_engine(f"sqlite:///{Path(folder) / 'kith.db'}")))
+        store = Store(open_database(f"sqlite:///{Path(folder) / 'kith.db'}"))
         risks = GalleryRisks(store, {pack.recognition.fingerprint(): Calibration.from_document(pack.calibration)})
         yield store, Followers(in_process(store)), risks
         risks.close()

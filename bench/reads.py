@@ -40,7 +40,6 @@ from models.runtime import available_cores
 from service.api.identify import _search
 from service.app import create_app
 from service.decision import RiskTarget
-from service.gallery.database import Database, open_engine
 from service.gallery.kept import Kept, Page
 from service.gallery.replicas import Following
 from service.gallery.rows import raise_highest
@@ -49,6 +48,7 @@ from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import subjects, templates
 from service.server import serve
 from service.settings import Settings
+from tests.databases import open_database
 from tests.postgres import Postgres
 
 SEARCHED: Final = "searched"
@@ -171,7 +171,7 @@ def part_serve(url: str, folder: str, kept: str, port: str) -> None:
 
 def part_write(url: str, name: str) -> None:
     """Enrol until the input ends."""
-    store = Store(Database(open_engine(url)))
+    store = Store(open_database(url))
     rng = np.random.default_rng(os.getpid())
     ended = threading.Event()
 
@@ -249,8 +249,8 @@ def prepare(url: str, size: int) -> Float:
     pack = load_pack(BUNDLED).recognition
     rng = np.random.default_rng(5)
     vectors = np.asarray(unit(rng.normal(size=(size, pack.dimension))), np.float32)
-    engine = open_engine(url)
-    store = Store(Database(engine))
+    opened = open_database(url)
+    store, engine = Store(opened), opened.engine
     for name, held in ((OTHER, vectors[:2]), (SEARCHED, vectors)):
         made = store.create_gallery(name, pack.fingerprint(), pack.dimension, GallerySettings())
         with engine.execution_options(write=True).begin() as connection:

@@ -27,9 +27,9 @@ import numpy as np
 import sqlalchemy as sa
 
 from models.recognition import unit
-from service.gallery.database import Database, open_engine
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.databases import open_database
 from tests.postgres import Postgres
 
 ROOT: Final = Path(__file__).parent.parent
@@ -213,7 +213,7 @@ def measure(templates: int) -> Measured:
 def _filled(url: str, templates: int) -> dict[str, float]:
     """Enrol subjects one at a time; what a database is larger by than an empty one, and how fast it is read."""
     rng = np.random.default_rng(0)
-    store = Store(Database(open_engine(url)))
+    store = Store(open_database(url))
     gallery = store.create_gallery("scale", "f" * 32, DIMENSION, GallerySettings())
     before = _sizes(url)
     for i in range(templates // TEMPLATES_OF_A_SUBJECT):

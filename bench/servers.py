@@ -22,6 +22,7 @@ from bench.load import HOST
 from models.network import Float
 from models.pack import load_pack
 from service.client import Kith
+from tests.databases import ENVIRONMENT
 
 GALLERY: Final = "people"
 FPIR: Final = 0.01
@@ -98,7 +99,7 @@ def free_port() -> int:
 
 @contextmanager
 def _running(command: list[str], environment: Mapping[str, str], port: int, ready: str) -> Iterator[Running]:
-    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL)
     try:
         running = Running(port, process.pid)
         deadline = time.monotonic() + START_S

@@ -32,13 +32,14 @@ from service.client import Kith
 from service.gallery import ndjson, parquet
 from service.gallery.backup import back_up, restore
 from service.gallery.bulk import BulkStore
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.importing import Format, Import, export
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
 from service.gallery.transfer import Header, Items, rows_in_block
 from service.server import embedded
 from service.settings import load_settings
+from tests.databases import open_database
 from tests.postgres import Postgres
 
 DIMENSION: Final = 512
@@ -128,8 +129,9 @@ def files(folder: Path, count: int, per_subject: int) -> dict[str, float]:
 
 def raw_sqlite(folder: Path, count: int, per_subject: int) -> float:
     path = folder / "raw.db"
-    engine = open_engine(f"sqlite:///{path}")
-    Store(Database(engine)).create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings())
+    database = open_database(f"sqlite:///{path}")
+    engine = database.engine
+    Store(database).create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings())
     seconds = 0.0
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -176,7 +178,7 @@ def judge(url: Callable[[], str], folder: Path, count: int) -> dict[str, float]:
         rates[f"import {name}"] = imported(place, folder / name, create=True)
         say(f"  import {name}: {rates[f'import {name}']:,.0f}/s")
     rates["import again"] = imported(first, folder / "parquet", create=False)
-    database = Database(open_engine(first))
+    database = open_database(first)
     kinds: tuple[Format, ...] = ("parquet", "ndjson")
     for kind in kinds:
         rates[f"export {kind}"] = exported(database, kind, folder / "out", count)
@@ -184,7 +186,7 @@ def judge(url: Callable[[], str], folder: Path, count: int) -> dict[str, float]:
     back_up(database, folder / "backup")
     rates["backup"] = round(count / (time.perf_counter() - start))
     database.close()
-    empty = Database(open_engine(url()))
+    empty = open_database(url())
     time.sleep(SETTLE_S)
     start = time.perf_counter()
     restore(empty, folder / "backup")
@@ -194,7 +196,7 @@ def judge(url: Callable[[], str], folder: Path, count: int) -> dict[str, float]:
 
 
 def imported(url: str, file: Path, create: bool) -> float:
-    database = Database(open_engine(url))
+    database = open_database(url)
     store = Store(database)
     gallery = store.create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings()) if create else store.gallery("g")
     taking = Import(BulkStore(database), gallery)

@@ -44,8 +44,7 @@ from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.drift import Watches
-from service.engines import open_milvus
-from service.gallery.database import Database, open_engine
+from service.engines import open_milvus, open_own_database
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
@@ -88,7 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
             Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
         ]
         detector = detectors[0]
-        database = Database(open_engine(settings.sql_url))
+        database = open_own_database(settings)
         store = Store(database)
         milvus = open_milvus(settings, database)
         if milvus is None:

@@ -113,10 +113,10 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Write everything in the database, as it is at this moment, to one file; servers go on meanwhile."""
+    from service.engines import open_own_database
     from service.gallery.backup import back_up
-    from service.gallery.database import Database, open_engine
 
-    with closing(Database(open_engine(load_settings().sql_url))) as database:
+    with closing(open_own_database(load_settings())) as database:
         manifest = back_up(database, file)
     if as_json:
         print(json.dumps(manifest.document(), indent=2))
@@ -130,11 +130,11 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Delete all that the database holds.")] = False,
 ) -> None:
     """Put a backup into the database, of whatever kind, that the settings name: wholly, or not at all."""
+    from service.engines import open_own_database
     from service.gallery import backup as backups
-    from service.gallery.database import Database, open_engine
 
     manifest = backups.read_manifest(file)
-    with closing(Database(open_engine(load_settings().sql_url))) as database:
+    with closing(open_own_database(load_settings())) as database:
         backups.restore(database, file, replace, said=lambda line: Console(stderr=True).print(line, highlight=False))
     print(f"restored {_backed_up(manifest.rows)}, as of {manifest.created_at}")
     for needed in manifest.recognisers:
@@ -391,14 +391,14 @@ def gallery_check(
     """Is the database sound, and do searches answer by it? Looks at the database itself (KITH_DATABASE_URL, or the
     data directory's) and at Milvus if KITH_MILVUS_URI names it, also while services run on them; exit 1 if something
     is left to do."""
-    from service.engines import open_milvus
+    from service.engines import open_milvus, open_own_database
     from service.gallery.check import open_check
     from service.spool import Spool
 
     settings = load_settings()
     spool = Spool(settings.data_dir / "spool")
     milvus = partial(open_milvus, settings)
-    with open_check(settings.sql_url, spool.abandoned, settings.index_path, milvus) as check:
+    with open_check(open_own_database(settings), spool.abandoned, settings.index_path, milvus) as check:
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

@@ -1,16 +1,32 @@
-"""Where the galleries' indexes are, by the settings."""
+"""The database, its master key and the galleries' indexes, by the settings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from service.gallery.database import Database
+from service.gallery.database import Database, open_database
 from service.gallery.shared_indexes import SharedIndexes
+from service.security.master import LocalKey, MasterKeys, make_key, read_key
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.gallery.milvus_index import IndexKind
     from service.gallery.milvus_replica import MilvusEngine
+
+
+def open_own_database(settings: Settings) -> Database:
+    """Raises MasterKeyError, StorageError."""
+    return open_database(settings.sql_url, master_keys(settings))
+
+
+def master_keys(settings: Settings) -> MasterKeys:
+    """The key of the settings, or the data directory's own, made where there is none. Raises MasterKeyError."""
+    if settings.master_key is not None:
+        return MasterKeys(LocalKey.of_text(settings.master_key.get_secret_value()))
+    path = settings.master_key_file or settings.data_dir / "master.key"
+    if settings.master_key_file is None and not path.exists():
+        make_key(path)
+    return MasterKeys(read_key(path))
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:

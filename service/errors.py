@@ -294,6 +294,16 @@ class BackupError(KithError):
     remedy = "Nothing was changed."
 
 
+class MasterKeyError(KithError):
+    """What is stored cannot be opened, or sealed, by the key that the service was given."""
+
+    code, title = "master_key", "The master key does not open what is stored"
+    remedy = (
+        "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
+        "read the galleries."
+    )
+
+
 class SettingsError(KithError):
     """A setting the service cannot start with."""
 

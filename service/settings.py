@@ -34,6 +34,12 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
     )
+    master_key_file: Path | None = Field(
+        None,
+        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; default: "
+        "master.key in data_dir, made at the first start.",
+    )
+    master_key: SecretStr | None = Field(None, min_length=1, description="The key itself, instead of a file.")
     milvus_uri: str | None = Field(
         None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
     )

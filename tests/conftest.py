@@ -27,6 +27,7 @@ from service.client import Kith
 from service.demo import package_file
 from service.server import embedded
 from service.settings import Settings, load_settings
+from tests.databases import ENVIRONMENT
 from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres
 
@@ -44,6 +45,8 @@ def _no_outside_settings() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in own:
                 patch.delenv(name)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from models.network import Float
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Follower, Followers
 from service.gallery.fusion import Fusion
 from service.gallery.milvus_index import MilvusOptions
@@ -16,6 +15,7 @@ from service.gallery.replicas import in_process
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
 from service.gallery.subjects import NewTemplate, SubjectFilter
+from tests.databases import open_database
 from tests.service.test_gallery import brute_force
 
 
@@ -23,7 +23,7 @@ class Node:
     """What one server process has: a database, and an engine for its indexes."""
 
     def __init__(self, url: str, milvus: MilvusOptions | None) -> None:
-        database = Database(open_engine(url))
+        database = open_database(url)
         self.url = url
         self.store = Store(database)
         self.shared = SharedIndexes(database)

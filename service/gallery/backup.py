@@ -29,12 +29,14 @@ from service.gallery.database import Database
 from service.gallery.tables import (
     Utc,
     audit,
+    audit_heads,
     changes,
     evidence,
     galleries,
     generations,
     index_states,
     metadata,
+    secrets,
     subjects,
     templates,
 )
@@ -52,8 +54,12 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     evidence.c.sequence: changes,
     galleries.c.log_floor: changes,
     audit.c.gallery_pk: galleries,
+    audit.c.chain: galleries,
+    audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
+ZERO_STAYS: Final = (galleries.c.log_floor, audit.c.chain, audit_heads.c.chain)
+"""Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 
 
@@ -211,7 +217,8 @@ def _beyond(connection: Connection) -> dict[str, int]:
 
 
 def _make_room(connection: Connection, replace: bool) -> None:
-    held = {table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() for table in TABLES}
+    counted = [table for table in TABLES if table is not secrets]  # which a database has from its beginning
+    held = {table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() for table in counted}
     if any(held.values()) and not replace:
         raise BackupError(
             f"the database holds {held['galleries']} galleries with {held['templates']} templates: restore into an "
@@ -220,6 +227,7 @@ def _make_room(connection: Connection, replace: bool) -> None:
     if replace:
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
+    connection.execute(secrets.delete())
 
 
 def _read_table(connection: Connection, table: sa.Table, entry: IO[bytes], moved: dict[str, int]) -> int:
@@ -245,8 +253,8 @@ def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, 
     by = moved.get(_counted_by(column), 0)
     if by:
         shifted = pc.add(values, by)
-        # Nothing was trimmed: it stays so.
-        values = pc.if_else(pc.equal(values, 0), values, shifted) if column is galleries.c.log_floor else shifted
+        stays = any(column is one for one in ZERO_STAYS)
+        values = pc.if_else(pc.equal(values, 0), values, shifted) if stays else shifted
     return list(values.to_pylist())
 
 

@@ -18,7 +18,7 @@ from service.gallery import rows
 from service.gallery.database import Database
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
-from service.gallery.store import VECTOR_TYPE, _gallery, _gallery_rows
+from service.gallery.store import VECTOR_TYPE, gallery_of, gallery_rows
 from service.gallery.subjects import Gallery
 from service.gallery.tables import changes, crops, galleries, labels, subjects, templates, vectors
 from service.gallery.transfer import MOST_IN_BLOCK, Items, Refusal, microseconds, moment, rows_in_block
@@ -86,10 +86,10 @@ class BulkStore:
     def reading(self, name: str, embeddings: bool = True, with_crops: bool = False) -> Iterator[Reading]:
         """A gallery at one moment, which lasts as long as the block. Raises GalleryNotFoundError."""
         with self._database.read() as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.name == name)).first()
+            row = connection.execute(gallery_rows().where(galleries.c.name == name)).first()
             if row is None:
                 raise GalleryNotFoundError(f"there is no gallery {name!r}")
-            yield Reading(connection, _gallery(row), embeddings, with_crops)
+            yield Reading(connection, gallery_of(row, self._database.vault), embeddings, with_crops)
 
 
 def _subjects_of(connection: Connection, gallery: Gallery, ids: list[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from models.network import Float
 from models.recognition import unit
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.follower import Follower, Followers
 from service.gallery.fusion import ONE_VECTOR, scores
 from service.gallery.index import Keys
@@ -59,15 +59,14 @@ class Finding:
 
 @contextmanager
 def open_check(
-    database_url: str,
+    database: Database,
     abandoned: Callable[[JobStore], list[Path]] = lambda _: [],
     index_folder: Path | None = None,
     open_milvus: Callable[[Database], MilvusEngine | None] = lambda _: None,
 ) -> Iterator[GalleryCheck]:
-    """A check of the database at ``database_url``, of its indexes (those in Milvus, if ``open_milvus`` gives it, or
-    else indexes of the check's own), and of files on this node: those that are ``abandoned``, as no job waits for them,
-    and those of indexes. Raises StorageError."""
-    database = Database(open_engine(database_url))
+    """A check of a database, which is closed in the end, of its indexes (those in Milvus, if ``open_milvus`` gives it,
+    or else indexes of the check's own), and of files on this node: those that are ``abandoned``, as no job waits for
+    them, and those of indexes."""
     store = Store(database)
     milvus = open_milvus(database)
     followers = Followers(in_process(store, at_once=True) if milvus is None else milvus.replica)

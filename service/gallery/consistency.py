@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
 from service.errors import StorageDamagedError, StorageError
+from service.gallery.audit_log import record
 from service.gallery.database import Database, new_version
 from service.gallery.labels import labels_of
 from service.gallery.rows import highest
@@ -88,7 +89,7 @@ class Consistency:
         with self._database.change(gallery) as connection:
             found = check.find(connection, gallery)
             check.mend(connection, gallery)
-            _write_down(connection, check.kind, found, gallery)
+            record(self._database.vault, connection, REPAIRED, gallery, kind=check.kind, count=found)
 
     def count_in_database(self, check: DatabaseCheck) -> int:
         try:
@@ -106,17 +107,11 @@ class Consistency:
             connection.execute(galleries.update().values(version=new_version()))
             found = check.find(connection)
             check.mend(connection)
-            _write_down(connection, check.kind, found, None)
+            record(self._database.vault, connection, REPAIRED, kind=check.kind, count=found)
 
     def job_ids(self) -> set[str]:
         with self._database.read() as connection:
             return set(connection.execute(sa.select(jobs.c.id)).scalars())
-
-
-def _write_down(connection: Connection, kind: str, found: int, gallery: Gallery | None) -> None:
-    whose = {} if gallery is None else {"gallery_pk": gallery.pk, "gallery": gallery.name}
-    details = {"kind": kind, "count": found}
-    connection.execute(audit.insert().values(at=datetime.now(UTC), event=REPAIRED, details=details, **whose))
 
 
 # A gallery's row and its generations

@@ -32,6 +32,8 @@ from service.errors import (
 )
 from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries
+from service.gallery.vault import Vault
+from service.security.master import MasterKeys
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -62,12 +64,25 @@ MIGRATION_LOCK: Final = 0x4B697468
 """Of PostgreSQL's advisory locks, the one that a start holds while it brings the tables up to date."""
 
 
-def open_engine(url: str) -> Engine:
+def open_database(url: str, master: MasterKeys) -> Database:
     """Open the database and bring its tables up to date; of several processes that start at once, one does.
 
     Raises:
         StorageError: it cannot be opened or migrated.
+        MasterKeyError: its keys are of another master key.
     """
+    vault = Vault(master)
+    database = Database(_up_to_date(url, vault), vault)
+    try:
+        with database.read() as connection:
+            vault.check(connection)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _up_to_date(url: str, vault: Vault) -> Engine:
     try:
         engine = _engine(sa.make_url(url))
         config = alembic.config.Config()
@@ -75,7 +90,7 @@ def open_engine(url: str) -> Engine:
         with engine.execution_options(write=True).begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-            config.attributes["connection"] = connection
+            config.attributes |= {"connection": connection, "vault": vault}
             alembic.command.upgrade(config, "head")
         return engine
     except ModuleNotFoundError as error:
@@ -144,9 +159,10 @@ def new_version() -> int:
 
 
 class Database:
-    """Where the stores read and write. Safe to share between threads."""
+    """Where the stores read and write. ``vault``: the keys in it. Safe to share between threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, vault: Vault) -> None:
+        self.engine, self.vault = engine, vault
         snapshots = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshots)
         self._writer = engine.execution_options(write=True)
@@ -160,7 +176,7 @@ class Database:
     def apart(self, connections: int) -> Database:
         """The same database by connections of its own, to be closed by itself: who holds them for long holds up nobody
         else."""
-        return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0))
+        return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0), self.vault)
 
     def close(self) -> None:
         with self._watching:

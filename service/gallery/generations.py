@@ -19,12 +19,12 @@ from sqlalchemy.engine import Connection
 from models.network import Float
 from service.decision import RiskTarget
 from service.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
+from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.job_store import ItemOutcome, Job, create_in, record_in
 from service.gallery.store import VECTOR_TYPE
 from service.gallery.subjects import Crop, Gallery, Generation
 from service.gallery.tables import (
-    audit,
     changes,
     crops,
     evidence,
@@ -136,8 +136,8 @@ class Generations:
                 )
             repeated = bool(rest) and rest[0].state == "shadow"
             if not repeated:
-                said = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
-                _audit(connection, gallery, "migration_started", said)
+                said: dict[str, Any] = {"recogniser": fingerprint, "model": model, "on_sight": on_sight}
+                record(self._database.vault, connection, "migration_started", gallery, **said)
             _queue(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
@@ -176,7 +176,8 @@ class Generations:
             _switch(connection, gallery, current, rest[0], "previous", details, asdict(risk) if risk else None)
             _queue(connection, gallery, FILL, rest[0].number, rest[0].fingerprint)  # what was enrolled as it ended
             counts = {"templates": covered.templates, "embedded": covered.embedded}
-            _audit(connection, gallery, "migration_cut_over", _between(current, rest[0]) | counts)
+            said = _between(current, rest[0]) | counts
+            record(self._database.vault, connection, "migration_cut_over", gallery, **said)
 
     def roll_back(self, gallery: Gallery) -> None:
         """Let the generation before answer again, or end the shadow. Nothing is deleted.
@@ -202,7 +203,8 @@ class Generations:
             covered = _coverage(connection, gallery, back.number)
             away = rest[0] if back is current else current
             counts = {"templates": covered.templates, "embedded": covered.embedded}
-            _audit(connection, gallery, "migration_rolled_back", _between(away, back) | counts)
+            said = _between(away, back) | counts
+            record(self._database.vault, connection, "migration_rolled_back", gallery, **said)
 
     def finish(self, gallery: Gallery, force: bool) -> None:
         """Keep only the vectors that answer.
@@ -238,7 +240,8 @@ class Generations:
                     table.delete().where(table.c.gallery_pk == gallery.pk, table.c.generation == away.number)
                 )
             _queue(connection, gallery, DROP, away.number, away.fingerprint)
-            _audit(connection, gallery, "migration_finished", _between(away, current) | {"left_out": lost})
+            said = _between(away, current) | {"left_out": lost}
+            record(self._database.vault, connection, "migration_finished", gallery, **said)
 
     def drop(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
         """Delete the vectors of these templates by a dropped generation; those of another one stay."""
@@ -324,7 +327,7 @@ class Generations:
                 return False
             _add(connection, gallery, generation, [(template.pk, subject_pk, vector)])
             _tally(connection, gallery, generation, by_sight=1)
-            _audit(connection, gallery, "template_on_sight", {"template": template.id, **details})
+            record(self._database.vault, connection, "template_on_sight", gallery, template=template.id, **details)
             return True
 
     def note(
@@ -452,8 +455,3 @@ def _queue(
 
 def _between(left: Generation, entered: Generation) -> dict[str, Any]:
     return {"from": left.fingerprint, "to": entered.fingerprint}
-
-
-def _audit(connection: Connection, gallery: Gallery, event: str, details: dict[str, Any]) -> None:
-    line = {"at": datetime.now(UTC), "event": event, "gallery_pk": gallery.pk, "gallery": gallery.name}
-    connection.execute(audit.insert().values(**line, details=details))

@@ -29,6 +29,7 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
+from service.gallery.audit_log import record
 from service.gallery.database import Database, new_version
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
@@ -52,6 +53,7 @@ from service.gallery.tables import (
     audit,
     changes,
     crops,
+    data_keys,
     evidence,
     galleries,
     generations,
@@ -63,6 +65,7 @@ from service.gallery.tables import (
     templates,
     vectors,
 )
+from service.gallery.vault import Vault
 
 VECTOR_TYPE: Final = np.dtype("<f4")
 OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
@@ -117,11 +120,14 @@ class Store:
                     )
                 )
             )
+            seal = self._database.vault.create(connection, pk)
             first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
             connection.execute(
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
-        return Gallery(pk, name, fingerprint, dimension, settings, now, version=version)
+            gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
+            record(self._database.vault, connection, "gallery_created", gallery)
+        return gallery
 
     def gallery(self, name: str) -> Gallery:
         """As it is now. Raises GalleryNotFoundError."""
@@ -139,7 +145,7 @@ class Store:
         if row is None:
             self._kept.forget(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
-        gallery = _gallery(row)
+        gallery = gallery_of(row, self._database.vault)
         self._kept.put(gallery, file_version)
         return gallery
 
@@ -151,22 +157,23 @@ class Store:
         return page.gallery
 
     def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
-        query = _gallery_rows().order_by(galleries.c.name).limit(limit)
+        query = gallery_rows().order_by(galleries.c.name).limit(limit)
         if after is not None:
             query = query.where(galleries.c.name > after)
         with self._database.read() as connection:
-            return [_gallery(row) for row in connection.execute(query)]
+            return [gallery_of(row, self._database.vault) for row in connection.execute(query)]
 
     def update_gallery(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
         """Replace the settings by ``change`` of what they are. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
             row = connection.execute(
-                _gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+                gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
             ).first()
             if row is None:
                 raise missing
-            changed = {"settings": asdict(change(_gallery(row).settings)), "version": new_version()}
+            settings = change(gallery_of(row, self._database.vault).settings)
+            changed = {"settings": asdict(settings), "version": new_version()}
             connection.execute(galleries.update().where(galleries.c.name == name).values(**changed))
         return self.gallery(name)
 
@@ -178,6 +185,8 @@ class Store:
             for table in (evidence, idempotency, jobs, changes, labels, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
+            record(self._database.vault, connection, "gallery_deleted", gallery)
+        self._database.vault.forget(gallery.pk)
         return gallery
 
     # Subjects
@@ -463,8 +472,7 @@ class Store:
             else:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
-                line = {"at": new.derived_at, "event": event, "gallery_pk": gallery.pk, "gallery": gallery.name}
-                connection.execute(audit.insert().values(**line, details=details))
+                record(self._database.vault, connection, event, gallery, **details)
 
     def audit_lines(self, gallery: Gallery, before: int | None, limit: int) -> list[AuditLine]:
         """A gallery's lines, latest first; ``before``: only those of a smaller key."""
@@ -535,10 +543,10 @@ class Store:
             index_states.c.updated_at >= _now() - ABANDONED,
         )
         with self._database.read() as connection:
-            row = connection.execute(_gallery_rows().where(galleries.c.pk == gallery.pk)).first()
+            row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).first()
             if row is None:
                 raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
-            now = _gallery(row)
+            now = gallery_of(row, self._database.vault)
             last = connection.execute(
                 sa.select(changes.c.sequence)
                 .where(here)
@@ -700,7 +708,7 @@ def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
     return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)
 
 
-def _gallery_rows() -> sa.Select[Any]:
+def gallery_rows() -> sa.Select[Any]:
     other = (generations.c.gallery_pk == galleries.c.pk) & generations.c.state.not_in(["current", "dropped"])
     return sa.select(
         galleries,
@@ -708,7 +716,9 @@ def _gallery_rows() -> sa.Select[Any]:
         *(generations.c[name].label(f"other_{name}") for name in OTHER),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
-    ).outerjoin(generations, other)
+        data_keys.c.wrapped,
+        data_keys.c.master_key,
+    ).select_from(galleries.join(data_keys, data_keys.c.gallery_pk == galleries.c.pk).outerjoin(generations, other))
 
 
 def _moved() -> sa.ColumnElement[bool]:
@@ -761,7 +771,8 @@ def read_snapshot(
     return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
 
 
-def _gallery(row: sa.Row[Any]) -> Gallery:
+def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
+    """Of a row of :func:`gallery_rows`. Raises MasterKeyError."""
     stored = row.settings
     # What a gallery was created before keeps its default.
     others = {name: stored[name] for name in LATER_SETTINGS if name in stored}
@@ -775,6 +786,7 @@ def _gallery(row: sa.Row[Any]) -> Gallery:
         row.dimension,
         settings,
         row.created_at,
+        vault.seal(row.pk, row.wrapped, row.master_key),
         row.subject_count,
         row.template_count,
         row.evidence_sequence,
@@ -794,6 +806,6 @@ def _subject(row: sa.Row[Any]) -> Subject:
 
 
 # Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
-GALLERY: Final = _gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
+GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version).where(galleries.c.name == sa.bindparam("gallery"))
 NAMES: Final = sa.select(subjects.c.pk, subjects.c.id, subjects.c.name)

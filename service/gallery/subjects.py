@@ -16,6 +16,7 @@ from models.quality import QualityGate
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
+from service.security.sealing import Seal
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
@@ -65,7 +66,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class Gallery:
-    """``pk`` is never used again after deletion; ``fingerprint`` binds the gallery to one recogniser."""
+    """``pk`` is never used again after deletion; ``fingerprint`` binds the gallery to one recogniser; ``seal`` opens
+    what is stored of its people."""
 
     pk: int
     name: str
@@ -73,6 +75,7 @@ class Gallery:
     dimension: int
     settings: GallerySettings
     created_at: datetime
+    seal: Seal = field(repr=False, compare=False)
     subjects: int = 0
     templates: int = 0
     evidence_sequence: int | None = None

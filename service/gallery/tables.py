@@ -216,16 +216,87 @@ job_items = Table(
     Column("at", Utc, nullable=False),
 )
 
-# No foreign key to galleries: what happened outlives them.
+# What opens a gallery's sealed columns, wrapped by the master key. Without it the gallery is gone.
+data_keys = Table(
+    "data_keys",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("master_key", String(64), nullable=False),
+    Column("created_at", Utc, nullable=False),
+)
+
+# The service's own keys, by purpose, wrapped by the master key.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("master_key", String(64), nullable=False),
+    Column("created_at", Utc, nullable=False),
+)
+
+# ``digest``: of the key's secret half, under a secret of the service. ``galleries``: names, or null for all.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("id", String(16), nullable=False, unique=True),
+    Column("digest", String(64), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("galleries", JSON),
+    Column("rate", Float),
+    Column("burst", Integer),
+    Column("created_at", Utc, nullable=False),
+    Column("expires_at", Utc),
+    Column("revoked_at", Utc),
+    Column("used_at", Utc),
+    sqlite_autoincrement=True,
+)
+
+# Who was erased, by a keyed hash, so that work begun before does not bring them back.
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("subject", String(32), nullable=False),
+    Column("at", Utc, nullable=False),
+    Index("erasures_by_subject", "gallery_pk", "subject"),
+    sqlite_autoincrement=True,
+)
+
+# No foreign key to galleries: what happened outlives them. ``chain``: the gallery's key, 0 for what concerns none; the
+# lines of a chain are numbered from 1, and each ``hash`` covers its line and the hash before. ``subject``: a keyed hash
+# of the id.
 audit = Table(
     "audit",
     metadata,
     Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("chain", Key, nullable=False),
+    Column("number", Key, nullable=False),
     Column("at", Utc, nullable=False),
     Column("event", String(64), nullable=False),
+    Column("outcome", String(32), nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("request_id", String(64)),
     Column("gallery_pk", Key),
     Column("gallery", String(64)),
+    Column("subject", String(32)),
     Column("details", JSON, nullable=False),
+    Column("hash", String(64), nullable=False),
     Index("audit_by_gallery", "gallery_pk", "pk"),
+    UniqueConstraint("chain", "number", name="audit_by_chain"),
     sqlite_autoincrement=True,
+)
+
+# The last line of each chain. ``mac``: of both under a secret of the service, which who can write here need not have.
+audit_heads = Table(
+    "audit_heads",
+    metadata,
+    Column("chain", Key, primary_key=True, autoincrement=False),
+    Column("number", Key, nullable=False),
+    Column("hash", String(64), nullable=False),
+    Column("mac", String(64), nullable=False),
 )

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from models.network import Float
 from models.recognition import unit
 from service.gallery.database import MIGRATIONS
+from service.gallery.vault import Vault
+from tests.databases import MASTER
 
 DIMENSION = 32
 
@@ -28,7 +30,7 @@ def at_revision(url: str, revision: str) -> sa.MetaData:
     config = alembic.config.Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
+        config.attributes |= {"connection": connection, "vault": Vault(MASTER)}
         alembic.command.upgrade(config, revision)
         tables.reflect(connection)
     engine.dispose()

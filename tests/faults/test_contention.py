@@ -12,27 +12,28 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import StorageBusyError, StorageError
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate
 from service.gallery.tables import galleries
+from tests.databases import open_database
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl, Postgres
 
 
 def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'kith.db'}"
-    engine, other = open_engine(url), open_engine(url)
-    store = Store(Database(engine))
+    database, other = open_database(url), open_database(url)
+    store = Store(database)
     # The patience of the service's connections is ten seconds; here, a hundredth of one.
     sa.event.listen(
-        engine, "engine_connect", lambda connection: connection.connection.execute("PRAGMA busy_timeout=10")
+        database.engine, "engine_connect", lambda connection: connection.connection.execute("PRAGMA busy_timeout=10")
     )
-    with other.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
+    with other.engine.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
         store.create_gallery("g", "f" * 32, 8, GallerySettings())
     store.create_gallery("g", "f" * 32, 8, GallerySettings())
     store.close()
-    other.dispose()
+    other.close()
 
 
 def test_who_trims_the_log_late_does_not_forget_what_others_trimmed(
@@ -62,7 +63,7 @@ def test_who_trims_the_log_late_does_not_forget_what_others_trimmed(
 
 
 def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -> None:
-    database = Database(open_engine(postgres.create(f"kith_{uuid.uuid4().hex}")))
+    database = open_database(postgres.create(f"kith_{uuid.uuid4().hex}"))
     store = Store(database)
     one, two = (store.create_gallery(name, "f" * 32, 8, GallerySettings()) for name in ("one", "two"))
     both_hold = threading.Barrier(2)

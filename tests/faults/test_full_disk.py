@@ -17,6 +17,7 @@ from service.client import Kith, KithClientError
 from service.errors import StorageFullError
 from service.gallery.check import open_check
 from service.gallery.subjects import GallerySettings, NewTemplate
+from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.faults.workers import Node
 
@@ -75,7 +76,7 @@ def test_a_full_disk(small_disk: Path) -> None:
         _enrol(kith, refused[0], enrolled["s0"] * -1)
         enrolled[refused[0]] = enrolled["s0"] * -1
         _look(kith, enrolled)
-    with open_check(f"sqlite:///{small_disk / 'kith.db'}") as check:
+    with open_check(open_database(f"sqlite:///{small_disk / 'kith.db'}")) as check:
         assert list(check.findings(None, False)) == []
 
 
@@ -100,7 +101,7 @@ def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
         def limit(connection: sa.Connection) -> None:
             connection.exec_driver_sql("PRAGMA max_page_count = 60")
 
-        sa.event.listen(node.engine, "begin", limit)
+        sa.event.listen(node.database.engine, "begin", limit)
         vectors = unit(np.random.default_rng(0).normal(size=(5000, 32)))
         with pytest.raises(StorageFullError):
             node.store.enrol(gallery, "a", [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)

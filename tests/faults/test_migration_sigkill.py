@@ -26,11 +26,11 @@ from service.api.migration_schemas import MigrationOut
 from service.client import Kith, KithClientError
 from service.errors import StorageError
 from service.gallery.check import open_check
-from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, GallerySettings, NewTemplate
 from service.gallery.tables import jobs
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import Server
 from tests.faults.tally import Tally
@@ -63,7 +63,7 @@ def theirs(second: ModelPack) -> Recogniser:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    opened = Store(Database(open_engine(url)))
+    opened = Store(open_database(url))
     yield opened
     opened.close()
 
@@ -126,7 +126,7 @@ def expire_leases(store: Store) -> None:
 
 def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recogniser) -> None:
     """The gallery's row, its generations and their vectors say the same."""
-    with open_check(url) as check:
+    with open_check(open_database(url)) as check:
         assert list(check.findings("g", False)) == []
     gallery = store.gallery("g")
     kept = Generations(store._database).kept(gallery)

@@ -14,6 +14,7 @@ from models.network import Float
 from models.recognition import unit
 from service.client import KithClientError
 from service.gallery.check import open_check
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import serving
 from tests.postgres import Postgres
@@ -121,5 +122,5 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             assert stored == dict.fromkeys(acknowledged, 1)
             for subject, template in acknowledged.items():
                 assert [t.id for t in kith.templates("g", subject).templates] == [template]
-    with open_check(url) as check:
+    with open_check(open_database(url)) as check:
         assert list(check.findings(None, False)) == []

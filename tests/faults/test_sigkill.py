@@ -18,8 +18,8 @@ from models.recognition import unit
 from service.client import KithClientError
 from service.errors import GalleryExistsError, GalleryNotFoundError
 from service.gallery.check import Finding, open_check
-from service.gallery.database import open_engine
 from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.judging import halves, operations_of, without_an_order
 from tests.faults.killing import pause
@@ -43,7 +43,7 @@ WORK = {
 
 
 def findings(url: str, gallery: str | None = None) -> list[Finding]:
-    with open_check(url) as check:
+    with open_check(open_database(url)) as check:
         return list(check.findings(gallery, repair=False))
 
 
@@ -171,7 +171,7 @@ def test_an_upgrade_killed_midway_is_finished_by_the_next_start(
 
 
 def _upgrade(url: str) -> None:
-    open_engine(url).dispose()
+    open_database(url).close()
 
 
 def _check_upgraded(url: str, kept: dict[str, Any]) -> None:

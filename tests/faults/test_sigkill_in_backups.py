@@ -10,8 +10,8 @@ import numpy as np
 
 from service.errors import BackupError
 from service.gallery.backup import back_up, read_manifest, restore
-from service.gallery.database import Database, open_engine
 from service.gallery.subjects import GallerySettings
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
@@ -24,14 +24,14 @@ TEMPLATES = [template_id(3, number) for number in range(500)]
 
 
 def _back_up(url: str, path: Path, pipe: Pipe) -> None:
-    database = Database(open_engine(url))
+    database = open_database(url)
     pipe.send("begun")
     back_up(database, path)
     pipe.send("done")
 
 
 def _restore(url: str, path: Path, pipe: Pipe) -> None:
-    database = Database(open_engine(url))
+    database = open_database(url)
     pipe.send("begun")
     restore(database, path, replace=True)
     pipe.send("done")
@@ -78,7 +78,7 @@ def test_a_backup_cut_off_by_other_means_is_refused(tmp_path: Path) -> None:
     url, path = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.backup"
     with Node(url) as node:
         node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-        database = Database(node.engine)
+        database = node.database
         back_up(database, path)
         path.write_bytes(path.read_bytes()[:-100])
         try:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from service.gallery.bulk import BulkStore
-from service.gallery.database import Database, open_engine
 from service.gallery.importing import Import
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
 from service.gallery.transfer import Items
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
@@ -30,7 +30,7 @@ def block(number: int) -> list[str]:
 
 
 def _import(url: str, gallery: str, pipe: Pipe) -> None:
-    database = Database(open_engine(url))
+    database = open_database(url)
     taking = Import(BulkStore(database), Store(database).gallery(gallery))
     for number in range(BLOCKS):
         ids = block(number)

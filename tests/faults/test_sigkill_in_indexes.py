@@ -11,13 +11,13 @@ import pytest
 
 from service.gallery import segmented
 from service.gallery.check import open_check
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.index_choice import Sizes
 from service.gallery.index_files import SUFFIX, check_index_files
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed, pause
 from tests.faults.tally import Tally
@@ -35,7 +35,7 @@ class Served:
     """A node whose indexes have files."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.store = Store(Database(open_engine(url)))
+        self.store = Store(open_database(url))
         self.followers = Followers(in_process(self.store, InProcess(folder=folder, sizes=SIZES)))
 
     def found(self, templates: list[str]) -> int:
@@ -116,7 +116,7 @@ def test_a_damaged_index_file_is_no_harm(tmp_path: Path) -> None:
         content[len(content) * 2 // 3] ^= 1
         victim.write_bytes(content)
     assert len(check_index_files(folder, [gallery.pk])) == len(victims)
-    with open_check(url, index_folder=folder) as check:
+    with open_check(open_database(url), index_folder=folder) as check:
         assert [(found.kind, found.count) for found in check.findings(None, False)] == [("index_files", len(victims))]
     served = Served(url, folder)
     try:

@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from service.client import FileStream
-from service.gallery.database import Database
 from service.gallery.job_store import JobStore
 from tests.conftest import jpeg
 from tests.faults import LONG
@@ -61,4 +60,4 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
 
 def is_unfinished(url: str, job_id: str) -> bool:
     with Node(url) as node:
-        return bool(JobStore(Database(node.engine)).unfinished([job_id]))
+        return bool(JobStore(node.database).unfinished([job_id]))

@@ -20,7 +20,6 @@ from models.recognition import Recogniser
 from models.runtime import OnnxNetwork
 from service import crops
 from service.batching import Batcher, Devices
-from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.job_store import JobStore
 from service.gallery.risks import GalleryRisks
@@ -29,6 +28,7 @@ from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate
 from service.jobs import Runner
 from service.migration import Migrations, aligned
 from service.recognisers import Recognisers, Served
+from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
@@ -61,7 +61,7 @@ class Place:
     """What a server has for migrations."""
 
     def __init__(self, url: str, also: Path) -> None:
-        database = Database(open_engine(url))
+        database = open_database(url)
         self.store, self.generations, self.jobs = Store(database), Generations(database), JobStore(database)
         served = []
         for directory in (BUNDLED, also):

@@ -17,12 +17,13 @@ import sqlalchemy as sa
 from models.network import Float
 from models.recognition import unit
 from service.errors import KithError, StorageError
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
+from tests.databases import open_database
 from tests.faults.history import NEVER, Kind
 
 ANSWER_TIMEOUT_S = 60
@@ -49,8 +50,10 @@ class Node:
     """A store, and indexes that follow it."""
 
     def __init__(self, url: str, unlocked: bool = False) -> None:
-        self.engine = open_engine(url)
-        self.store = Store((Unlocked if unlocked else Database)(self.engine))
+        self.database = open_database(url)
+        if unlocked:
+            self.database = Unlocked(self.database.engine, self.database.vault)
+        self.store = Store(self.database)
         self.followers = Followers(in_process(self.store))
 
     def __enter__(self) -> Self:

@@ -20,15 +20,28 @@ from models.network import Float
 from models.recognition import unit
 from service.cli import app
 from service.errors import BackupError
+from service.gallery.audit_log import record
 from service.gallery.backup import TABLES, back_up, read_manifest, restore
 from service.gallery.check import open_check
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.follower import Followers
 from service.gallery.generations import Disagreement, Generations
 from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
-from service.gallery.tables import audit, changes, crops, galleries, index_states, job_items, jobs, subjects, templates
+from service.gallery.tables import (
+    api_keys,
+    changes,
+    crops,
+    erasures,
+    galleries,
+    index_states,
+    job_items,
+    jobs,
+    subjects,
+    templates,
+)
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
@@ -40,7 +53,7 @@ def fresh(database_url: DatabaseUrl) -> Iterator[Open]:
     opened: list[Database] = []
 
     def another() -> Database:
-        opened.append(Database(open_engine(database_url())))
+        opened.append(open_database(database_url()))
         return opened[-1]
 
     yield another
@@ -50,7 +63,7 @@ def fresh(database_url: DatabaseUrl) -> Iterator[Open]:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[Database]:
-    database = Database(open_engine(f"sqlite:///{tmp_path / 'other.db'}"))
+    database = open_database(f"sqlite:///{tmp_path / 'other.db'}")
     yield database
     database.close()
 
@@ -80,8 +93,11 @@ def filled(database: Database) -> Store:
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
         connection.execute(crops.insert().values(template_pk=template_pk, image=b"\0\xff", landmarks=[[1, 2.5]]))
-        line = {"at": now, "event": "e", "gallery_pk": one.pk, "gallery": "one", "details": {"a": None}}
-        connection.execute(audit.insert().values(**line))
+        record(database.vault, connection, "e", one, a=None)
+        record(database.vault, connection, "of none")
+        key = {"id": "a", "digest": "d", "name": "n", "scopes": ["read"], "galleries": ["one"], "created_at": now}
+        connection.execute(api_keys.insert().values(**key))
+        connection.execute(erasures.insert().values(gallery_pk=one.pk, subject="s", at=now))
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
         connection.execute(jobs.insert().values(**job, cancel=False, created_at=now, updated_at=now))
         connection.execute(job_items.insert().values(job_pk=1, item="photo", problem={"code": "c"}, at=now))
@@ -97,7 +113,7 @@ def everything(database: Database) -> dict[str, list[Any]]:
         of_gallery = {t.name: "pk" if t is galleries else "gallery_pk" for t in TABLES}
         return {
             t.name: sorted(
-                repr({k: names.get(v) if k == of_gallery[t.name] else v for k, v in row._mapping.items()})
+                repr({k: names.get(v, v) if k in (of_gallery[t.name], "chain") else v for k, v in row._mapping.items()})
                 for row in connection.execute(sa.select(t))
             )
             for t in TABLES
@@ -106,7 +122,7 @@ def everything(database: Database) -> dict[str, list[Any]]:
 
 def check(database: Database) -> None:
     url = database._writer.engine.url.render_as_string(hide_password=False)
-    with open_check(url) as examined:
+    with open_check(open_database(url)) as examined:
         assert not list(examined.findings(None, repair=False))
 
 
@@ -155,7 +171,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     assert after.pk > before.pk
     assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
     assert store.answered(after, "key 5", "digest") == "{}"
-    assert [line.event for line in store.audit_lines(after, None, 10)] == ["e"]
+    assert [line.event for line in store.audit_lines(after, None, 10)] == ["e", "gallery_created"]
     enrol(store, after, "s20", *vectors(1, 9))
     assert len(store.changes_after(after, 0)) == 21
     restore(database, file, replace=True)
@@ -333,7 +349,7 @@ def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.Monke
     for folder in ("here", "there"):
         monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / folder))
         if folder == "here":
-            database = Database(open_engine(f"sqlite:///{tmp_path / folder / 'kith.db'}"))
+            database = open_database(f"sqlite:///{tmp_path / folder / 'kith.db'}")
             filled(database)
             database.close()
             assert "2 galleries" in CliRunner().invoke(app, ["backup", str(file)]).stdout

@@ -31,7 +31,6 @@ from service.api.schemas import JobOut
 from service.archives import ArchiveLimits, Contents, contents, members
 from service.client import FileStream, Kith, KithClientError
 from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError, StorageFullError
-from service.gallery.database import Database, open_engine
 from service.gallery.job_store import JobStore
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
@@ -40,6 +39,7 @@ from service.server import embedded
 from service.settings import Settings, load_settings
 from service.spool import ABANDONED_S, SPARE_BYTES, Spool
 from tests.conftest import jpeg
+from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.packs import projected_pack
 
@@ -338,7 +338,7 @@ def test_an_archive_of_unknown_size_does_not_fill_the_disk(
 
 
 def test_what_nobody_waits_for_is_tidied_away(tmp_path: Path) -> None:
-    spool, database = Spool(tmp_path / "spool"), Database(open_engine(f"sqlite:///{tmp_path}/kith.db"))
+    spool, database = Spool(tmp_path / "spool"), open_database(f"sqlite:///{tmp_path}/kith.db")
     store = JobStore(database)
     spool.tidy(store)
     gallery = Store(database).create_gallery("g", "f" * 32, 8, GallerySettings())

@@ -23,6 +23,7 @@ from service.gallery.follower import Follower
 from service.gallery.index import IndexStats
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Hit, Snapshot
+from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
 
@@ -115,7 +116,7 @@ class Counted:
 
 
 def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> None:
-    gallery = Gallery(1, "g", "f" * 32, 4, GallerySettings(), datetime.now(UTC))
+    gallery = Gallery(1, "g", "f" * 32, 4, GallerySettings(), datetime.now(UTC), Seal(new_key()))
 
     async def ask() -> None:
         replica = Counted()

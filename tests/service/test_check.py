@@ -21,7 +21,6 @@ from service.cli import app
 from service.errors import StorageDamagedError
 from service.gallery.check import GalleryCheck, open_check
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, Consistency, DatabaseCheck
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.index_choice import Sizes
 from service.gallery.replicas import InProcess, in_process
@@ -29,6 +28,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.gallery.tables import vectors
 from service.spool import ABANDONED_S, Spool
+from tests.databases import open_database
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
 
@@ -70,7 +70,7 @@ def damage(url: str, *how: str | Damage) -> None:
 
 def found(url: str, repair: bool = False, name: str | None = None) -> dict[str, bool]:
     """Kinds of the findings, and whether they were mended."""
-    with open_check(url) as check:
+    with open_check(open_database(url)) as check:
         return {finding.kind: finding.repaired for finding in check.findings(name, repair)}
 
 
@@ -153,7 +153,7 @@ def test_a_vector_that_is_none_is_set_aside_so_that_the_gallery_can_be_searched(
 
 def test_the_index_is_checked_against_the_database(url: str) -> None:
     """A row changed behind the log's back is what an index cannot know."""
-    with open_check(url) as check:
+    with open_check(open_database(url)) as check:
         assert list(check.findings("g", False)) == []
         vector = unit(np.random.default_rng(9).normal(size=(1, DIMENSION))).astype("<f4").tobytes()
         damage(url, a_vector(vector))
@@ -163,7 +163,7 @@ def test_the_index_is_checked_against_the_database(url: str) -> None:
 
 def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None:
     """Once it is one: it is put in order before it is searched."""
-    database = Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}"))
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
     store, rng = Store(database), np.random.default_rng(0)
     settings = GallerySettings(fusion="max", index="compact", recall=0.5)
     gallery = store.create_gallery("g", "f" * 32, DIMENSION, settings)
@@ -194,7 +194,7 @@ def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
     long_ago = time.time() - 2 * ABANDONED_S
     os.utime(spool.path("0" * 32), (long_ago, long_ago))
     for repair, expected in ((False, {"abandoned": False}), (True, {"abandoned": True}), (False, {})):
-        with open_check(url, spool.abandoned) as check:
+        with open_check(open_database(url), spool.abandoned) as check:
             assert {finding.kind: finding.repaired for finding in check.findings("g", repair)} == expected
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1" * 32]
 
@@ -233,11 +233,12 @@ def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     path = tmp_path / "kith.db"
     with Node(f"sqlite:///{path}") as node:
         node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-        vectors = unit(np.random.default_rng(0).normal(size=(600, DIMENSION)))
+        vectors = unit(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
         new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in vectors]
         node.enrol("g", "a", new)
     content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
+    half = len(content) // 2
+    content[half : half + 65_536] = b"\xff" * 65_536
     path.write_bytes(content)
     with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
         node.store.snapshot(node.store.gallery("g"))

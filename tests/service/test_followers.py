@@ -21,7 +21,7 @@ from service.client import Kith
 from service.errors import GalleryNotFoundError, StorageError
 from service.gallery import replicas
 from service.gallery import store as store_module
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
@@ -30,6 +30,7 @@ from service.gallery.replicas import TRIM_AFTER, Following, InProcess, in_proces
 from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, ROWS_AT_ONCE, Store
 from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.gallery.tables import changes, galleries, index_states
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 16
@@ -38,7 +39,7 @@ RULES: list[Fusion] = ["max", "mean_top_k", "centroid"]
 
 @pytest.fixture
 def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = Database(open_engine(database_url()))
+    opened = open_database(database_url())
     yield opened
     opened.close()
 

@@ -29,7 +29,6 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.labels import labels_of
@@ -37,6 +36,7 @@ from service.gallery.replicas import in_process
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import labels, metadata, subjects
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.test_fusion import RULES, fused_similarity
 
@@ -54,7 +54,7 @@ def url(database_url: DatabaseUrl) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    opened = Store(Database(open_engine(url)))
+    opened = Store(open_database(url))
     yield opened
     opened.close()
 
@@ -65,24 +65,24 @@ def gallery(store: Store) -> Gallery:
 
 
 def test_migrations_make_the_tables(url: str) -> None:
-    engine = open_engine(url)
-    with engine.connect() as connection:
+    database = open_database(url)
+    with database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
+    database.close()
 
 
 def test_a_commit_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path / 'kith.db'}")
-    with engine.connect() as connection:
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
+    with database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
-    engine.dispose()
+    database.close()
 
 
 def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError):
-        open_engine(f"sqlite:///{tmp_path / 'file' / 'kith.db'}")
+        open_database(f"sqlite:///{tmp_path / 'file' / 'kith.db'}")
 
 
 def test_names_are_unique_and_keys_never_return(store: Store, gallery: Gallery) -> None:
@@ -151,7 +151,7 @@ def test_deleting_what_is_not_there(store: Store, gallery: Gallery) -> None:
 
 
 def test_a_deleted_vector_leaves_no_bytes_behind(tmp_path: Path, rng: np.random.Generator) -> None:
-    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
+    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
     gallery = store.create_gallery("g", "f" * 32, 64, GallerySettings())
     (vector,) = unit(rng.normal(size=(1, 64)))
     store.enrol(gallery, "a", [template(vector)], None)
@@ -195,7 +195,7 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
     """Random enrolment and deletion; two indexes over one database, as two processes would be."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Database(open_engine(f"sqlite:///{folder}/kith.db")))
+        store = Store(open_database(f"sqlite:///{folder}/kith.db"))
         gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
         replicas = [Followers(in_process(store)), Followers(in_process(store))]
         enrolled: dict[str, list[NewTemplate]] = {}
@@ -316,7 +316,7 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
 
 def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="sqlite or postgresql"):
-        open_engine("mysql://localhost/kith")
+        open_database("mysql://localhost/kith")
 
 
 def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:

@@ -13,7 +13,7 @@ from models.network import Float
 from models.recognition import unit
 from service.decision import RiskTarget
 from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Generations
@@ -22,6 +22,7 @@ from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
@@ -31,7 +32,7 @@ CROP = Crop(b"a picture", ((1.0, 2.0),) * 5)
 
 @pytest.fixture
 def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = Database(open_engine(database_url()))
+    opened = open_database(database_url())
     yield opened
     opened.close()
 
@@ -156,7 +157,7 @@ def test_transitions_and_their_repetitions(
         generations.drop(now(store), generation, keys)
     assert [generations.embedded_keys(now(store), generation) for generation in (n, 0)] == [[], keys]
     events = [line.event for line in store.audit_lines(gallery, None, 100)][::-1]
-    assert events == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
+    assert events[1:] == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
     assert kinds.count(DROP) == 1
     # A number that was used stays used.

@@ -23,9 +23,12 @@ from service.gallery.index_files import IndexFiles, check_index_files, forget_fi
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Rows
 from service.gallery.subjects import Gallery, GallerySettings
+from service.security.sealing import Seal, new_key
 
 N, DIMENSION = 600, 16
-GALLERY = Gallery(7, "g", "f" * 32, DIMENSION, GallerySettings(fusion="max", index="graph"), datetime.now(UTC))
+GALLERY = Gallery(
+    7, "g", "f" * 32, DIMENSION, GallerySettings(fusion="max", index="graph"), datetime.now(UTC), Seal(new_key())
+)
 SIZES = Sizes(seal=64, compact_from=10**6, coded=512, linked=512)
 
 

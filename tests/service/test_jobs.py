@@ -19,13 +19,14 @@ import pytest
 from models.recognition import unit
 from service.client import Kith, KithClientError
 from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
-from service.gallery.database import Database, open_engine
+from service.gallery.database import Database
 from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import jobs
 from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 PROBLEM = LowQualityError("out of bounds: sharpness").document()
@@ -39,7 +40,7 @@ def url(database_url: DatabaseUrl) -> str:
 
 @pytest.fixture
 def database(url: str) -> Iterator[Database]:
-    opened = Database(open_engine(url))
+    opened = open_database(url)
     yield opened
     opened.close()
 
@@ -243,7 +244,7 @@ def test_lists_and_what_is_forgotten(store: JobStore, database: Database, galler
 
 def test_of_many_claims_at_once_each_job_gets_one(url: str, store: JobStore, gallery: Gallery) -> None:
     made = {store.create(gallery, "work", {}).id for _ in range(12)}
-    processes = [JobStore(Database(open_engine(url))) for _ in range(4)]
+    processes = [JobStore(open_database(url)) for _ in range(4)]
     start = threading.Barrier(len(processes))
 
     def claim_all(number: int) -> list[str]:
@@ -304,7 +305,7 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
             context.check()
             context.record([ItemOutcome(item, "done")])
 
-    second = JobStore(Database(open_engine(url)))
+    second = JobStore(open_database(url))
     made = [store.create(gallery, "work", {}) for _ in range(8)]
     run_until(store, made[-1], runner(store, work), runner(second, work), others=made)
     second._database.close()
@@ -448,7 +449,7 @@ def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery:
 
 def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     name = kith.create_gallery("jobs-over-http").name
-    database = Database(open_engine(settings.sql_url))
+    database = open_database(settings.sql_url)
     store, found = JobStore(database), Store(database).gallery(name)
     made = [store.create(found, "of no process", {}) for _ in range(3)]
     assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]

@@ -23,7 +23,6 @@ from service.decision import RiskTarget
 from service.errors import GalleryNotFoundError, StorageError
 from service.gallery.bulk import BulkStore
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Consistency
-from service.gallery.database import Database, open_engine
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
@@ -34,8 +33,10 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Named, NewTemplate, StoredEvidence
 from service.gallery.transfer import Items, check
 from service.pipeline import Found, Pipeline
+from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
+from tests.databases import open_database
 from tests.faults.old_databases import at_revision
 from tests.faults.workers import Worker
 from tests.postgres import DatabaseUrl, Postgres
@@ -47,12 +48,11 @@ class Process:
     """What a server process has, and how many statements it has run."""
 
     def __init__(self, url: str) -> None:
-        self.engine = open_engine(url)
-        self.database = Database(self.engine)
+        self.database = open_database(url)
         self.store = Store(self.database)
         self.followers = Followers(in_process(self.store))
         self.statements = 0
-        sa.event.listen(self.engine, "before_cursor_execute", self._count)
+        sa.event.listen(self.database.engine, "before_cursor_execute", self._count)
 
     def _count(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         self.statements += statement != "BEGIN"
@@ -103,7 +103,7 @@ def test_where_nothing_was_written_a_search_reads_nothing(tmp_path: Path, rng: n
         found = one.search("g", probe)
         assert one.statements_of(lambda: one.search("g", probe)) == 0
         assert one.search("g", probe) == found
-        with process(one.engine.url.render_as_string()) as two:
+        with process(one.database.engine.url.render_as_string()) as two:
             two.store.enrol(two.store.gallery("other"), "s9", some(rng), None)
         # One look at the gallery's version: its names and its index are as they were.
         assert one.statements_of(lambda: one.search("g", probe)) == 1
@@ -250,7 +250,7 @@ def test_what_is_written_without_a_transaction_around_it_is_not_missed(tmp_path:
             after = one.database.file_version()
             assert before is not None and after is not None and before < after
             if i % 3 == 0:
-                with two.engine.connect() as connection:
+                with two.database.engine.connect() as connection:
                     connection.exec_driver_sql("ROLLBACK")
                     connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
             # What reads or is taken back is no change that must be seen, and what is read is read to its end.
@@ -334,12 +334,12 @@ def test_an_earlier_version_that_still_runs_is_refused_by_the_database(database_
 def test_sqlite_is_a_file(path: str) -> None:
     """Another connection to it sees the same."""
     with pytest.raises(StorageError, match="path"):
-        open_engine(f"sqlite:///{path}")
+        open_database(f"sqlite:///{path}")
 
 
 def test_names_are_of_one_version() -> None:
     kept = Kept()
-    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), version=5)
+    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key()), version=5)
     new = replace(old, version=4)
     kept.put(old, 1)
     read_for_old = kept.page("g")
@@ -353,7 +353,9 @@ def test_names_are_of_one_version() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     kept = Kept(most_galleries=3, most_names=10)
-    made = [Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC)) for i in range(5)]
+    made = [
+        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(5)
+    ]
     for gallery in made:
         kept.put(gallery, 1)
         page = kept.page(gallery.name)

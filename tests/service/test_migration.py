@@ -24,11 +24,11 @@ from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.errors import StorageError
-from service.gallery.database import Database, open_engine
 from service.gallery.tables import crops, templates
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
 
 Photo = NDArray[np.uint8]
@@ -369,7 +369,7 @@ def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path,
 
 def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
     g = enrolled(both, "damaged", {"eileen": people["eileen"], "tom": people["tom"]}, keep_crops=True)
-    database = Database(open_engine(f"sqlite:///{data_dir / 'kith.db'}"))
+    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
     (template,) = both.templates(g, "tom").templates
     damaged = crops.update().where(
         crops.c.template_pk == sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
@@ -412,7 +412,7 @@ def test_no_crop_keeps_the_others_from_being_embedded(
         "friend0": {"image": black, "landmarks": points},
     }
     g = enrolled(both, "damages", people, keep_crops=True)
-    database = Database(open_engine(f"sqlite:///{data_dir / 'kith.db'}"))
+    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
     with database.write(StorageError("unforeseen")) as connection:
         for subject, damage in damages.items():
             (template,) = both.templates(g, subject).templates

@@ -22,7 +22,6 @@ from models.network import Float
 from models.recognition import unit
 from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.gallery.check import open_check
-from service.gallery.database import Database, open_engine
 from service.gallery.generations import Generations
 from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
@@ -32,6 +31,7 @@ from service.gallery.tables import changes, galleries, index_states
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
+from tests.databases import open_database
 from tests.milvus_lite import MilvusLite
 from tests.nodes import Model, Node, Nodes
 from tests.service.test_gallery import template
@@ -120,12 +120,11 @@ def dying_node(node: Node, milvus: MilvusLite, act: str) -> Iterator[None]:
     assert node.engine is not None
     script = f"""
 import sys
-from service.gallery.database import Database, open_engine
 from service.gallery.milvus_index import MilvusOptions
 from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
-database = Database(open_engine({node.url!r}))
+database = open_database({node.url!r})
 shared, gallery = SharedIndexes(database), Store(database).gallery("g")
 replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)
 collection = replica.opened()
@@ -231,7 +230,7 @@ def test_a_passage_that_was_cut_short_is_gone_on_with(
     enrol(here, model, ["s1", "s11"], rng)
     with there.shared.turn(gallery, begun.opened().engine) as turn:
         assert turn.passed() > 0
-    with open_check(there.url) as check:
+    with open_check(open_database(there.url)) as check:
         assert list(check.findings("g", repair=True)) == []
     model.check(there, probes(rng), 5)
 
@@ -271,7 +270,9 @@ def test_what_was_lost_in_milvus_is_found_by_the_check_and_mended(nodes: Nodes, 
     def found(repair: bool) -> list[tuple[str, bool]]:
         options = node.engine.options if node.engine else None
         assert options is not None
-        with open_check(node.url, open_milvus=lambda database: MilvusEngine(options, SharedIndexes(database))) as check:
+        with open_check(
+            open_database(node.url), open_milvus=lambda database: MilvusEngine(options, SharedIndexes(database))
+        ) as check:
             return [(finding.kind, finding.repaired) for finding in check.findings("g", repair)]
 
     assert found(repair=True) == []
@@ -384,7 +385,7 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     gallery = node.store.create_gallery("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
     enrol(node, model, ["a", "b"], rng)
     model.check(node, probes(rng), 5)
-    database = Database(open_engine(node.url))
+    database = open_database(node.url)
     generations = Generations(database)
     generations.start(gallery, "e" * 32, 2 * SMALL, "another", on_sight=True)
     shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)

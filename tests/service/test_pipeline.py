@@ -26,7 +26,6 @@ from service.api.identify import _search
 from service.app import create_app
 from service.client import Kith
 from service.errors import DeadlineExceededError, GalleryNotFoundError
-from service.gallery.database import Database, open_engine
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.imaging import Encoded, ImageLimits, open_photo
@@ -34,6 +33,7 @@ from service.patience import Patience
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.databases import open_database
 
 
 def test_only_the_largest_face_is_identified(kith: Kith, gallery: str, group: NDArray[np.uint8]) -> None:
@@ -68,7 +68,7 @@ def test_a_recogniser_is_given_crops_by_its_own_alignment(
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
     """By another process: one that restores it, or deletes it and makes one of its name."""
     served = load_settings(data_dir=tmp_path, log_level="WARNING")
-    other = Store(Database(open_engine(served.sql_url)))
+    other = Store(open_database(served.sql_url))
 
     async def search(context: Context) -> None:
         by = context.recognisers.default

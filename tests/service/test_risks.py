@@ -20,7 +20,6 @@ from models.recognition import unit
 from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
 from service.client import Kith, KithClientError
 from service.gallery import risks as risks_module
-from service.gallery.database import Database, open_engine
 from service.gallery.evidence import MAX_PROBES, impostor_evidence
 from service.gallery.fusion import Fusion, scores
 from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
@@ -28,6 +27,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.server import embedded
 from service.settings import load_settings
+from tests.databases import open_database
 
 DIMENSION = 128
 
@@ -156,8 +156,7 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     wait_for(lambda: kith.risk(gallery).subjects == 14)
     after = kith.risk(gallery)
     assert after.threshold != before.threshold
-    lines = list(kith.audit(gallery))
-    assert {line.event for line in lines} == {THRESHOLD_MOVED}
+    lines = [line for line in kith.audit(gallery) if line.event == THRESHOLD_MOVED]
     assert lines[0].details["after"]["threshold"] == after.threshold
     assert lines[0].details["after"]["pairs"] == 91
     assert lines[0].details["risk"] == {"fpir": 0.001}
@@ -237,7 +236,7 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
         kith.create_gallery("g")
         enrol(kith, "g", vectors[:4])
         kith.calibrate("g")
-    store = Store(Database(open_engine(settings.sql_url)))
+    store = Store(open_database(settings.sql_url))
     gallery = store.gallery("g")
     for i, vector in enumerate(vectors[4:], start=4):
         store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
@@ -250,7 +249,7 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
 
 def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     """One process derives for max while another one, after a change of rule, has derived for centroid."""
-    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
+    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
     gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     for i, vector in enumerate(people(rng, 3)):
         store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
@@ -265,7 +264,7 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
     stored = store.evidence(gallery)
     assert stored is not None
     assert stored.fusion == "centroid"
-    assert store.audit_lines(gallery, None, 10) == []
+    assert store.audit_lines(gallery, None, 10)[:-1] == []  # but for its creation
     store.close()
 
 
@@ -274,7 +273,7 @@ def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
 ) -> None:
     """Those asked for least lately are worked out again."""
     monkeypatch.setattr(risks_module, "KNOWN_AT_ONCE", 2)
-    store = Store(Database(open_engine(f"sqlite:///{tmp_path / 'kith.db'}")))
+    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
     risks = GalleryRisks(store, {"f" * 32: None})
     read: list[str] = []
     evidence = store.evidence

@@ -42,7 +42,6 @@ from service.errors import ImportFileError, ItemError, RecogniserMismatchError, 
 from service.gallery import ndjson, parquet
 from service.gallery.bulk import BulkStore
 from service.gallery.check import open_check
-from service.gallery.database import Database, open_engine
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.importing import Format, Import, Report, export
@@ -52,6 +51,7 @@ from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Subj
 from service.gallery.transfer import Header, Items, check
 from service.settings import Settings
 from service.transfers import MOST_EXPORTS
+from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
@@ -64,7 +64,7 @@ class Place:
     """A database with one gallery."""
 
     def __init__(self, url: str, dimension: int = DIMENSION, fusion: Fusion = "max") -> None:
-        database = Database(open_engine(url))
+        database = open_database(url)
         self.store, self.bulk = Store(database), BulkStore(database)
         self._fusion, self._dimension = fusion, dimension
         self.gallery = self.another("g")
@@ -553,11 +553,10 @@ def big_file(path: Path, count: int, dimension: int) -> None:
 IMPORTER = textwrap.dedent("""
     import sys
     from service.gallery.bulk import BulkStore
-    from service.gallery.database import Database, open_engine
-    from service.gallery.importing import Import
+        from service.gallery.importing import Import
     from service.gallery.parquet import Reader
     from service.gallery.store import Store
-    database = Database(open_engine(sys.argv[1]))
+    database = open_database(sys.argv[1])
     taking = Import(BulkStore(database), Store(database).gallery("g"))
     with open(sys.argv[2], "rb") as file:
         for block in Reader(file):
@@ -586,7 +585,7 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
-    with open_check(url) as examined:
+    with open_check(open_database(url)) as examined:
         assert not list(examined.findings(None, repair=False))
 
 

@@ -1,4 +1,4 @@
-"""Alembic's entry point: migrates the connection it is handed (see service.gallery.database.open_engine)."""
+"""Alembic's entry point: migrates the connection it is handed (see service.gallery.database.open_database)."""
 
 from alembic import context
 
