@@ -110,6 +110,21 @@ class Settings(BaseSettings):
         description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
         "(docs/rest.md).",
     )
+    max_connections: int = Field(500, ge=1, le=100_000, description="Most connections open at once.")
+    max_connections_per_address: int = Field(
+        250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
+    )
+    max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
+    client_patience_s: float = Field(
+        20.0,
+        gt=0,
+        le=3600,
+        description="Seconds that a request's head may take to come, its body and the reading of its answer beyond "
+        "what KITH_CLIENT_LEAST_RATE gives them.",
+    )
+    client_least_rate: int = Field(
+        1000, ge=1, description="Bytes a second at which bodies must come and answers be read."
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,
