@@ -124,7 +124,6 @@ from service.gallery.milvus_index import MilvusOptions
 from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
-from tests.databases import open_database
 database = open_database({node.url!r})
 shared, gallery = SharedIndexes(database), Store(database).gallery("g")
 replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)

@@ -553,10 +553,9 @@ def big_file(path: Path, count: int, dimension: int) -> None:
 IMPORTER = textwrap.dedent("""
     import sys
     from service.gallery.bulk import BulkStore
-    from service.gallery.importing import Import
+        from service.gallery.importing import Import
     from service.gallery.parquet import Reader
     from service.gallery.store import Store
-    from tests.databases import open_database
     database = open_database(sys.argv[1])
     taking = Import(BulkStore(database), Store(database).gallery("g"))
     with open(sys.argv[2], "rb") as file:
