@@ -117,6 +117,7 @@ class Store:
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now, version = _now(), new_version()
+        fresh = self._database.vault.fresh()
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -130,7 +131,7 @@ class Store:
                     )
                 )
             )
-            seal = self._database.vault.create(connection, pk)
+            seal = self._database.vault.create(connection, pk, fresh)
             first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
             connection.execute(
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
