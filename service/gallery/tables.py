@@ -184,7 +184,8 @@ index_states = Table(
     Column("updated_at", Utc, nullable=False),
 )
 
-# Long work. Whoever runs a job renews its lease; a job whose lease ran out belongs to whoever takes it.
+# Long work; ``actor``: who asked for it. Whoever runs a job renews its lease; a job whose lease ran out belongs to
+# whoever takes it.
 jobs = Table(
     "jobs",
     metadata,
@@ -197,6 +198,7 @@ jobs = Table(
     Column("progress", JSON, nullable=False),
     Column("problem", JSON),
     Column("cancel", Boolean, nullable=False),
+    Column("actor", String(64)),
     Column("owner", String(64)),
     Column("lease_until", Utc),
     Column("created_at", Utc, nullable=False),
