@@ -22,13 +22,16 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    documents,
     enrolments,
     faces,
     galleries,
     hygiene,
     identify,
     jobs,
+    keys,
     migrate,
+    permissions,
     problems,
     risk,
     subjects,
@@ -49,11 +52,13 @@ from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
+from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
@@ -138,6 +143,8 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                keys_known = KeyStore(database)
+                key_uses = await opened.enter_async_context(KeyUses(keys_known))
                 spool = Spool(settings.data_dir / "spool")
                 archives = ArchiveLimits(
                     settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
@@ -162,6 +169,8 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        keys_known,
+                        key_uses,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
                     )
@@ -178,7 +187,11 @@ def create_app(settings: Settings) -> FastAPI:
         store.close()
 
     app = FastAPI(
-        title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
+        title="Kith",
+        version=version("kith-face"),
+        summary="Who is this, and how sure may I be?",
+        lifespan=lifespan,
+        openapi_url=None,  # service.api.documents has it, behind the gate like all else
     )
     problems.install(app)
     for module in (
@@ -192,9 +205,11 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        keys,
         system,
+        documents,
     ):
-        app.include_router(module.router)
+        app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from service.gallery.database import Database, open_database
+from service.gallery.key_store import KeyStore
 from service.gallery.shared_indexes import SharedIndexes
 from service.security.master import LocalKey, MasterKeys, make_key, read_key
 from service.settings import Settings
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
 def open_own_database(settings: Settings) -> Database:
     """Raises MasterKeyError, StorageError."""
     return open_database(settings.sql_url, master_keys(settings))
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether API keys were ever made. Raises MasterKeyError, StorageError."""
+    with closing(open_own_database(settings)) as database:
+        return len(KeyStore(database).ring()) > 0
 
 
 def master_keys(settings: Settings) -> MasterKeys:
