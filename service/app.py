@@ -48,6 +48,7 @@ from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus, open_own_database
+from service.fetching import Fetcher
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
@@ -153,6 +154,12 @@ def create_app(settings: Settings) -> FastAPI:
                     **Migrations(store, generations, recognisers, risks).kinds(),
                     KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
                 }
+                hosts = settings.url_host_list
+                if hosts.are_all:
+                    log.warning(
+                        "photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant"
+                    )
+                fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
                 async with Runner(JobStore(database), kinds) as runner:
                     app.state.context = Context(
                         settings,
@@ -173,6 +180,7 @@ def create_app(settings: Settings) -> FastAPI:
                         key_uses,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
+                        fetcher,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
@@ -192,6 +200,7 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Who is this, and how sure may I be?",
         lifespan=lifespan,
         openapi_url=None,  # service.api.documents has it, behind the gate like all else
+        redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
     for module in (
