@@ -167,8 +167,10 @@ class Store:
             return None
         return page.gallery
 
-    def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
+    def list_galleries(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if after is not None:
             query = query.where(galleries.c.name > after)
         with self._database.read() as connection:
