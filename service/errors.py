@@ -105,6 +105,16 @@ class ImageTooLargeError(ImageError):
     remedy = "Shrink the photo; the limits are in docs/settings.md."
 
 
+class UrlRefusedError(ImageError):
+    code, title = "url_refused", "Photos are not fetched from this address"
+    remedy = "Send the photo itself, or an https address of a host in KITH_URL_HOSTS (docs/rest.md)."
+
+
+class UrlFailedError(ImageError):
+    code, title = "url_failed", "The address did not give a photo"
+    remedy = "Check the address, or send the photo itself."
+
+
 class NoFaceError(ImageError):
     code, title = "no_face", "No face was found"
     remedy = "Send a photo in which the face is upright, visible and not tiny."
