@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer clean
+        bench-serving bench-transfer soak supply lock clean
 
 setup: $(INSTALLED)
 
@@ -31,12 +31,26 @@ test: setup
 	$(BIN)/deptry .
 	$(BIN)/pytest
 
+# Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
+supply: setup
+	$(BIN)/python -m requirements.check
+
+# The hashed requirements anew, after pyproject.toml or constraints.txt changed.
+lock: setup
+	UV=$(BIN)/uv requirements/lock
+
 # The long version of what breaks: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor
+
+# Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
+MINUTES ?= 30
+DATABASE ?= sqlite
+soak: setup
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --database $(DATABASE)
 
 bench-memory: setup
 	$(BIN)/python -m bench.memory

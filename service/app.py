@@ -186,7 +186,11 @@ def create_app(settings: Settings) -> FastAPI:
         store.close()
 
     app = FastAPI(
-        title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
+        title="Kith",
+        version=version("kith-face"),
+        summary="Who is this, and how sure may I be?",
+        lifespan=lifespan,
+        redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
     for module in (

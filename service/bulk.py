@@ -72,15 +72,16 @@ class BulkEnrolment:
     async def run(self, context: JobContext) -> None:
         """Enrol what the job's archive holds and its items do not name yet."""
         options = BulkOptions(**context.job.parameters)
-        path = self.spool.path(context.job.id)
-        found = await context.run(contents, path, self.limits, options.strip, context.check)
+        gallery = await context.run(self.store.gallery, context.job.gallery)
+        archive = self.spool.archive(context.job.id, gallery.seal)
+        found = await context.run(contents, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         missing = [_refusal(name, _NOT_THERE) for name in found.missing if name not in done]
         total = len(found.subjects) + len(found.missing)
         await context.run(lambda: context.record(missing, total, ignored=found.ignored))
         run = _Run(self, context, options, await context.run(self.store.gallery, context.job.gallery))
         await run.derive_risk()  # as a process that died may have left it to be
-        waiting = _waiting(members(path, self.limits), found, done)
+        waiting = _waiting(members(archive, self.limits), found, done)
         try:
             await run.decide_all(waiting)
         except GalleryMovedError as error:
@@ -203,7 +204,7 @@ class _Run:
             self._context.check()
         self._subject = item.subject
         if seen is _KNOWN or item.template_id in {template.id for _, template in self._admitted}:
-            self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED))
+            self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
         try:
             if isinstance(seen, KithError):
@@ -212,7 +213,7 @@ class _Run:
         except KithError as error:
             if error.status >= 500 and not isinstance(seen, KithError):
                 raise  # the database's, not the photo's
-            self._refused.append(_refusal(item.name, error))
+            self._refused.append(_refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
 
@@ -290,5 +291,5 @@ def _unfit(subject: str | None) -> KithError | None:
     return None if re.match(SUBJECT_ID, subject) else _NO_ID
 
 
-def _refusal(name: str, error: KithError) -> ItemOutcome:
-    return ItemOutcome(name, error.code, error.document())
+def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
+    return ItemOutcome(name, error.code, error.document(), subject)

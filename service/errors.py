@@ -53,6 +53,29 @@ class RequestTooLargeError(KithError):
     remedy = "Send fewer or smaller photos; the limits are in docs/settings.md."
 
 
+# Connections: refused before there is a request
+
+
+class MalformedHttpError(KithError):
+    status, code, title = 400, "malformed_http", "These bytes are no request"
+    remedy = "Send HTTP/1.1 (RFC 9112), with one length of the body and one Host."
+
+
+class ClientTooSlowError(KithError):
+    status, code, title = 408, "client_too_slow", "The request did not come in time"
+    remedy = "Send it at once; the limits are KITH_CLIENT_PATIENCE_S and KITH_CLIENT_LEAST_RATE."
+
+
+class HeadTooLargeError(KithError):
+    status, code, title = 431, "head_too_large", "The address and headers are too long"
+    remedy = "Send fewer or shorter headers, and long options in the body; the limit is KITH_MAX_HEAD_BYTES."
+
+
+class TooManyConnectionsError(KithError):
+    status, code, title = 503, "too_many_connections", "As many connections are open as may be"
+    remedy = "Close those that are done, and try again; the limits are KITH_MAX_CONNECTIONS and ..._PER_ADDRESS."
+
+
 # Photos
 
 
@@ -304,6 +327,13 @@ class BackupError(KithError):
     remedy = "Nothing was changed."
 
 
+class AuditFileError(KithError):
+    """What an audit is to be read from, or compared with, cannot be."""
+
+    code, title = "audit_file", "The audit cannot be read from there"
+    remedy = "Name a database of Kith, or a file that 'kith audit export' wrote; docs/audit.md."
+
+
 class MasterKeyError(KithError):
     """What is stored cannot be opened, or sealed, by the key that the service was given."""
 
@@ -311,6 +341,14 @@ class MasterKeyError(KithError):
     remedy = (
         "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
         "read the galleries."
+    )
+
+
+class MasterKeyAwayError(MasterKeyError):
+    status, code, title = 503, "master_key_unavailable", "The master key cannot be asked for at the moment"
+    remedy = (
+        "Try again; galleries that were used before are searched meanwhile. See to the program of "
+        "KITH_MASTER_KEY_COMMAND, whose words are in the log."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -37,10 +38,18 @@ class Settings(BaseSettings):
     )
     master_key_file: Path | None = Field(
         None,
-        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; default: "
-        "master.key in data_dir, made at the first start.",
+        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; several, one "
+        "a line, while one follows another; default: master.key in data_dir, made at the first start.",
     )
-    master_key: SecretStr | None = Field(None, min_length=1, description="The key itself, instead of a file.")
+    master_key: SecretStr | None = Field(
+        None, min_length=1, description="The key itself, or several, instead of a file."
+    )
+    master_key_command: str | None = Field(
+        None,
+        min_length=1,
+        description="Program, with its arguments, that wraps and unwraps by a key that it does not give away "
+        "(docs/decisions/0036); run without a shell.",
+    )
     milvus_uri: str | None = Field(
         None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
     )
@@ -117,6 +126,21 @@ class Settings(BaseSettings):
         description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
         "(docs/rest.md).",
     )
+    max_connections: int = Field(500, ge=1, le=100_000, description="Most connections open at once.")
+    max_connections_per_address: int = Field(
+        250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
+    )
+    max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
+    client_patience_s: float = Field(
+        20.0,
+        gt=0,
+        le=3600,
+        description="Seconds that a request's head may take to come, its body and the reading of its answer beyond "
+        "what KITH_CLIENT_LEAST_RATE gives them.",
+    )
+    client_least_rate: int = Field(
+        1000, ge=1, description="Bytes a second at which bodies must come and answers be read."
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,
@@ -128,6 +152,22 @@ class Settings(BaseSettings):
     @property
     def sql_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
+
+    @property
+    def default_key_path(self) -> Path:
+        """Of the master key, where nothing else is said."""
+        return self.data_dir / "master.key"
+
+    @property
+    def master_key_command_line(self) -> list[str]:
+        """Raises SettingsError."""
+        try:
+            words = shlex.split(self.master_key_command or "")
+        except ValueError as error:
+            raise SettingsError(f"KITH_MASTER_KEY_COMMAND: {error}") from error
+        if not words:
+            raise SettingsError("KITH_MASTER_KEY_COMMAND: it names no program")
+        return words
 
     @property
     def index_path(self) -> Path:

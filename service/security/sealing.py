@@ -23,7 +23,8 @@ from models.network import Float
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
-OVERHEAD_BYTES: Final = NONCE_BYTES + 16
+TAG_BYTES: Final = 16
+OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
 """By which a sealed value is longer."""
 VECTOR_TYPE: Final = np.dtype("<f4")
 PSEUDONYM_DIGITS: Final = 32
@@ -69,7 +70,7 @@ class Seal:
 
     def close_vectors(self, vectors: Float, generation: int) -> list[bytes]:
         """(n, d) vectors of a generation, each by itself: all as long as one another."""
-        purpose, encrypt = _vector(generation).encode(), self._cipher.encrypt
+        purpose, encrypt = vector_purpose(generation).encode(), self._cipher.encrypt
         nonces = os.urandom(NONCE_BYTES * len(vectors))
         each = (nonces[i : i + NONCE_BYTES] for i in range(0, len(nonces), NONCE_BYTES))
         stored = np.ascontiguousarray(vectors, VECTOR_TYPE)
@@ -77,7 +78,7 @@ class Seal:
 
     def open_vectors(self, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
         """(n, d) float32. Raises SealBrokenError."""
-        purpose, decrypt = _vector(generation).encode(), self._cipher.decrypt
+        purpose, decrypt = vector_purpose(generation).encode(), self._cipher.decrypt
         try:
             opened = [decrypt(value[:NONCE_BYTES], value[NONCE_BYTES:], purpose) for value in sealed]
             return np.frombuffer(b"".join(opened), VECTOR_TYPE).reshape(len(sealed), dimension).astype(np.float32)
@@ -89,5 +90,28 @@ class Seal:
         return hmac.digest(self._hash_key, f"{kind}\0{text}".encode(), "sha256").hex()[:PSEUDONYM_DIGITS]
 
 
-def _vector(generation: int) -> str:
+class Chunks:
+    """Of one file, under a key that seals nothing else: each by its place, and the last one marked, so that none can be
+    left out, moved, or taken for the end (STREAM of Hoang, Reyhanitabar, Rogaway and Vizar, CRYPTO 2015, figure 10)."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(derived(key, "chunks"))
+
+    def close(self, chunk: bytes | bytearray, place: int, last: bool) -> bytes:
+        """TAG_BYTES longer. No place may be sealed twice."""
+        return self._cipher.encrypt(_nonce(place, last), chunk, None)
+
+    def open(self, sealed: bytes, place: int, last: bool) -> bytes:
+        """Raises SealBrokenError."""
+        try:
+            return self._cipher.decrypt(_nonce(place, last), sealed, None)
+        except (InvalidTag, ValueError) as error:
+            raise SealBrokenError(f"chunk {place} of a sealed file cannot be opened") from error
+
+
+def _nonce(place: int, last: bool) -> bytes:
+    return place.to_bytes(NONCE_BYTES - 1, "big") + bytes([last])
+
+
+def vector_purpose(generation: int) -> str:
     return f"vector {generation}"
