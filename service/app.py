@@ -22,6 +22,7 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    audit,
     enrolments,
     faces,
     galleries,
@@ -40,6 +41,7 @@ from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
+from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
@@ -122,6 +124,8 @@ def create_app(settings: Settings) -> FastAPI:
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
+                audit_writer = AuditWriter(database, settings.audit_searches)
+                opened.callback(audit_writer.close)
                 transfers = Transfers(database)
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
@@ -169,6 +173,7 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        audit_writer,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
@@ -204,6 +209,7 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        audit,
         system,
     ):
         app.include_router(module.router)

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 from fastapi import Depends, Request
 
 from models.network import Network
+from service.audit_writer import AuditWriter
 from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
@@ -47,6 +48,7 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    audit: AuditWriter
     shortfalls: Sequence[str]
     """Why networks do not run on the GPU that is wanted."""
     gpus: Devices | None

@@ -184,8 +184,7 @@ index_states = Table(
     Column("updated_at", Utc, nullable=False),
 )
 
-# Long work; ``actor``: who asked for it. Whoever runs a job renews its lease; a job whose lease ran out belongs to
-# whoever takes it.
+# Long work. Whoever runs a job renews its lease; a job whose lease ran out belongs to whoever takes it.
 jobs = Table(
     "jobs",
     metadata,
@@ -198,7 +197,6 @@ jobs = Table(
     Column("progress", JSON, nullable=False),
     Column("problem", JSON),
     Column("cancel", Boolean, nullable=False),
-    Column("actor", String(64)),
     Column("owner", String(64)),
     Column("lease_until", Utc),
     Column("created_at", Utc, nullable=False),

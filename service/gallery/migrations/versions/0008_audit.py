@@ -1,4 +1,4 @@
-"""Who asked for a job; lines of the audit that cannot be altered; and every chain named in the service's own."""
+"""Lines of the audit that cannot be altered, and every chain named in the service's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ HEADS = sa.table("audit_heads", sa.column("chain", KEY), sa.column("number", KEY
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("actor", sa.String(64)))
     _name_chains(op.get_bind(), context.config.attributes["vault"])
     guard(op.get_bind())
 
@@ -67,4 +66,3 @@ def _name_chains(connection: sa.Connection, vault: Any) -> None:
 
 def downgrade() -> None:
     unguard(op.get_bind())
-    op.drop_column("jobs", "actor")
