@@ -94,6 +94,7 @@ def test_everything_is_told_of_and_nobody_is_named(
         "gallery_exported",
         "subject_deleted",
     ]
+    assert all(line.request_id for line in told) and {line.actor for line in told} == {"anonymous"}
     assert told[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.01}}}
     assert told[6].details == {"outcomes": {"identified": 1}} and told[6].subject == told[4].subject
     assert told[7].details["outcomes"] == {"identified": 2} and told[7].details["subjects"][0] == told[4].subject
@@ -155,3 +156,25 @@ def test_a_search_that_is_written_before_is_on_disk_when_it_is_answered(tmp_path
             kith.identify(GALLERY, embeddings=[vectors[0]])
             query = "SELECT count(*) FROM audit WHERE event = 'searched'"
             assert database.execute(query).fetchone() == (count,)
+
+
+def test_whoever_is_refused_is_told_of_and_counted(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING", api_key="k" * 32)
+    with embedded(settings) as url, Kith(url, "k" * 32) as kith:
+        kith.create_gallery(GALLERY)
+        kith.create_gallery("secret")
+        made = kith.create_key("reader", ["read"], galleries=[GALLERY])
+        for path, key in (
+            (f"/v1/galleries/{GALLERY}", None),
+            (f"/v1/galleries/{GALLERY}", "kith_wrong"),
+            (f"/v1/galleries/{GALLERY}/audit", made.token),
+            ("/v1/galleries/secret", made.token),
+            ("/v1/galleries/absent", made.token),
+        ):
+            assert httpx.get(url + path, headers={} if key is None else {"X-API-Key": key}).status_code >= 400
+        refused = [(line.actor, line.outcome, line.details["count"]) for line in kith.audit(event="access_refused")]
+    name = f"key:{made.id}"
+    counted: dict[tuple[str, str], int] = {}
+    for actor, outcome, count in refused:
+        counted[actor, outcome] = counted.get((actor, outcome), 0) + count
+    assert counted == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 2}

@@ -12,7 +12,7 @@ from service.gallery.audit_guard import guard, unguard
 from service.security.chain import BEFORE_ALL, Line, mac
 
 revision = "0008"
-down_revision = "0006"
+down_revision = "0007"
 
 KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 AUDIT = sa.table(
