@@ -371,6 +371,14 @@ class MasterKeyError(KithError):
     )
 
 
+class MasterKeyAwayError(MasterKeyError):
+    status, code, title = 503, "master_key_unavailable", "The master key cannot be asked for at the moment"
+    remedy = (
+        "Try again; galleries that were used before are searched meanwhile. See to the program of "
+        "KITH_MASTER_KEY_COMMAND, whose words are in the log."
+    )
+
+
 class SettingsError(KithError):
     """A setting the service cannot start with."""
 
