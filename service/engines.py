@@ -41,6 +41,12 @@ def master_keys(settings: Settings) -> MasterKeys:
     return MasterKeys(*(sources or [KeyFile(settings.default_key_path, may_make=True)]))
 
 
+def master_keys_at_hand(settings: Settings) -> MasterKeys | None:
+    """As :func:`master_keys`; None is made where there is none. Raises MasterKeyError."""
+    given = settings.master_key is not None or settings.master_key_file is not None
+    return master_keys(settings) if given or (settings.data_dir / "master.key").exists() else None
+
+
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
     """Milvus, if the settings name one. Raises SettingsError if the package for it is not installed."""
     settings.check_extras()

@@ -361,6 +361,13 @@ class BackupError(KithError):
     remedy = "Nothing was changed."
 
 
+class AuditFileError(KithError):
+    """What an audit is to be read from, or compared with, cannot be."""
+
+    code, title = "audit_file", "The audit cannot be read from there"
+    remedy = "Name a database of Kith, or a file that 'kith audit export' wrote; docs/audit.md."
+
+
 class MasterKeyError(KithError):
     """What is stored cannot be opened, or sealed, by the key that the service was given."""
 

@@ -29,7 +29,7 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.audit_log import record
+from service.gallery.audit_log import record, record_creation, record_deletion
 from service.gallery.database import Database, new_version
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
@@ -137,7 +137,7 @@ class Store:
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record(self._database.vault, connection, "gallery_created", gallery)
+            record_creation(self._database.vault, connection, gallery)
         return gallery
 
     def gallery(self, name: str) -> Gallery:
@@ -199,7 +199,7 @@ class Store:
             for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-            record(self._database.vault, connection, "gallery_deleted", gallery)
+            record_deletion(self._database.vault, connection, gallery)
         self._database.vault.forget(gallery.pk)
         return gallery
 
