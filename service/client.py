@@ -374,9 +374,9 @@ class Kith:
     def jobs(self, gallery: str | None = None, states: Iterable[str] = ()) -> Iterator[JobOut]:
         """The latest first; of one gallery, in some states (queued, running, succeeded, failed, cancelled)."""
         chosen: dict[str, Any] = {"state": list(states)} | ({} if gallery is None else {"gallery": gallery})
-        cursor: int | None = None
+        cursor: str | None = None
         while True:
-            params = chosen if cursor is None else {**chosen, "cursor": cursor}
+            params = {**chosen, **_cursor(cursor)}
             page = self._send(JobsOut, "GET", "/v1/jobs", params=params)
             yield from page.jobs
             if (cursor := page.next) is None:
