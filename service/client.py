@@ -218,11 +218,11 @@ class Kith:
     def audit(self, gallery: str | None = None, /, **chosen: str | None) -> Iterator[AuditLineOut]:
         """What was done, latest first; None: everywhere. ``chosen``: event, actor, since, until; subject, of a gallery;
         gallery's name, of one that was deleted."""
-        cursor: int | None = None
+        cursor: str | None = None
         path = "/v1/audit" if gallery is None else f"{_path(gallery)}/audit"
         while True:
             given = {name: value for name, value in chosen.items() if value is not None}
-            params = given | ({} if cursor is None else {"cursor": str(cursor)})
+            params = given | _cursor(cursor)
             page = self._send(AuditOut, "GET", path, params=params)
             yield from page.lines
             if (cursor := page.next) is None:

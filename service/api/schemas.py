@@ -670,7 +670,7 @@ class AuditLineOut(BaseModel):
 
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobOut(BaseModel):

@@ -105,6 +105,7 @@ ROWS: dict[str, Row] = {
     "GET /v1/jobs/{job}": Row("ra", 200),
     "GET /v1/jobs/{job}/items": Row("ra", 200),
     "DELETE /v1/jobs/{job}": Row("ea", 200),
+    "GET /v1/audit": Row("a", 200, bound=False, all_galleries=True),
     "GET /v1/keys": Row("a", 200, bound=False, all_galleries=True),
     "POST /v1/keys": Row("a", 201, bound=False, all_galleries=True, body={"name": "k", "scopes": ["read"]}),
     "GET /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
