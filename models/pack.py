@@ -207,7 +207,7 @@ def load_pack(directory: Path) -> ModelPack:
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PackError(path.name, f"is not readable JSON ({error})") from error
     if not isinstance(document, dict):
         raise PackError(path.name, "must hold a JSON object")
