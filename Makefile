@@ -6,12 +6,14 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak clean
+        bench-serving bench-transfer soak supply lock clean
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt Makefile
+$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt Makefile
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	@# Of what is left, Kith itself and torch with what it brings (docs/decisions/0042), versions are pinned, files are not.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,training,demo,dev]'
 	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
@@ -30,6 +32,14 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/pytest
+
+# Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
+supply: setup
+	$(BIN)/python -m requirements.check
+
+# The hashed requirements anew, after pyproject.toml or constraints.txt changed.
+lock: setup
+	UV=$(BIN)/uv requirements/lock
 
 # The long version of what breaks: docs/faults.md.
 test-faults: setup

@@ -19,13 +19,15 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.database import Database
+from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
-from service.gallery.tables import galleries, job_items, jobs
+from service.gallery.tables import data_keys, galleries, job_items, jobs
+from service.security.acting import acting
+from service.security.sealing import Seal
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
-ITEM_LENGTH: Final = 512
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 CLAIMED_AT_ONCE: Final = 16
@@ -52,7 +54,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """``gallery``: its name. ``parameters``: what was asked, as JSON. ``problem``: why it failed."""
+    """``gallery``: its name. ``parameters``: what was asked, as JSON, lying in clear. ``problem``: why it failed.
+    ``actor``: who asked for it, as whom it acts."""
 
     pk: int
     id: str
@@ -62,23 +65,27 @@ class Job:
     parameters: dict[str, Any]
     progress: Progress
     problem: dict[str, Any] | None
+    actor: str
     cancel: bool
     owner: str | None
     created_at: datetime
     updated_at: datetime
+    seal: Seal = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What became of an item (at most ITEM_LENGTH characters): a word to count it by, and why it failed."""
+    """What became of an item: a word to count it by, and why it failed. ``subject``: the id of whom it concerns."""
 
     item: str
     outcome: str
     problem: dict[str, Any] | None = None
+    subject: str | None = None
 
 
 @dataclass(frozen=True)
 class JobItem:
+    pk: int
     item: str
     problem: dict[str, Any] | None
     at: datetime
@@ -100,13 +107,20 @@ class JobStore:
     def job(self, job_id: str) -> Job:
         """Raises JobNotFoundError."""
         with self._database.read() as connection:
-            return _found(connection, job_id)
+            return self._found(connection, job_id)
 
     def list_jobs(
-        self, gallery: Gallery | None, states: Collection[JobState], before: int | None, limit: int
+        self,
+        gallery: Gallery | None,
+        states: Collection[JobState],
+        before: int | None,
+        limit: int,
+        among: Collection[str] | None = None,
     ) -> list[Job]:
-        """The latest first; ``before``: only those of a smaller key."""
+        """The latest first; ``before``: only those of a smaller key; ``among``: only of galleries of these names."""
         query = _rows().order_by(jobs.c.pk.desc()).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if gallery is not None:
             query = query.where(jobs.c.gallery_pk == gallery.pk)
         if states:
@@ -114,22 +128,24 @@ class JobStore:
         if before is not None:
             query = query.where(jobs.c.pk < before)
         with self._database.read() as connection:
-            return [_job(row) for row in connection.execute(query)]
+            return [self._job(row) for row in connection.execute(query)]
 
-    def items(self, job: Job, after: str | None, limit: int, failed_only: bool = False) -> list[JobItem]:
-        """What was done already, by item."""
-        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.item).limit(limit)
+    def items(self, job: Job, after: int | None, limit: int, failed_only: bool = False) -> list[JobItem]:
+        """What was done already, in this order; ``after``: only those of a greater key."""
+        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.pk).limit(limit)
         if after is not None:
-            query = query.where(job_items.c.item > after)
+            query = query.where(job_items.c.pk > after)
         if failed_only:
-            query = query.where(sa.cast(job_items.c.problem, sa.Text) != "null")
+            query = query.where(job_items.c.failed)
         with self._database.read() as connection:
-            return [JobItem(row.item, row.problem, row.at) for row in connection.execute(query)]
+            opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
+            return [JobItem(row.pk, said["item"], said["problem"], row.at) for row, said in opened]
 
     def done(self, job: Job) -> set[str]:
         """The items that need not be looked at again."""
+        query = sa.select(job_items.c.sealed).where(job_items.c.job_pk == job.pk)
         with self._database.read() as connection:
-            return set(connection.execute(sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk)).scalars())
+            return {job.seal.open_json(sealed, ITEM)["item"] for sealed in connection.execute(query).scalars()}
 
     def unfinished(self, job_ids: Collection[str]) -> set[str]:
         """Those of the given jobs that may still be run."""
@@ -156,7 +172,7 @@ class JobStore:
             rows = connection.execute(active).all()
         owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
         free = (jobs.c.state == "queued") | (jobs.c.lease_until < now) | jobs.c.owner.in_(owners)
-        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(_job(row))]
+        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(self._job(row))]
         if not waiting:
             return None
         with self._database.write(_UNFORESEEN) as connection:
@@ -172,7 +188,7 @@ class JobStore:
                 .where(jobs.c.pk == row.pk)
                 .values(state="running", owner=owner, lease_until=_in(lease_s), progress=progress, updated_at=now)
             )
-            return _found(connection, row.id)
+            return self._found(connection, row.id)
 
     def renew(self, job: Job, lease_s: float) -> bool:
         """Keep the lease; tells whether somebody asked to cancel. Raises LeaseLostError."""
@@ -211,7 +227,11 @@ class JobStore:
                 add_templates(connection, gallery, subject_id, list(new.values()), _now())
             first = {template.id: item for item, template in reversed(admitted)}
             outcomes = [
-                ItemOutcome(item, ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED)
+                ItemOutcome(
+                    item,
+                    ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED,
+                    subject=subject_id,
+                )
                 for item, template in admitted
             ]
             return record_in(connection, job, [*outcomes, *refused], seconds)
@@ -220,7 +240,7 @@ class JobStore:
         """Raises LeaseLostError."""
         with self._database.write(_UNFORESEEN) as connection:
             _own(connection, job)
-            _end(connection, job.pk, state, problem)
+            _end(connection, job.pk, state, None if problem is None else job.seal.close_json(problem, PROBLEM))
 
     def release(self, job: Job) -> None:
         """Give the job back, for any process to take at once. Raises LeaseLostError."""
@@ -236,12 +256,12 @@ class JobStore:
         with self._database.write(_UNFORESEEN) as connection:
             row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
             if row is None:
-                raise _missing(job_id)
+                raise missing(job_id)
             if row.state not in FINISHED and _is_free(row, _now()):
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
-            return _found(connection, job_id)
+            return self._found(connection, job_id)
 
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
         """Fail the jobs that no process could run for so long; tells how many. ``ready``: whether this one could, which
@@ -250,16 +270,21 @@ class JobStore:
         free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < now))
         stale = free & (jobs.c.updated_at < _in(-days * 86400 / 2))
         with self._database.read() as connection:
-            found = [_job(row) for row in connection.execute(_rows().where(stale))]
+            found = [self._job(row) for row in connection.execute(_rows().where(stale))]
         if not found:
             return 0
         could = {job.pk for job in found if ready(job)}
         with self._database.write(_UNFORESEEN) as connection:
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
             problem = JobUnrunnableError(f"no server that could run it was there for {days:g} days").document()
-            hopeless = stale & (jobs.c.updated_at < _in(-days * 86400)) & jobs.c.pk.in_([job.pk for job in found])
-            ended = {"state": "failed", "problem": problem, "owner": None, "lease_until": None, "updated_at": now}
-            return int(connection.execute(jobs.update().where(hopeless).values(**ended)).rowcount)
+            hopeless, given_up = stale & (jobs.c.updated_at < _in(-days * 86400)), 0
+            for job in found:
+                sealed = job.seal.close_json(problem, PROBLEM)
+                ended = {"state": "failed", "problem": sealed, "owner": None, "lease_until": None, "updated_at": now}
+                given_up += connection.execute(
+                    jobs.update().where(hopeless, jobs.c.pk == job.pk).values(**ended)
+                ).rowcount
+            return given_up
 
     def forget(self, days: float) -> int:
         """Delete the jobs that were finished so long ago; tells how many."""
@@ -269,6 +294,31 @@ class JobStore:
                 return 0
         with self._database.write(_UNFORESEEN) as connection:
             return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+    def _found(self, connection: Connection, job_id: str) -> Job:
+        row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
+        if row is None:
+            raise missing(job_id)
+        return self._job(row)
+
+    def _job(self, row: sa.Row[Any]) -> Job:
+        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        return Job(
+            row.pk,
+            row.id,
+            row.kind,
+            row.gallery,
+            row.state,
+            row.parameters,
+            Progress(**row.progress),
+            None if row.problem is None else seal.open_json(row.problem, PROBLEM),
+            row.actor,
+            row.cancel,
+            row.owner,
+            row.created_at,
+            row.updated_at,
+            seal,
+        )
 
 
 def create_in(
@@ -284,6 +334,7 @@ def create_in(
             state="queued",
             parameters=parameters,
             progress=vars(Progress()),
+            actor=acting().name,
             cancel=False,
             created_at=now,
             updated_at=now,
@@ -311,14 +362,14 @@ def record_in(
     """
     row = _own(connection, job)
     now = _now()
-    keys = [outcome.item for outcome in outcomes]
-    known = sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk, job_items.c.item.in_(keys))
-    before = set(connection.execute(known).scalars()) if keys else set()
-    new = list({o.item: o for o in outcomes if o.item not in before}.values())
+    given = {job.seal.pseudonym(ITEM, outcome.item): outcome for outcome in outcomes}
+    known = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk, job_items.c.lookup.in_(list(given)))
+    before = set(connection.execute(known).scalars()) if given else set()
+    unknown = {lookup: outcome for lookup, outcome in given.items() if lookup not in before}
+    new = list(unknown.values())
     if new:
-        connection.execute(
-            job_items.insert(), [{"job_pk": job.pk, "item": o.item, "problem": o.problem, "at": now} for o in new]
-        )
+        rows = [_item(job, lookup, outcome) | {"at": now} for lookup, outcome in unknown.items()]
+        connection.execute(job_items.insert(), rows)
     progress = Progress(**row.progress)
     document = vars(progress) | {
         "total": progress.total if total is None else total,
@@ -331,6 +382,16 @@ def record_in(
     }
     connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=document, updated_at=now))
     return bool(row.cancel)
+
+
+def _item(job: Job, lookup: str, outcome: ItemOutcome) -> dict[str, Any]:
+    return {
+        "job_pk": job.pk,
+        "lookup": lookup,
+        "sealed": job.seal.close_json({"item": outcome.item, "problem": outcome.problem}, ITEM),
+        "failed": outcome.problem is not None,
+        "subject": None if outcome.subject is None else lookup_of(job.seal, outcome.subject),
+    }
 
 
 _UNFORESEEN: Final = StorageError("a constraint of the jobs was refused")
@@ -348,7 +409,8 @@ def _is_free(row: sa.Row[Any], now: datetime) -> bool:
     return bool(row.state == "queued" or row.lease_until < now)
 
 
-def _end(connection: Connection, pk: int, state: JobState, problem: dict[str, Any] | None) -> None:
+def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
+    """``problem``: sealed."""
     ended = {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": _now()}
     connection.execute(jobs.update().where(jobs.c.pk == pk).values(**ended))
 
@@ -362,32 +424,12 @@ def _in(seconds: float) -> datetime:
 
 
 def _rows() -> sa.Select[Any]:
-    return sa.select(jobs, galleries.c.name.label("gallery")).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
-
-
-def _missing(job_id: str) -> JobNotFoundError:
-    return JobNotFoundError(f"there is no job {job_id!r}")
-
-
-def _found(connection: Connection, job_id: str) -> Job:
-    row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
-    if row is None:
-        raise _missing(job_id)
-    return _job(row)
-
-
-def _job(row: sa.Row[Any]) -> Job:
-    return Job(
-        row.pk,
-        row.id,
-        row.kind,
-        row.gallery,
-        row.state,
-        row.parameters,
-        Progress(**row.progress),
-        row.problem,
-        row.cancel,
-        row.owner,
-        row.created_at,
-        row.updated_at,
+    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).join(
+        data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk
     )
+    gallery = galleries.c.name.label("gallery")
+    return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
+
+
+def missing(job_id: str) -> JobNotFoundError:
+    return JobNotFoundError(f"there is no job {job_id!r}")

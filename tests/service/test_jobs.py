@@ -75,7 +75,8 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
     assert (progress.total, progress.done, progress.failed, progress.seconds) == (3, 3, 1, 2)
     assert (progress.counts, progress.details) == ({"done": 2, "low_quality": 1}, {"where": "here"})
     assert store.done(job) == {"a", "b", "c"}
-    assert [item.item for item in store.items(job, "a", 1)] == ["b"]
+    (first,) = store.items(job, None, 1)
+    assert [item.item for item in (first, *store.items(job, first.pk, 1))] == ["a", "b"]
     assert [(item.item, item.problem) for item in store.items(job, None, 9, failed_only=True)] == [("b", PROBLEM)]
     store.finish(job, "succeeded")
     assert store.job(job.id).state == "succeeded"
