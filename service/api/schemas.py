@@ -54,7 +54,7 @@ Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
+Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
