@@ -1,5 +1,5 @@
-"""Requests made up from the OpenAPI document, good ones and bad: none is answered with 5xx, and every answer has a status,
-a content type and a body that the document has."""
+"""Requests made up from the OpenAPI document, good ones and bad: none is answered with 5xx, and every answer has a
+status, a content type and a body that the document has."""
 
 from __future__ import annotations
 
