@@ -22,13 +22,16 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    documents,
     enrolments,
     faces,
     galleries,
     hygiene,
     identify,
     jobs,
+    keys,
     migrate,
+    permissions,
     problems,
     risk,
     subjects,
@@ -50,11 +53,13 @@ from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
+from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
@@ -139,6 +144,8 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                keys_known = KeyStore(database)
+                key_uses = await opened.enter_async_context(KeyUses(keys_known))
                 spool = Spool(settings.data_dir / "spool")
                 archives = ArchiveLimits(
                     settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
@@ -169,6 +176,8 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        keys_known,
+                        key_uses,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
@@ -190,6 +199,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("kith-face"),
         summary="Who is this, and how sure may I be?",
         lifespan=lifespan,
+        openapi_url=None,  # service.api.documents has it, behind the gate like all else
         redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
@@ -204,9 +214,11 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        keys,
         system,
+        documents,
     ):
-        app.include_router(module.router)
+        app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -28,19 +30,36 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         None,
         min_length=1,
-        description="Required of every request to /v1 and /metrics when set, as bearer token or X-API-Key header.",
+        description="The operator's key, which may do everything, as bearer token or X-API-Key header; further ones: "
+        "docs/keys.md.",
     )
-    allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
+    allow_anonymous: bool = Field(
+        False, description="Listen beyond loopback, and answer to any host's name, although there is no API key."
+    )
+    rate_limit: float | None = Field(
+        None, gt=0, description="Requests a second that a key without a rate of its own may send; default: any number."
+    )
+    rate_burst: int | None = Field(
+        None, ge=1, description="How many of them may come at once; default: as many as in a second."
+    )
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
     database_url: str | None = Field(
         None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
     )
     master_key_file: Path | None = Field(
         None,
-        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; default: "
-        "master.key in data_dir, made at the first start.",
+        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; several, one "
+        "a line, while one follows another; default: master.key in data_dir, made at the first start.",
     )
-    master_key: SecretStr | None = Field(None, min_length=1, description="The key itself, instead of a file.")
+    master_key: SecretStr | None = Field(
+        None, min_length=1, description="The key itself, or several, instead of a file."
+    )
+    master_key_command: str | None = Field(
+        None,
+        min_length=1,
+        description="Program, with its arguments, that wraps and unwraps by a key that it does not give away "
+        "(docs/decisions/0036); run without a shell.",
+    )
     milvus_uri: str | None = Field(
         None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
     )
@@ -145,6 +164,22 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
 
     @property
+    def default_key_path(self) -> Path:
+        """Of the master key, where nothing else is said."""
+        return self.data_dir / "master.key"
+
+    @property
+    def master_key_command_line(self) -> list[str]:
+        """Raises SettingsError."""
+        try:
+            words = shlex.split(self.master_key_command or "")
+        except ValueError as error:
+            raise SettingsError(f"KITH_MASTER_KEY_COMMAND: {error}") from error
+        if not words:
+            raise SettingsError("KITH_MASTER_KEY_COMMAND: it names no program")
+        return words
+
+    @property
     def index_path(self) -> Path:
         return self.data_dir / "index"
 
@@ -184,15 +219,17 @@ class Settings(BaseSettings):
         Hosts.of_text(value or "")
         return value
 
-    def check_exposure(self) -> None:
-        """Refuse to listen beyond loopback with neither a key nor an explicit word.
+    def check_exposure(self, has_keys: Callable[[], bool]) -> None:
+        """Refuse to listen beyond loopback with neither a key nor an explicit word. ``has_keys``: whether the database
+        has any.
 
         Raises:
             SettingsError: as said.
         """
-        if self.api_key is None and not self.allow_anonymous and not is_loopback(self.host):
+        exposed = self.api_key is None and not self.allow_anonymous and not is_loopback(self.host)
+        if exposed and not has_keys():
             raise SettingsError(
-                f"refusing to listen on {self.host} without an API key: "
+                f"refusing to listen on {self.host} without an API key: make one (kith keys create --scope admin), "
                 "set KITH_API_KEY, or KITH_ALLOW_ANONYMOUS=true if something else guards the service"
             )
 

@@ -11,7 +11,7 @@ import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +22,12 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import BackupError
+from service.errors import BackupError, MasterKeyError
 from service.files import replacing
 from service.gallery import rows
+from service.gallery.audit_guard import unguarded
 from service.gallery.database import Database
+from service.gallery.rewrapping import uses
 from service.gallery.tables import (
     Utc,
     audit,
@@ -41,6 +43,7 @@ from service.gallery.tables import (
     templates,
 )
 from service.gallery.transfer import microseconds, moment
+from service.security.master import MasterKeys
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -66,7 +69,8 @@ TIME: Final = pa.timestamp("us", "UTC")
 @dataclass(frozen=True)
 class Manifest:
     """``revision``: of the tables. ``recognisers``: what is needed to serve the galleries. ``highest``: keys given so
-    far. ``rows``, ``sha256``: by table."""
+    far. ``rows``, ``sha256``: by table. ``master_keys``: ids of those without which it is of no use; they themselves
+    are not in it."""
 
     created_at: str
     kith: str
@@ -76,6 +80,7 @@ class Manifest:
     highest: dict[str, int]
     rows: dict[str, int]
     sha256: dict[str, str]
+    master_keys: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         return {"kind": "kith-backup", "format": FORMAT, **asdict(self)}
@@ -128,6 +133,7 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
         {table.name: rows.highest(connection, table) for table in COUNTED},
         counts,
         sums,
+        list(uses(connection)),
     )
     archive.writestr(MANIFEST, json.dumps(manifest.document(), indent=1))
     return manifest
@@ -163,6 +169,12 @@ def read_manifest(path: Path) -> Manifest:
         return _manifest(archive)
 
 
+def check_keys(path: Path, master: MasterKeys) -> None:
+    """Raises BackupError: a master key that the backup needs is not at hand."""
+    with _archive(path) as archive:
+        _check_keys(archive, _manifest(archive), master)
+
+
 def restore(
     database: Database, path: Path, replace: bool = False, said: Callable[[str], None] = lambda _: None
 ) -> None:
@@ -174,12 +186,14 @@ def restore(
     anywhere seems to fit.
 
     Raises:
-        BackupError: the file is damaged or of another version, or the database holds something.
+        BackupError: the file is damaged, of another version or of a master key that is not at hand, or the database
+            holds something.
         StorageError: the database cannot be written.
     """
     with _archive(path) as archive:
         manifest = _manifest(archive)
         _verify(archive, manifest)
+        _check_keys(archive, manifest, database.vault.master)
         with (
             database.write(BackupError("the backup's rows contradict each other")) as connection,
             rows.wide_cache(connection),
@@ -225,8 +239,9 @@ def _make_room(connection: Connection, replace: bool) -> None:
             "empty one, or say --replace to delete all that it holds"
         )
     if replace:
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(table.delete())
+        with unguarded(connection):
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(table.delete())
     connection.execute(secrets.delete())
 
 
@@ -317,6 +332,17 @@ def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
             raise BackupError(f"table {name} of the backup is damaged: {error}") from error
         if found.hexdigest() != expected:
             raise BackupError(f"table {name} of the backup is damaged: its checksum is another")
+
+
+def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys) -> None:
+    try:
+        for key_id in manifest.master_keys:
+            master.of(key_id)
+        with archive.open(_entry(secrets.name)) as entry, pa.ipc.open_stream(entry) as stream:
+            for row in stream.read_all().to_pylist():
+                master.unwrap(row["wrapped"], row["name"], row["master_key"])
+    except MasterKeyError as error:
+        raise BackupError(f"the backup cannot be opened: {error.detail}") from error
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.audit_log import record
+from service.gallery.audit_log import record, record_creation, record_deletion
 from service.gallery.database import Database, new_version
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
@@ -117,6 +117,7 @@ class Store:
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now, version = _now(), new_version()
+        fresh = self._database.vault.fresh()
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -130,13 +131,13 @@ class Store:
                     )
                 )
             )
-            seal = self._database.vault.create(connection, pk)
+            seal = self._database.vault.create(connection, pk, fresh)
             first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
             connection.execute(
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record(self._database.vault, connection, "gallery_created", gallery)
+            record_creation(self._database.vault, connection, gallery)
         return gallery
 
     def gallery(self, name: str) -> Gallery:
@@ -166,8 +167,10 @@ class Store:
             return None
         return page.gallery
 
-    def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
+    def list_galleries(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if after is not None:
             query = query.where(galleries.c.name > after)
         with self._database.read() as connection:
@@ -196,7 +199,7 @@ class Store:
             for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-            record(self._database.vault, connection, "gallery_deleted", gallery)
+            record_deletion(self._database.vault, connection, gallery)
         self._database.vault.forget(gallery.pk)
         return gallery
 
