@@ -215,12 +215,15 @@ class Kith:
         """As :meth:`risk`, from evidence that is derived anew first."""
         return self._send(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
-    def audit(self, gallery: str) -> Iterator[AuditLineOut]:
-        """What the service changed by itself, latest first."""
-        cursor: int | None = None
+    def audit(self, gallery: str | None = None, /, **chosen: str | None) -> Iterator[AuditLineOut]:
+        """What was done, latest first; None: everywhere. ``chosen``: event, actor, since, until; subject, of a gallery;
+        gallery's name, of one that was deleted."""
+        cursor: str | None = None
+        path = "/v1/audit" if gallery is None else f"{_path(gallery)}/audit"
         while True:
-            params = {} if cursor is None else {"cursor": cursor}
-            page = self._send(AuditOut, "GET", f"{_path(gallery)}/audit", params=params)
+            given = {name: value for name, value in chosen.items() if value is not None}
+            params = given | _cursor(cursor)
+            page = self._send(AuditOut, "GET", path, params=params)
             yield from page.lines
             if (cursor := page.next) is None:
                 return
@@ -374,9 +377,9 @@ class Kith:
     def jobs(self, gallery: str | None = None, states: Iterable[str] = ()) -> Iterator[JobOut]:
         """The latest first; of one gallery, in some states (queued, running, succeeded, failed, cancelled)."""
         chosen: dict[str, Any] = {"state": list(states)} | ({} if gallery is None else {"gallery": gallery})
-        cursor: int | None = None
+        cursor: str | None = None
         while True:
-            params = chosen if cursor is None else {**chosen, "cursor": cursor}
+            params = {**chosen, **_cursor(cursor)}
             page = self._send(JobsOut, "GET", "/v1/jobs", params=params)
             yield from page.jobs
             if (cursor := page.next) is None:

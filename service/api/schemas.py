@@ -456,7 +456,10 @@ class IndexOut(BaseModel):
     kind: str
     reason: str = Field(description="Why this kind.")
     vectors: int = Field(description="Templates, or subjects where the fusion makes one vector of each.")
-    sequence: int = Field(description="Line of the change log up to which it has followed.")
+    sequence: int | None = Field(
+        description="Line of the change log up to which it has followed; null for a key of some galleries: lines are "
+        "counted through all."
+    )
     segments: int
     tail: int = Field(description="Vectors in no segment yet.")
     tombstones: int = Field(description="Vectors removed and not cleared away yet; no search finds them.")
@@ -650,14 +653,24 @@ class GalleryRiskOut(BaseModel):
 
 
 class AuditLineOut(BaseModel):
+    """Something that was done, or refused."""
+
+    chain: Literal["gallery", "service"]
+    number: int = Field(description="In its chain.")
     at: datetime
     event: str
+    outcome: str
+    actor: str = Field(description="'key:ID', 'operator', 'anonymous', or 'service' of itself.")
+    request_id: str | None = Field(description="As in the answer's X-Request-Id.")
+    gallery: str | None
+    subject: str | None = Field(description="A keyed hash of the id: list with 'subject' for the lines of one person.")
     details: dict[str, Any]
+    hash: str
 
 
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobOut(BaseModel):
@@ -705,7 +718,7 @@ class JobOut(BaseModel):
 
 class JobsOut(BaseModel):
     jobs: list[JobOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobItemOut(BaseModel):
