@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from models.network import Float
 from models.recognition import unit
 from service.decision import RiskTarget
-from service.errors import IdempotencyConflictError, StorageDamagedError
+from service.errors import GalleryNotFoundError, IdempotencyConflictError, StorageDamagedError
 from service.gallery.bulk import BulkStore
 from service.gallery.check import open_check
 from service.gallery.consistency import quarantine
@@ -206,19 +206,24 @@ def test_a_row_that_bears_anothers_name_is_found(database_url: DatabaseUrl) -> N
 
 def test_a_deleted_gallerys_key_is_gone_everywhere(database_url: DatabaseUrl) -> None:
     url = database_url()
-    here, there = open_database(url), open_database(url)
+    here, asking, silent = (open_database(url) for _ in range(3))
     gallery = used(here)
-    assert Store(there).gallery("g").pk == gallery.pk
+    store = Store(asking)
+    for known in (store, Store(silent)):
+        assert known.gallery("g").pk == gallery.pk
     Store(here).delete_gallery("g")
-    with there.read() as connection:
+    with pytest.raises(GalleryNotFoundError):
+        store.gallery("g")
+    assert gallery.pk not in asking.vault._open
+    with silent.read() as connection:
         assert connection.execute(sa.select(data_keys)).all() == []
-        assert gallery.pk in there.vault._open
-        there.vault.forget_deleted(connection)
-        assert gallery.pk not in there.vault._open
+        assert gallery.pk in silent.vault._open
+        silent.vault.forget_deleted(connection)
+        assert gallery.pk not in silent.vault._open
         with pytest.raises(LookupError):
-            there.vault.of(connection, gallery.pk)
-    here.close()
-    there.close()
+            silent.vault.of(connection, gallery.pk)
+    for database in (here, asking, silent):
+        database.close()
 
 
 def test_damaged_vectors_beside_sound_ones_are_told_apart(database_url: DatabaseUrl) -> None:
