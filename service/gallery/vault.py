@@ -91,6 +91,14 @@ class Vault:
         with self._lock:
             self._open.pop(gallery_pk, None)
 
+    def forget_deleted(self, connection: Connection) -> None:
+        """Let go of the keys of galleries that another process deleted."""
+        with self._lock:
+            known = list(self._open)
+        query = sa.select(data_keys.c.gallery_pk).where(data_keys.c.gallery_pk.in_(known))
+        for gallery_pk in set(known) - set(connection.execute(query).scalars()):
+            self.forget(gallery_pk)
+
     def check(self, connection: Connection) -> None:
         """Raises MasterKeyError: this is another master key than the database's."""
         for name in connection.execute(sa.select(secrets.c.name)).scalars().all():
