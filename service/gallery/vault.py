@@ -113,8 +113,7 @@ class Vault:
     def secret(self, connection: Connection, name: str) -> bytes:
         """32 bytes for one purpose of the service, the same in every process. The row is read each time, for another
         database may have taken the place of this one. Raises MasterKeyError."""
-        query = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == name)
-        row = connection.execute(query).one()
+        row = connection.execute(SECRET, {"secret": name}).one()
         wrapped = bytes(row.wrapped)
         if wrapped not in self._secrets:
             self._secrets[wrapped] = self.master.unwrap(wrapped, name, row.master_key)
@@ -124,3 +123,7 @@ class Vault:
 def _wrapped(by: Wrapper, purpose: str = GALLERY) -> Fresh:
     key = new_key()
     return Fresh(key, by.wrap(key, purpose), by.id)
+
+
+# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+SECRET: Final = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == sa.bindparam("secret"))
