@@ -25,7 +25,7 @@ async def list_jobs(
     caller: Asking,
     gallery: Annotated[GalleryName | None, Query(description="Only this gallery's.")] = None,
     state: Annotated[list[JobState], Query(description="Only those in one of these states.")] = [],  # noqa: B006
-    cursor: Annotated[int | None, Query(description="'next' of the page before.")] = None,
+    cursor: Annotated[int | None, Query(ge=0, lt=2**63, description="'next' of the page before.")] = None,
     limit: Limit = 100,
 ) -> JobsOut:
     """The jobs of all galleries that the key is for, the latest first; finished ones for two weeks."""
