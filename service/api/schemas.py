@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from models.liveness import Verdict
 from models.network import Engine, Precision
 from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
@@ -32,6 +33,7 @@ from service.gallery.subjects import (
     Gallery,
     GallerySettings,
     IndexSetting,
+    LivenessSetting,
     Subject,
     Template,
     TemplateKind,
@@ -150,6 +152,7 @@ class EnrolIn(Probes):
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
+    allow_not_live: bool = False
 
 
 class SubjectRef(Request):
@@ -180,6 +183,9 @@ class VerifyIn(Request):
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
+    require_liveness: bool = Field(
+        False, description="Of photos, that people were there; a subject's gallery may require it, too."
+    )
 
 
 class QualityGateIn(Request):
@@ -210,6 +216,13 @@ class GallerySettingsIn(Request):
     keep_crops: bool | None = Field(
         None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
+    liveness: LivenessSetting | None = Field(
+        None,
+        description="required: faces that are not taken for people before a camera are neither searched nor enrolled.",
+    )
+    liveness_threshold: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="The least score of a live face; null: the pack's."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -225,6 +238,10 @@ class GallerySettingsIn(Request):
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
+            liveness=self.liveness or current.liveness,
+            liveness_threshold=self.liveness_threshold
+            if "liveness_threshold" in self.model_fields_set
+            else current.liveness_threshold,
         )
 
 
@@ -280,11 +297,19 @@ class QualityOut(BaseModel):
     reasons: list[str] = Field(description="The values out of bounds.")
 
 
+class LivenessOut(BaseModel):
+    score: float | None = Field(
+        description="How surely a person was before the camera, 0 to 1; null: too little surrounds the face to tell."
+    )
+    verdict: Verdict = Field(description="By the gallery's threshold, else the pack's.")
+
+
 class FaceOut(BaseModel):
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
     landmarks: list[list[float]] = Field(description="Left eye, right eye, nose, left and right mouth corner: x, y.")
     score: float
     quality: QualityOut
+    liveness: LivenessOut | None = Field(None, description="Where the pack has a model that tells it.")
     embedding: list[float] | None = Field(None, description="Unit length; only from /v1/embed.")
 
 
@@ -415,6 +440,8 @@ class GalleryOut(BaseModel):
     index: IndexSetting
     recall: float
     keep_crops: bool
+    liveness: LivenessSetting
+    liveness_threshold: float | None = Field(description="null: the pack's.")
     subjects: int
     templates: int
     created_at: datetime
@@ -435,6 +462,8 @@ class GalleryOut(BaseModel):
             index=settings.index,
             recall=settings.recall,
             keep_crops=settings.keep_crops,
+            liveness=settings.liveness,
+            liveness_threshold=settings.liveness_threshold,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -458,7 +487,10 @@ class IndexOut(BaseModel):
     kind: str
     reason: str = Field(description="Why this kind.")
     vectors: int = Field(description="Templates, or subjects where the fusion makes one vector of each.")
-    sequence: int = Field(description="Line of the change log up to which it has followed.")
+    sequence: int | None = Field(
+        description="Line of the change log up to which it has followed; null for a key of some galleries: lines are "
+        "counted through all."
+    )
     segments: int
     tail: int = Field(description="Vectors in no segment yet.")
     tombstones: int = Field(description="Vectors removed and not cleared away yet; no search finds them.")
@@ -669,7 +701,7 @@ class AuditLineOut(BaseModel):
 
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobOut(BaseModel):
@@ -717,7 +749,7 @@ class JobOut(BaseModel):
 
 class JobsOut(BaseModel):
     jobs: list[JobOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobItemOut(BaseModel):
@@ -743,6 +775,7 @@ class ModelOut(BaseModel):
     calibrated: bool
     detection: NetworkOut
     recognition: NetworkOut
+    liveness: NetworkOut | None = Field(None, description="Of KITH_PACK, where it has such a model.")
     metrics: dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""JSON, vectors, names and forms that mean harm: each is refused with 4xx, or taken for what it is and given back so."""
+"""JSON, vectors, names and forms that mean harm: each refused with 4xx, or taken for what it is and given back so."""
 
 from __future__ import annotations
 
