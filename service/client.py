@@ -54,6 +54,7 @@ BESIDE_A_PHOTO = frozenset(
         "allow_duplicate",
         "allow_inconsistent",
         "allow_low_quality",
+        "allow_not_live",
         "check_quality",
         "face",
         "faces",

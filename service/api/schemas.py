@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from models.liveness import Verdict
 from models.network import Engine, Precision
 from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
@@ -32,6 +33,7 @@ from service.gallery.subjects import (
     Gallery,
     GallerySettings,
     IndexSetting,
+    LivenessSetting,
     Subject,
     Template,
     TemplateKind,
@@ -54,7 +56,7 @@ Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
+Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -148,6 +150,7 @@ class EnrolIn(Probes):
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
+    allow_not_live: bool = False
 
 
 class SubjectRef(Request):
@@ -178,6 +181,9 @@ class VerifyIn(Request):
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
+    require_liveness: bool = Field(
+        False, description="Of photos, that people were there; a subject's gallery may require it, too."
+    )
 
 
 class QualityGateIn(Request):
@@ -208,6 +214,13 @@ class GallerySettingsIn(Request):
     keep_crops: bool | None = Field(
         None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
+    liveness: LivenessSetting | None = Field(
+        None,
+        description="required: faces that are not taken for people before a camera are neither searched nor enrolled.",
+    )
+    liveness_threshold: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="The least score of a live face; null: the pack's."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -223,6 +236,10 @@ class GallerySettingsIn(Request):
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
+            liveness=self.liveness or current.liveness,
+            liveness_threshold=self.liveness_threshold
+            if "liveness_threshold" in self.model_fields_set
+            else current.liveness_threshold,
         )
 
 
@@ -278,11 +295,19 @@ class QualityOut(BaseModel):
     reasons: list[str] = Field(description="The values out of bounds.")
 
 
+class LivenessOut(BaseModel):
+    score: float | None = Field(
+        description="How surely a person was before the camera, 0 to 1; null: too little surrounds the face to tell."
+    )
+    verdict: Verdict = Field(description="By the gallery's threshold, else the pack's.")
+
+
 class FaceOut(BaseModel):
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
     landmarks: list[list[float]] = Field(description="Left eye, right eye, nose, left and right mouth corner: x, y.")
     score: float
     quality: QualityOut
+    liveness: LivenessOut | None = Field(None, description="Where the pack has a model that tells it.")
     embedding: list[float] | None = Field(None, description="Unit length; only from /v1/embed.")
 
 
@@ -413,6 +438,8 @@ class GalleryOut(BaseModel):
     index: IndexSetting
     recall: float
     keep_crops: bool
+    liveness: LivenessSetting
+    liveness_threshold: float | None = Field(description="null: the pack's.")
     subjects: int
     templates: int
     created_at: datetime
@@ -433,6 +460,8 @@ class GalleryOut(BaseModel):
             index=settings.index,
             recall=settings.recall,
             keep_crops=settings.keep_crops,
+            liveness=settings.liveness,
+            liveness_threshold=settings.liveness_threshold,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -744,6 +773,7 @@ class ModelOut(BaseModel):
     calibrated: bool
     detection: NetworkOut
     recognition: NetworkOut
+    liveness: NetworkOut | None = Field(None, description="Of KITH_PACK, where it has such a model.")
     metrics: dict[str, Any]
 
 

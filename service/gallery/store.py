@@ -80,7 +80,10 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
-LATER_SETTINGS: Final = ("review_factor", "min_margin", "keep_crops", "index", "recall")
+LATER_SETTINGS: Final = (
+    *("review_factor", "min_margin", "keep_crops", "index", "recall"),
+    *("liveness", "liveness_threshold"),
+)
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 ABANDONED: Final = timedelta(days=7)

@@ -22,6 +22,7 @@ DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
 IndexSetting = Literal["auto", "exact", "compact", "graph"]
+LivenessSetting = Literal["off", "required"]
 DEFAULT_RECALL: Final = 0.999
 
 
@@ -44,6 +45,9 @@ class GallerySettings:
     index: IndexSetting = "auto"
     recall: float = DEFAULT_RECALL
     """How often a search that does not compare every vector must find the most similar one."""
+    liveness: LivenessSetting = "off"
+    liveness_threshold: float | None = None
+    """None: the pack's."""
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
