@@ -57,6 +57,7 @@ from service.jobs import Runner
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
+from service.retention import Housekeeping
 from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
@@ -146,7 +147,11 @@ def create_app(settings: Settings) -> FastAPI:
                     **Migrations(store, generations, recognisers, risks).kinds(),
                     KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
                 }
-                async with Runner(JobStore(database), kinds) as runner:
+                housekeeping = Housekeeping(database, store, settings.retention_answers_days, risks.follow)
+                async with (
+                    Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner,
+                    housekeeping,
+                ):
                     app.state.context = Context(
                         settings,
                         detection.networks[0],

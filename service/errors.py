@@ -115,6 +115,11 @@ class SubjectNotFoundError(KithError):
     remedy = "Create it with PUT, or enrol a template for it."
 
 
+class SubjectErasedError(KithError):
+    status, code, title = 409, "subject_erased", "The subject was erased while this was under way"
+    remedy = "Whoever is to be enrolled anew is so by a request that begins after the erasure."
+
+
 class TemplateNotFoundError(KithError):
     status, code, title = 404, "template_not_found", "There is no such template of this subject"
     remedy = "List the subject's templates."

@@ -110,6 +110,15 @@ class Settings(BaseSettings):
         description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
         "(docs/rest.md).",
     )
+    retention_answers_days: float = Field(
+        14, gt=0, le=36_500, description="Days for which the answer to a request with an Idempotency-Key is kept."
+    )
+    retention_jobs_days: float = Field(
+        14,
+        gt=0,
+        le=36_500,
+        description="Days after which a finished job is forgotten, and one that no server can run is given up.",
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,

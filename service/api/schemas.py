@@ -24,6 +24,7 @@ from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
+from service.gallery.erasure import ErasedKind, Receipt
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.job_store import Job, JobItem, JobState
@@ -197,6 +198,9 @@ class GallerySettingsIn(Request):
     keep_crops: bool | None = Field(
         None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
+    retention_days: int | None = Field(
+        None, ge=1, le=36_500, description="Age at which templates are erased, and subjects without any; null: never."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -212,6 +216,7 @@ class GallerySettingsIn(Request):
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
+            retention_days=self.retention_days if "retention_days" in self.model_fields_set else current.retention_days,
         )
 
 
@@ -402,6 +407,7 @@ class GalleryOut(BaseModel):
     index: IndexSetting
     recall: float
     keep_crops: bool
+    retention_days: int | None = None
     subjects: int
     templates: int
     created_at: datetime
@@ -422,6 +428,7 @@ class GalleryOut(BaseModel):
             index=settings.index,
             recall=settings.recall,
             keep_crops=settings.keep_crops,
+            retention_days=settings.retention_days,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -520,10 +527,37 @@ class EnrolOut(BaseModel):
     results: list[EnrolledOut]
 
 
+class ReceiptOut(BaseModel):
+    id: str
+    kind: ErasedKind
+    gallery: str
+    subject: str | None = Field(None, description="A keyed hash of the id, which only who has the gallery's key makes.")
+    template: str | None = None
+    removed: dict[str, int] = Field(description="Rows, by kind.")
+    at: datetime
+    line: int = Field(description="Of the gallery's audit: its number, which with its hash is the proof.")
+    hash: str
+    log_emptied: bool | None = Field(
+        None,
+        description="Whether SQLite's write-ahead log was emptied at once; false: it is within a minute of the "
+        "last reader of an earlier moment.",
+    )
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> ReceiptOut:
+        return cls(**receipt.document())
+
+
 class DeletedOut(BaseModel):
     deleted: bool = True
     subjects: int = 0
     templates: int = 0
+    receipt: ReceiptOut
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> DeletedOut:
+        counts = {what: receipt.removed.get(what, 0) for what in ("subjects", "templates")}
+        return cls(**counts, receipt=ReceiptOut.of(receipt))
 
 
 class NamedOut(BaseModel):

@@ -31,9 +31,9 @@ def record(
     subject: str | None = None,
     outcome: str = "done",
     **details: Any,
-) -> None:
-    """Write a line, within a transaction that holds the gallery's turn. ``subject``: its id, of which a pseudonym is
-    kept that only who has the gallery's key can make. Raises MasterKeyError."""
+) -> tuple[int, str]:
+    """Write a line, within a transaction that holds the gallery's turn; returns its number and hash. ``subject``: its
+    id, of which a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
     chain = OF_SERVICE if gallery is None else gallery.pk
     query = sa.select(audit_heads.c.number, audit_heads.c.hash).where(audit_heads.c.chain == chain)
     head = connection.execute(query.with_for_update()).first()
@@ -58,3 +58,4 @@ def record(
         connection.execute(audit_heads.insert().values(chain=chain, **now))
     else:
         connection.execute(audit_heads.update().where(audit_heads.c.chain == chain).values(**now))
+    return line.number, last

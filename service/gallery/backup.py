@@ -31,10 +31,13 @@ from service.gallery.tables import (
     audit,
     audit_heads,
     changes,
+    erasures,
     evidence,
     galleries,
     generations,
     index_states,
+    jobs,
+    leases,
     metadata,
     secrets,
     subjects,
@@ -45,7 +48,7 @@ from service.gallery.transfer import microseconds, moment
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 ROWS_AT_ONCE: Final = 2048
-TABLES: Final = [table for table in metadata.sorted_tables if table is not index_states]
+TABLES: Final = [table for table in metadata.sorted_tables if table not in (index_states, leases)]
 COUNTED: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Those whose keys are never given twice."""
 POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
@@ -53,12 +56,15 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     changes.c.subject_pk: subjects,
     evidence.c.sequence: changes,
     galleries.c.log_floor: changes,
+    galleries.c.erased: erasures,
+    jobs.c.erased: erasures,
+    erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
-ZERO_STAYS: Final = (galleries.c.log_floor, audit.c.chain, audit_heads.c.chain)
+ZERO_STAYS: Final = (galleries.c.log_floor, galleries.c.erased, jobs.c.erased, audit.c.chain, audit_heads.c.chain)
 """Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 

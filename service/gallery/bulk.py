@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.network import Float
-from service.errors import GalleryNotFoundError, TemplateConflictError
+from service.errors import GalleryNotFoundError, KithError, TemplateConflictError
 from service.gallery import rows
 from service.gallery.database import Database
+from service.gallery.erasure import erased_since, was_erased
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
 from service.gallery.store import VECTOR_TYPE, gallery_of, gallery_rows
@@ -57,7 +58,8 @@ class BulkStore:
 
     def add(self, gallery: Gallery, items: Items) -> Added:
         """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
-        already is passed over. A subject that exists keeps its name, metadata and tags.
+        already is passed over. A subject that exists keeps its name, metadata and tags; one that was erased since
+        ``gallery`` was read is refused.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
@@ -67,6 +69,9 @@ class BulkStore:
         with self._database.change(gallery) as connection, rows.wide_cache(connection):
             known = _subjects_of(connection, gallery, list(set(items.subjects)))
             new, refused = _new_templates(connection, gallery, items)
+            if erased := erased_since(connection, gallery, set(items.subjects)):
+                gone = {row: was_erased(s) for row, s in enumerate(items.subjects) if s in erased}
+                new, refused = [row for row in new if row not in gone], refused | gone
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
             unknown = [row for subject, row in first.items() if subject not in known]
@@ -79,7 +84,7 @@ class BulkStore:
                     template_count=galleries.c.template_count + len(new),
                 )
             )
-        present = int(items.given.sum()) - len(new) - len(refused)
+        present = int(items.given.sum()) - len(new) - sum(bool(items.given[row]) for row in refused)
         return Added(len(unknown), len(new), present, refusals)
 
     @contextmanager
@@ -97,16 +102,15 @@ def _subjects_of(connection: Connection, gallery: Gallery, ids: list[str]) -> di
     return {row.id: row.pk for row in connection.execute(query.where(rows.among(connection, subjects.c.id, ids)))}
 
 
-def _new_templates(
-    connection: Connection, gallery: Gallery, items: Items
-) -> tuple[list[int], dict[int, TemplateConflictError]]:
+def _new_templates(connection: Connection, gallery: Gallery, items: Items) -> tuple[list[int], dict[int, KithError]]:
     """Rows of templates that are not there yet, and those whose id another one has, there or earlier in the block."""
     named = [row for row, given in enumerate(items.given.tolist()) if given]
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
     seen = _stored(connection, gallery, [items.templates[row] for row in named])
     if not seen and len({items.templates[row] for row in named}) == len(named):
         return named, {}
-    new, refused = [], {}
+    new: list[int] = []
+    refused: dict[int, KithError] = {}
     for row in named:
         template, subject = items.templates[row], items.subjects[row]
         earlier = seen.get(template)
@@ -134,7 +138,7 @@ def _stored(connection: Connection, gallery: Gallery, ids: Sequence[str]) -> dic
     return {row.id: (row.subject, row.vector) for row in connection.execute(query)}
 
 
-def _first_rows(items: Items, refused: dict[int, TemplateConflictError]) -> dict[str, int]:
+def _first_rows(items: Items, refused: Mapping[int, KithError]) -> dict[str, int]:
     """For each subject the first row that is taken: what it says of the subject is believed."""
     first: dict[str, int] = {}
     for row, subject in enumerate(items.subjects):

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.database import Database
+from service.gallery.erasure import erased_since, was_erased
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
 from service.gallery.tables import galleries, job_items, jobs
@@ -28,6 +29,7 @@ FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ITEM_LENGTH: Final = 512
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
+ERASED: Final = "subject_erased"
 CLAIMED_AT_ONCE: Final = 16
 """Jobs that are looked at to find one that this process can run."""
 
@@ -52,7 +54,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """``gallery``: its name. ``parameters``: what was asked, as JSON. ``problem``: why it failed."""
+    """``gallery``: its name. ``parameters``: what was asked, as JSON. ``problem``: why it failed.
+    ``erased``: of the gallery's last erasure when the job was asked for."""
 
     pk: int
     id: str
@@ -66,6 +69,7 @@ class Job:
     owner: str | None
     created_at: datetime
     updated_at: datetime
+    erased: int = 0
 
 
 @dataclass(frozen=True)
@@ -198,13 +202,17 @@ class JobStore:
         seconds: float,
     ) -> bool:
         """Enrol the templates of some (item, template) and record these and the other items, all or nothing. A template
-        whose id the gallery has is left as it is. Returns as :func:`record_in`.
+        whose id the gallery has is left as it is; none is enrolled of a subject that was erased since the job was asked
+        for. Returns as :func:`record_in`.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: as ``Database.change``.
             LeaseLostError: nothing was stored.
         """
         with self._database.change(gallery) as connection:
+            if erased_since(connection, gallery, [subject_id], job.erased):
+                gone = [ItemOutcome(item, ERASED, was_erased(subject_id).document()) for item, _ in admitted]
+                return record_in(connection, job, [*gone, *refused], seconds)
             known = known_templates(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
@@ -285,6 +293,7 @@ def create_in(
             parameters=parameters,
             progress=vars(Progress()),
             cancel=False,
+            erased=gallery.erased,
             created_at=now,
             updated_at=now,
         )
@@ -390,4 +399,5 @@ def _job(row: sa.Row[Any]) -> Job:
         row.owner,
         row.created_at,
         row.updated_at,
+        row.erased,
     )

@@ -44,6 +44,8 @@ class GallerySettings:
     index: IndexSetting = "auto"
     recall: float = DEFAULT_RECALL
     """How often a search that does not compare every vector must find the most similar one."""
+    retention_days: int | None = None
+    """Age at which templates go, and subjects who have none; None: they stay."""
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
@@ -93,6 +95,8 @@ class Gallery:
     version: int = 0
     """Another number after every change of the gallery, or of anything in it: subjects' names, templates, settings,
     evidence. It says nothing of which is later."""
+    erased: int = 0
+    """Of its last erasure of a subject: whom a later one names, nothing that was begun by then may store."""
 
     def under(self, generation: int) -> Gallery:
         """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.
