@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer clean
+        bench-serving bench-transfer soak clean
 
 setup: $(INSTALLED)
 
@@ -37,6 +37,12 @@ test-faults: setup
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor
+
+# Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
+MINUTES ?= 30
+DATABASE ?= sqlite
+soak: setup
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --database $(DATABASE)
 
 bench-memory: setup
 	$(BIN)/python -m bench.memory

@@ -45,6 +45,7 @@ from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus, open_own_database
+from service.fetching import Fetcher
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
@@ -147,11 +148,16 @@ def create_app(settings: Settings) -> FastAPI:
                     **Migrations(store, generations, recognisers, risks).kinds(),
                     KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
                 }
-                housekeeping = Housekeeping(database, store, settings.retention_answers_days, risks.follow)
-                async with (
-                    Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner,
-                    housekeeping,
-                ):
+                hosts = settings.url_host_list
+                if hosts.are_all:
+                    log.warning(
+                        "photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant"
+                    )
+                fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
+                await opened.enter_async_context(
+                    Housekeeping(database, store, settings.retention_answers_days, risks.follow)
+                )
+                async with Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner:
                     app.state.context = Context(
                         settings,
                         detection.networks[0],
@@ -169,6 +175,7 @@ def create_app(settings: Settings) -> FastAPI:
                         transfers,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
+                        fetcher,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
@@ -183,7 +190,11 @@ def create_app(settings: Settings) -> FastAPI:
         store.close()
 
     app = FastAPI(
-        title="Kith", version=version("kith-face"), summary="Who is this, and how sure may I be?", lifespan=lifespan
+        title="Kith",
+        version=version("kith-face"),
+        summary="Who is this, and how sure may I be?",
+        lifespan=lifespan,
+        redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
     for module in (

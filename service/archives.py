@@ -11,13 +11,14 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, cast
+from pathlib import PurePosixPath
+from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
 from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError
 
@@ -34,6 +35,12 @@ EXTENDED_HEADERS: Final = frozenset(
 )
 NAME_LENGTH: Final = 512
 UNFIT_FOLDERS: Final = frozenset({"__MACOSX", "@eaDir"})
+
+
+class Archive(Protocol):
+    """As a path is."""
+
+    def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def archive_kind(beginning: bytes) -> str:
     raise ArchiveInvalidError("the bytes are no zip, tar, tar.gz or tar.zst")
 
 
-def contents(path: Path, limits: ArchiveLimits, strip: int | None, check: Callable[[], None]) -> Contents:
+def contents(archive: Archive, limits: ArchiveLimits, strip: int | None, check: Callable[[], None]) -> Contents:
     """What is in an archive, and whose each photo is: by its manifest, or else by the first folder of its path, without
     the ``strip`` first ones (None: without the one that everything lies in, if there is one above the people's).
     ``check`` is called for each file, and may raise.
@@ -90,7 +97,7 @@ def contents(path: Path, limits: ArchiveLimits, strip: int | None, check: Callab
     files: dict[str, PurePosixPath] = {}
     manifest: tuple[PurePosixPath, dict[str, str]] | None = None
     ignored = 0
-    for member in members(path, limits):
+    for member in members(archive, limits):
         check()
         parts = _parts(member.path)
         if manifest is None and parts.name in MANIFESTS and len(parts.parts) <= 2:
@@ -112,13 +119,14 @@ def is_photo(path: PurePosixPath) -> bool:
     return path.suffix.lower() in PHOTO_SUFFIXES and not hidden
 
 
-def members(path: Path, limits: ArchiveLimits) -> Iterator[Member]:
+def members(archive: Archive, limits: ArchiveLimits) -> Iterator[Member]:
     """The files of an archive in its order; neither folders nor links. Raises as :func:`contents`."""
     try:
-        with path.open("rb") as file:
+        with archive.open("rb") as file:
             kind = archive_kind(file.read(SNIFFED_BYTES))
         names: dict[str, int] = {}
-        for count, (found, read) in enumerate(_zip(path, limits) if kind == "zip" else _tar(path, kind, limits)):
+        entries = _zip(archive, limits) if kind == "zip" else _tar(archive, kind, limits)
+        for count, (found, read) in enumerate(entries):
             if count >= limits.entries:
                 raise ArchiveTooLargeError(f"more than {limits.entries} files")
             name = _name(found)
@@ -130,16 +138,19 @@ def members(path: Path, limits: ArchiveLimits) -> Iterator[Member]:
         raise ArchiveInvalidError(f"the archive cannot be read: {error}") from error
 
 
-def _zip(path: Path, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _zip(archive: Archive, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
     total = 0
-    with _Capped(path, max(MAX_DIRECTORY_BYTES, limits.photo_bytes)) as file, zipfile.ZipFile(file) as archive:
-        for info in archive.infolist():
+    with (
+        archive.open("rb") as file,
+        zipfile.ZipFile(cast(BinaryIO, _Capped(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes)))) as opened,
+    ):
+        for info in opened.infolist():
             if info.is_dir():
                 continue
             # No more than it says is ever unpacked.
             total += info.file_size
             _check_total(total, limits)
-            yield info.filename, lambda info=info: _zip_entry(archive, info, limits)  # type: ignore[misc]
+            yield info.filename, lambda info=info: _zip_entry(opened, info, limits)  # type: ignore[misc]
 
 
 def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveLimits) -> bytes:
@@ -161,14 +172,15 @@ def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveL
     return payload
 
 
-def _tar(path: Path, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _tar(archive: Archive, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
     with (
-        _unpacked(path, kind) as file,
-        tarfile.open(fileobj=cast(BinaryIO, _Counted(file, limits)), mode="r|", tarinfo=_SmallHeaders) as archive,
+        archive.open("rb") as file,
+        _unpacked(file, kind) as unpacked,
+        tarfile.open(fileobj=cast(BinaryIO, _Counted(unpacked, limits)), mode="r|", tarinfo=_SmallHeaders) as opened,
     ):
-        for info in archive:
+        for info in opened:
             if info.isreg():
-                yield info.name, lambda info=info: _tar_entry(archive, info, limits)  # type: ignore[misc]
+                yield info.name, lambda info=info: _tar_entry(opened, info, limits)  # type: ignore[misc]
 
 
 def _tar_entry(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveLimits) -> bytes:
@@ -182,36 +194,37 @@ def _tar_entry(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveL
         raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
 
 
-def _unpacked(path: Path, kind: str) -> AbstractContextManager[BinaryIO]:
+def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
     match kind:
         case "gzip":
-            return cast(AbstractContextManager[BinaryIO], gzip.open(path, "rb"))
+            return cast(AbstractContextManager[BinaryIO], gzip.GzipFile(fileobj=file))
         case "zstd":
             from pyarrow import input_stream  # which takes longer to import than most archives to read
 
-            return cast(AbstractContextManager[BinaryIO], input_stream(str(path), compression="zstd"))
-    return path.open("rb")
+            return cast(AbstractContextManager[BinaryIO], input_stream(file, compression="zstd"))
+    return cast(AbstractContextManager[BinaryIO], nullcontext(file))
 
 
-class _Capped(io.FileIO):
+class _Capped:
     """A file of which no more than ``most`` bytes are read at once, whatever its own words say."""
 
-    def __init__(self, path: Path, most: int) -> None:
-        super().__init__(path)
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self._file = file
         self._most = most
-        self._size = path.stat().st_size
+        self._size = file.seek(0, os.SEEK_END)
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        wanted = self._size - self.tell() if size is None or size < 0 else size
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._size - self.tell() if size < 0 else size
         if wanted > self._most:
             raise ArchiveTooLargeError(f"the archive's directory has more than {self._most} bytes")
-        return super().read(wanted) or b""
+        return self._file.read(wanted)
 
 
 class _Counted:
     """A stream that ends with an error where the limit is."""
 
-    def __init__(self, file: BinaryIO, limits: ArchiveLimits) -> None:
+    def __init__(self, file: IO[bytes], limits: ArchiveLimits) -> None:
         self._file = file
         self._limits = limits
         self._total = 0

@@ -72,15 +72,16 @@ class BulkEnrolment:
     async def run(self, context: JobContext) -> None:
         """Enrol what the job's archive holds and its items do not name yet."""
         options = BulkOptions(**context.job.parameters)
-        path = self.spool.path(context.job.id)
-        found = await context.run(contents, path, self.limits, options.strip, context.check)
+        gallery = await context.run(self.store.gallery, context.job.gallery)
+        archive = self.spool.archive(context.job.id, gallery.seal)
+        found = await context.run(contents, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         missing = [_refusal(name, _NOT_THERE) for name in found.missing if name not in done]
         total = len(found.subjects) + len(found.missing)
         await context.run(lambda: context.record(missing, total, ignored=found.ignored))
         run = _Run(self, context, options, await context.run(self.store.gallery, context.job.gallery))
         await run.derive_risk()  # as a process that died may have left it to be
-        waiting = _waiting(members(path, self.limits), found, done)
+        waiting = _waiting(members(archive, self.limits), found, done)
         try:
             await run.decide_all(waiting)
         except GalleryMovedError as error:

@@ -53,6 +53,29 @@ class RequestTooLargeError(KithError):
     remedy = "Send fewer or smaller photos; the limits are in docs/settings.md."
 
 
+# Connections: refused before there is a request
+
+
+class MalformedHttpError(KithError):
+    status, code, title = 400, "malformed_http", "These bytes are no request"
+    remedy = "Send HTTP/1.1 (RFC 9112), with one length of the body and one Host."
+
+
+class ClientTooSlowError(KithError):
+    status, code, title = 408, "client_too_slow", "The request did not come in time"
+    remedy = "Send it at once; the limits are KITH_CLIENT_PATIENCE_S and KITH_CLIENT_LEAST_RATE."
+
+
+class HeadTooLargeError(KithError):
+    status, code, title = 431, "head_too_large", "The address and headers are too long"
+    remedy = "Send fewer or shorter headers, and long options in the body; the limit is KITH_MAX_HEAD_BYTES."
+
+
+class TooManyConnectionsError(KithError):
+    status, code, title = 503, "too_many_connections", "As many connections are open as may be"
+    remedy = "Close those that are done, and try again; the limits are KITH_MAX_CONNECTIONS and ..._PER_ADDRESS."
+
+
 # Photos
 
 
@@ -80,6 +103,16 @@ class ImageDamagedError(ImageError):
 class ImageTooLargeError(ImageError):
     status, code, title = 413, "image_too_large", "The photo has too many bytes or pixels"
     remedy = "Shrink the photo; the limits are in docs/settings.md."
+
+
+class UrlRefusedError(ImageError):
+    code, title = "url_refused", "Photos are not fetched from this address"
+    remedy = "Send the photo itself, or an https address of a host in KITH_URL_HOSTS (docs/rest.md)."
+
+
+class UrlFailedError(ImageError):
+    code, title = "url_failed", "The address did not give a photo"
+    remedy = "Check the address, or send the photo itself."
 
 
 class NoFaceError(ImageError):

@@ -14,6 +14,7 @@ import uvicorn
 
 from service.app import create_app
 from service.errors import SettingsError
+from service.http_limits import HttpLimits, limited
 from service.recognisers import read_packs
 from service.settings import Settings
 
@@ -95,6 +96,16 @@ def _server(
         log_level=(log_level or settings.log_level).lower(),
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
+        http=limited(
+            HttpLimits(
+                settings.max_connections,
+                settings.max_connections_per_address,
+                settings.max_head_bytes,
+                settings.client_patience_s,
+                settings.client_least_rate,
+            )
+        ),
+        ws="none",
         access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
     )
     return kind(config)

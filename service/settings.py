@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Wish
@@ -15,6 +15,7 @@ from models.gpus import GpuWish
 from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
+from service.security.addresses import Hosts
 
 
 class Settings(BaseSettings):
@@ -87,6 +88,12 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Largest photo, in bytes.")
     max_image_pixels: int = Field(50_000_000, ge=10_000, description="Largest photo, width times height.")
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
+    url_hosts: str | None = Field(
+        None,
+        description="Hosts whose photos are fetched by URL, with commas between: names, *.example.org, or * for all; "
+        "default: none.",
+    )
+    url_http: bool = Field(False, description="Fetch them over http, too, which anybody on the way may read and alter.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
@@ -119,6 +126,21 @@ class Settings(BaseSettings):
         le=36_500,
         description="Days after which a finished job is forgotten, and one that no server can run is given up.",
     )
+    max_connections: int = Field(500, ge=1, le=100_000, description="Most connections open at once.")
+    max_connections_per_address: int = Field(
+        250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
+    )
+    max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
+    client_patience_s: float = Field(
+        20.0,
+        gt=0,
+        le=3600,
+        description="Seconds that a request's head may take to come, its body and the reading of its answer beyond "
+        "what KITH_CLIENT_LEAST_RATE gives them.",
+    )
+    client_least_rate: int = Field(
+        1000, ge=1, description="Bytes a second at which bodies must come and answers be read."
+    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,
@@ -147,6 +169,10 @@ class Settings(BaseSettings):
         return self.models_dir or self.data_dir / "models"
 
     @property
+    def url_host_list(self) -> Hosts:
+        return Hosts.of_text(self.url_hosts or "")
+
+    @property
     def pack_path(self) -> Path:
         return find_pack(self.pack, self.models_path)
 
@@ -160,6 +186,12 @@ class Settings(BaseSettings):
     def max_request_bytes(self) -> int:
         """Every photo at its largest, in base64, with room for the rest."""
         return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
+
+    @field_validator("url_hosts")
+    @classmethod
+    def _are_hosts(cls, value: str | None) -> str | None:
+        Hosts.of_text(value or "")
+        return value
 
     def check_exposure(self) -> None:
         """Refuse to listen beyond loopback with neither a key nor an explicit word.

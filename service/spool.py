@@ -1,4 +1,4 @@
-"""Archives on their way into a gallery, on this node's disk: one file a job, named after it."""
+"""Archives on their way into a gallery, on this node's disk: one sealed file a job, named after it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from service.errors import StorageFullError
 from service.gallery.job_store import Job, JobStore
+from service.security.sealed_files import SealedFile, SealedWriter
+from service.security.sealing import Seal
 
 SPARE_BYTES: Final = 256_000_000
 """Of the disk, left to the database."""
@@ -31,6 +33,10 @@ class Spool:
     def path(self, job_id: str) -> Path:
         return self._folder / job_id
 
+    def archive(self, job_id: str, seal: Seal) -> SealedFile:
+        """``seal``: of the gallery that it goes into."""
+        return SealedFile(self.path(job_id), seal, f"archive {job_id}")
+
     def has(self, job: Job) -> bool:
         return self.path(job.id).is_file()
 
@@ -45,7 +51,7 @@ class Spool:
         if size + SPARE_BYTES > free:
             raise StorageFullError(f"{size} more bytes were to come, and {max(0, free - SPARE_BYTES)} can be taken")
 
-    def write(self, file: BinaryIO, block: bytes) -> None:
+    def write(self, file: SealedWriter, block: bytes) -> None:
         """Write to a file of ``receiving``. What was announced is not believed, and others write, too: that there is
         room is looked at again and again.
 
@@ -58,25 +64,25 @@ class Spool:
             self.check_room(0)
 
     @contextmanager
-    def receiving(self, job_id: str) -> Iterator[BinaryIO]:
-        """A file to write a job's archive to; it is gone if the block raises.
+    def receiving(self, job_id: str, seal: Seal) -> Iterator[SealedWriter]:
+        """A file to write a job's archive to, and then to sync; it is gone if the block raises.
 
         Raises:
             StorageFullError: there is no room for it.
         """
-        path = self.path(job_id)
+        archive = self.archive(job_id, seal)
         try:
             with _room():
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
+                with archive.writing() as file:
                     yield file
         except BaseException:
-            path.unlink(missing_ok=True)
+            archive.path.unlink(missing_ok=True)
             raise
 
-    def sync(self, file: BinaryIO) -> None:
-        """Blocks until the file is on disk, and its name."""
-        file.flush()
+    def sync(self, file: SealedWriter) -> None:
+        """Blocks until the whole file is on disk, and its name."""
+        file.finish()
         os.fsync(file.fileno())
         folder = os.open(self._folder, os.O_RDONLY)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ class File:
     content: bytes
     etag: str | None = '"1"'
     content_type: str = "application/octet-stream"
+    further: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
     answers: list[int] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
@@ -37,7 +39,7 @@ class Server:
 
 
 @contextmanager
-def serving(files: dict[str, File]) -> Iterator[Server]:
+def serving(files: dict[str, File], tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """Serve until the block is left; files may be changed meanwhile."""
     server = Server("", files, [], [])
 
@@ -58,7 +60,9 @@ def serving(files: dict[str, File]) -> Iterator[Server]:
             return None
 
         def _send(self, found: File) -> None:
-            headers = {"Content-Type": found.content_type} | ({"ETag": found.etag} if found.etag else {})
+            headers = (
+                {"Content-Type": found.content_type} | ({"ETag": found.etag} if found.etag else {}) | found.further
+            )
             body, status = found.content, 200
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
             same = self.headers.get("If-Range") in (None, found.etag)
@@ -88,7 +92,9 @@ def serving(files: dict[str, File]) -> Iterator[Server]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server.url = f"http://127.0.0.1:{http.server_port}"
+        server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{http.server_port}"
+        if tls is not None:
+            http.socket = tls.wrap_socket(http.socket, server_side=True)
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -12,6 +12,7 @@ from models.network import Network
 from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
+from service.fetching import Fetcher
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
@@ -50,6 +51,7 @@ class Context:
     """Why networks do not run on the GPU that is wanted."""
     gpus: Devices | None
     """None: networks run on the CPU."""
+    fetcher: Fetcher
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

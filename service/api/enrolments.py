@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
@@ -16,6 +16,7 @@ from service.archives import SNIFFED_BYTES, archive_kind
 from service.bulk import KIND, BulkOptions
 from service.enrolment import FaceChoice
 from service.errors import InvalidRequestError
+from service.security.sealed_files import SealedWriter
 
 router = APIRouter(prefix="/v1/galleries/{gallery}/enrolments", tags=["subjects"], responses=PROBLEMS)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -48,7 +49,7 @@ async def enrol_archive(
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
     await kith.run(kith.spool.check_room, int(declared) if declared.isdigit() else 0)
-    with kith.spool.receiving(job_id) as file:
+    with kith.spool.receiving(job_id, found.seal) as file:
         await _receive(request, kith, file)
         await kith.run(kith.spool.sync, file)
         job = await kith.run(kith.jobs.submit, found, KIND, options.parameters(), job_id)
@@ -56,7 +57,7 @@ async def enrol_archive(
     return JobOut.of(job)
 
 
-async def _receive(request: Request, kith: Context, file: BinaryIO) -> None:
+async def _receive(request: Request, kith: Context, file: SealedWriter) -> None:
     """Write the body as it comes. Raises ArchiveInvalidError as soon as it is seen to be no archive."""
     beginning = b""
     try:

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 async def detect(request: Request, kith: Kith) -> Response:
     """Find the faces of one or many photos: boxes, five landmarks, scores, quality."""
     body = await read_photos(request, DetectIn, kith.settings)
-    seen = await gather_photos(body.images, kith.pipeline.detect)
+    seen = await gather_photos(kith, body.photos, kith.pipeline.detect)
     return answer({"model": kith.recognisers.default.pack.model_id, "images": [answers.photo(one) for one in seen]})
 
 
@@ -40,28 +40,35 @@ async def embed(request: Request, kith: Kith) -> Response:
     """Find the faces of one or many photos and give each its embedding, a unit vector."""
     body = await read_photos(request, EmbedIn, kith.settings)
     by = kith.recognisers.named(body.model)
-    seen = await gather_photos(body.images, lambda payload: kith.pipeline.embed(payload, by))
+    seen = await gather_photos(kith, body.photos, lambda payload: kith.pipeline.embed(payload, by))
     images = [answers.photo(one) for one in seen]
     return answer({"model": by.pack.model_id, "recogniser": by.fingerprint, "images": images})
 
 
-async def gather_photos(images: list[bytes], stage: Callable[[bytes], Awaitable[Photo]]) -> list[Photo | ImageError]:
-    """Put every photo through ``stage``; one bad photo of several fails alone, a lone one fails the call.
+async def gather_photos(
+    kith: Context, photos: list[bytes | str], stage: Callable[[bytes], Awaitable[Photo]]
+) -> list[Photo | ImageError]:
+    """Put every photo through ``stage``, fetched where it is a URL; one bad photo of several fails alone, a lone one
+    fails the call.
 
     Raises InvalidRequestError without photos, and a lone photo's own error.
     """
-    if not images:
-        raise InvalidRequestError("images: at least one photo is needed")
-    if len(images) == 1:
-        return [await stage(images[0])]
+    if not photos:
+        raise InvalidRequestError("images, urls: at least one photo is needed")
 
-    async def guarded(payload: bytes) -> Photo | ImageError:
+    async def at_hand(photo: bytes | str) -> Photo:
+        return await stage(photo if isinstance(photo, bytes) else await kith.fetcher.fetch(photo))
+
+    if len(photos) == 1:
+        return [await at_hand(photos[0])]
+
+    async def guarded(photo: bytes | str) -> Photo | ImageError:
         try:
-            return await stage(payload)
+            return await at_hand(photo)
         except ImageError as error:
             return error
 
-    return await _together([guarded(payload) for payload in images])
+    return await _together([guarded(photo) for photo in photos])
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -151,7 +158,8 @@ async def _side(
         if not len(vectors):
             raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
         return vectors, {}, []
-    photo = await kith.pipeline.embed(side.image or b"", by)
+    payload = side.image or b"" if side.url is None else await kith.fetcher.fetch(side.url)
+    photo = await kith.pipeline.embed(payload, by)
     if not photo.faces:
         return None, {"faces_found": 0}, ["no_face"]
     face = photo.largest()

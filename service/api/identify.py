@@ -53,7 +53,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
     async def embed(payload: bytes) -> Photo:
         return await kith.pipeline.embed(payload, by, shadow, largest_only=body.faces == "largest")
 
-    photos = await gather_photos(body.images, embed) if body.images else []
+    photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     vectors = check_vectors(body.embeddings, by.dimension)
     gate = found.settings.quality_gate if body.check_quality else None
     results, probes, faces = _lay_out(photos, vectors, gate)

@@ -45,11 +45,11 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
         raise _not_understood(kind)
-    if isinstance(body, Photos) and len(body.images) > settings.max_images:
-        raise InvalidRequestError(f"{len(body.images)} photos, the limit is {settings.max_images}")
+    if isinstance(body, Photos) and len(body.photos) > settings.max_images:
+        raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
     if isinstance(body, Probes):
-        if not body.images and not body.embeddings:
-            raise InvalidRequestError("images, embeddings: at least one is needed")
+        if not body.photos and not body.embeddings:
+            raise InvalidRequestError("images, urls, embeddings: at least one is needed")
         if len(body.embeddings) > settings.max_embeddings:
             raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {settings.max_embeddings}")
     return body

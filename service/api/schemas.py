@@ -60,6 +60,7 @@ Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
 
 
@@ -100,6 +101,15 @@ class Photos(Request):
     fields stand as JSON in a part named ``request``."""
 
     images: list[Base64Bytes] = Field(default_factory=list)
+    urls: list[PhotoUrl] = Field(
+        default_factory=list,
+        description="Photos to be fetched from hosts in KITH_URL_HOSTS; they count after the others.",
+    )
+
+    @property
+    def photos(self) -> list[bytes | str]:
+        """All, in order: bytes, or where they are."""
+        return [*self.images, *self.urls]
 
 
 class Probes(Photos):
@@ -147,9 +157,10 @@ class SubjectRef(Request):
 
 
 class Side(Request):
-    """One of the two to compare: exactly one of image, embedding, subject."""
+    """One of the two to compare: exactly one of image, url, embedding, subject."""
 
     image: Base64Bytes | None = None
+    url: PhotoUrl | None = Field(None, description="A photo to be fetched from a host in KITH_URL_HOSTS.")
     embedding: Embedding | None = None
     subject: SubjectRef | None = None
     recogniser: Fingerprint | None = Field(None, description="Whose the embedding is, as /v1/embed says.")
@@ -157,7 +168,7 @@ class Side(Request):
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
         if len(self.model_fields_set - {"recogniser"}) != 1:
-            raise ValueError("give exactly one of image, embedding, subject")
+            raise ValueError("give exactly one of image, url, embedding, subject")
         return self
 
 

@@ -182,7 +182,7 @@ async def _examine(
     async def embed(payload: bytes) -> Photo:
         return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
 
-    photos = await gather_photos(body.images, embed) if body.images else []
+    photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     vectors = check_vectors(body.embeddings, by.dimension)
     results: list[Document] = []
     templates: list[NewTemplate] = []
@@ -226,7 +226,9 @@ async def _examine(
 def _digest(subject: str, body: EnrolIn) -> str:
     """Tells whether a repeated key repeats the request."""
     digest = hashlib.sha256(subject.encode())
-    digest.update(body.model_dump_json(exclude={"images", "recogniser"}).encode())
+    # Without URLs it is as it was when there were none: the key may be older.
+    left_out = {"images", "recogniser"} if body.urls else {"images", "recogniser", "urls"}
+    digest.update(body.model_dump_json(exclude=left_out).encode())
     for payload in body.images:
         digest.update(hashlib.sha256(payload).digest())
     return digest.hexdigest()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
@@ -31,6 +31,7 @@ from service.gallery.importing import Export, Format, Import, Report, check_head
 from service.gallery.ndjson import Lines
 from service.gallery.subjects import Gallery, GallerySettings
 from service.gallery.transfer import Header, Items
+from service.security.sealed_files import TemporaryFile
 
 router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 MEDIA_TYPES: Final[dict[str, Format]] = {
@@ -163,20 +164,27 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
     def take() -> None:
         from service.gallery.parquet import Reader  # 30 MB of pyarrow, for those who use it
 
-        reader = Reader(spool, intake.default_header())
+        with _keeping():
+            whole = kept.reader()
+        reader = Reader(whole, intake.default_header())
         intake.open(reader.header).take_all(reader)
 
     def keep(piece: bytes) -> None:
-        try:
-            spool.write(piece)
-            spool.flush()
-        except OSError as error:
-            raise StorageError(f"the file cannot be kept until it is read: {error.strerror}") from error
+        with _keeping():
+            kept.write(piece)
 
-    with tempfile.TemporaryFile() as spool:
+    with closing(TemporaryFile()) as kept:
         async for piece in _pieces(request):
             await kith.run(keep, piece)
         await kith.transfers.importing(take)
+
+
+@contextmanager
+def _keeping() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the file cannot be kept until it is read: {error.strerror}") from error
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:

@@ -23,7 +23,8 @@ from models.network import Float
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
-OVERHEAD_BYTES: Final = NONCE_BYTES + 16
+TAG_BYTES: Final = 16
+OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
 """By which a sealed value is longer."""
 VECTOR_TYPE: Final = np.dtype("<f4")
 PSEUDONYM_DIGITS: Final = 32
@@ -87,6 +88,29 @@ class Seal:
     def pseudonym(self, kind: str, text: str) -> str:
         """A name for ``text`` that only who has the key can make of it, always the same: 32 hexadecimal digits."""
         return hmac.digest(self._hash_key, f"{kind}\0{text}".encode(), "sha256").hex()[:PSEUDONYM_DIGITS]
+
+
+class Chunks:
+    """Of one file, under a key that seals nothing else: each by its place, and the last one marked, so that none can be
+    left out, moved, or taken for the end (STREAM of Hoang, Reyhanitabar, Rogaway and Vizar, CRYPTO 2015, figure 10)."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(derived(key, "chunks"))
+
+    def close(self, chunk: bytes | bytearray, place: int, last: bool) -> bytes:
+        """TAG_BYTES longer. No place may be sealed twice."""
+        return self._cipher.encrypt(_nonce(place, last), chunk, None)
+
+    def open(self, sealed: bytes, place: int, last: bool) -> bytes:
+        """Raises SealBrokenError."""
+        try:
+            return self._cipher.decrypt(_nonce(place, last), sealed, None)
+        except (InvalidTag, ValueError) as error:
+            raise SealBrokenError(f"chunk {place} of a sealed file cannot be opened") from error
+
+
+def _nonce(place: int, last: bool) -> bytes:
+    return place.to_bytes(NONCE_BYTES - 1, "big") + bytes([last])
 
 
 def _vector(generation: int) -> str:

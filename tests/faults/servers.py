@@ -58,6 +58,11 @@ class Server:
         except httpx.TransportError:
             return None
 
+    def resident_bytes(self) -> int:
+        """Memory of the process."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(30)

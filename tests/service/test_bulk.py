@@ -35,6 +35,7 @@ from service.gallery.job_store import JobStore
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
 from service.photo_folders import TarStream, find_photos, parts
+from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.spool import ABANDONED_S, SPARE_BYTES, Spool
@@ -44,6 +45,7 @@ from tests.faults.servers import serving
 from tests.packs import projected_pack
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
+SEAL = Seal(new_key())
 FILES = {"ada/1.jpg": b"first", "ada/old/2.JPEG": b"second", "bob/1.png": b"third", "bob/notes.txt": b"no photo"}
 
 
@@ -284,7 +286,7 @@ def test_a_damaged_archive_is_refused_and_never_crashes(
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.path("a" * 32).symlink_to("/dev/full")
-    with pytest.raises(StorageFullError), spool.receiving("a" * 32) as file:
+    with pytest.raises(StorageFullError), spool.receiving("a" * 32, SEAL) as file:
         file.write(bytes(1_000_000))
         spool.sync(file)
     assert list(tmp_path.iterdir()) == []
@@ -311,10 +313,10 @@ def test_archives_that_come_at_once_do_not_fill_the_disk(tmp_path: Path, monkeyp
     small_disk(tmp_path, 10_000_000, monkeypatch)
     for _ in range(2):
         spool.check_room(8_000_000)
-    with spool.receiving("a" * 32) as first:
+    with spool.receiving("a" * 32, SEAL) as first:
         for _ in range(16):
             spool.write(first, block)
-        with pytest.raises(StorageFullError), spool.receiving("b" * 32) as second:
+        with pytest.raises(StorageFullError), spool.receiving("b" * 32, SEAL) as second:
             for _ in range(16):
                 spool.write(second, block)
         assert [file.name for file in tmp_path.iterdir()] == ["a" * 32]
@@ -345,7 +347,7 @@ def test_what_nobody_waits_for_is_tidied_away(tmp_path: Path) -> None:
     waiting, over = (store.create(gallery, "enrolment", {}) for _ in range(2))
     store.cancel(over.id)
     for name in (waiting.id, over.id, "never-a-job", "still-coming"):
-        with spool.receiving(name) as file:
+        with spool.receiving(name, SEAL) as file:
             file.write(b"x")
         if name != "still-coming":
             os.utime(spool.path(name), (0, time.time() - 2 * ABANDONED_S))

@@ -27,6 +27,7 @@ from service.gallery.replicas import InProcess, in_process
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.gallery.tables import vectors
+from service.security.sealing import Seal, new_key
 from service.spool import ABANDONED_S, Spool
 from tests.databases import open_database
 from tests.faults.workers import Node
@@ -189,7 +190,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
 def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     for name in ("0" * 32, "1" * 32):
-        with spool.receiving(name) as file:
+        with spool.receiving(name, Seal(new_key())) as file:
             file.write(b"half an archive")
     long_ago = time.time() - 2 * ABANDONED_S
     os.utime(spool.path("0" * 32), (long_ago, long_ago))

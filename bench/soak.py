@@ -1,0 +1,551 @@
+"""Half an hour of everything at once, with faults: does anything grow, is an answer wrong, does it slow down?
+
+Two servers on one database, and clients that know what must be answered (bench/soak_load.py): they detect, embed,
+verify, identify, enrol, describe, move and delete, send archives, export and import, send what is no photo, leave, and
+are slow. Meanwhile one server is killed and started again and again, the other one lives; now and then more come than
+may wait. After each round all stop, the gallery is compared with what the clients know, through both servers, and their
+memory, descriptors and threads are looked at. What passes was fixed before the first run:
+
+- no answer is wrong, none is 5xx but those documented for load, none is missing but from a server that is away;
+- once warm, a straight line through what the living server holds at rest rises by at most RISE over the whole rest;
+- the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the warm-up;
+- at the end both servers stop when told to, `kith gallery check` finds nothing, and no archive is left in the spool.
+
+Prints, and writes bench/results/soak.json, .md and .png; ends with 1 unless it passes.
+
+    python -m bench.soak [--minutes 30] [--clients 8] [--database sqlite | postgresql]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2 as httpx
+import numpy as np
+from PIL import Image
+
+from bench.accuracy import RESULTS, outside, say
+from bench.load import Generator, Order, look_at, multipart
+from bench.machine import commit, machine
+from bench.memory import scaled
+from bench.photos import people
+from bench.servers import START_S, free_port
+from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
+from models.pack import BUNDLED
+from service.client import Kith
+from tests.databases import ENVIRONMENT
+from tests.postgres import Postgres
+
+RESULT: Final = RESULTS / "soak.json"
+API_KEY: Final = "the soak's"
+QUEUE: Final = 16
+"""Items that may wait for a network: few, so that a burst of BURST clients is more."""
+BURST: Final = 64
+KILLED_EVERY: Final = 3
+"""Rounds: by SIGKILL and by SIGTERM in turn."""
+BURST_EVERY: Final = 2
+WARM: Final = 1 / 3
+"""Of the rounds: networks are compiled for every canvas, caches fill, allocators find their size."""
+RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
+"""Most that each may rise, at rest, over the rounds after the warm-up."""
+SLOWER: Final = 1.5
+JUDGED_FROM: Final = 500
+"""Answers in a third, for its p99 to mean something."""
+STOP_S: Final = 30.0
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a server holds."""
+
+    memory_mb: float
+    descriptors: int
+    threads: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``rounds`` of ``round_s`` seconds, by so many ``clients`` of each so many ``own`` people; of ``fixed`` people
+    enrolled for good, and as many strangers; with ``others`` photos of any size. ``rest_s``: the least of what is held
+    within it counts after a round, for connections are closed, and threads end, a little later."""
+
+    rounds: int
+    round_s: float
+    clients: int = 8
+    own: int = 6
+    fixed: int = 24
+    others: int = 120
+    rest_s: float = 4.0
+
+    @classmethod
+    def of(cls, minutes: float, clients: int) -> Plan:
+        rounds = max(6, round(minutes))
+        return cls(rounds, minutes * 60 / rounds, clients)
+
+    @property
+    def warm(self) -> int:
+        """The first round that counts."""
+        return round(WARM * self.rounds)
+
+    @property
+    def faces(self) -> int:
+        return self.clients * self.own + 2 * self.fixed + MOVED
+
+
+MOVED: Final = 5
+"""People in the archive that becomes a gallery, and goes."""
+
+
+class Replica:
+    """``kith serve`` on a port of its own, started again and again."""
+
+    def __init__(self, folder: Path, database_url: str | None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"server-{self.port}.log"
+        self._environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "KITH_API_KEY": API_KEY,
+            "KITH_DATA_DIR": str(folder / "data"),
+            "KITH_LOG_LEVEL": "ERROR",
+            "KITH_PACK": str(BUNDLED),
+            "KITH_PORT": str(self.port),
+            "KITH_QUEUE_SIZE": str(QUEUE),
+        }
+        if database_url is not None:
+            self._environment["KITH_DATABASE_URL"] = database_url
+        self.away: list[tuple[float, float]] = []
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._kith("serve"), env=self._environment, stdout=log, stderr=log)
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"a server did not start: {self.complaints()}")
+            threading.Event().wait(0.05)
+
+    def restart(self, how: signal.Signals) -> None:
+        began = time.monotonic()
+        place = len(self.away)
+        self.away.append((began, np.inf))
+        self._process.send_signal(how)
+        self._process.wait(STOP_S)
+        self.start()
+        self.wait_until_ready()
+        self.away[place] = (began, time.monotonic())
+
+    def stop(self) -> bool:
+        """Whether it ended as one that is told to does; it is killed where it does not."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(STOP_S) in (0, -signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+
+    def check(self) -> str:
+        """What `kith gallery check` finds; nothing, if it is as it should be."""
+        done = subprocess.run(self._kith("gallery", "check"), env=self._environment, capture_output=True, text=True)
+        return done.stdout + done.stderr if done.returncode else ""
+
+    def complaints(self) -> list[str]:
+        """Lines of the log that tell of an error that nobody foresaw."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if "Traceback" in line or '"level": "ERROR"' in line or " ERROR " in line][:20]
+
+    def holds(self) -> Reading:
+        figures = look_at(self._process.pid)
+        process = Path(f"/proc/{self._process.pid}")
+        return Reading(
+            figures.rss_bytes / 1e6,
+            len(list((process / "fd").iterdir())),
+            len(list((process / "task").iterdir())),
+            figures.cpu_s,
+        )
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=10).is_success
+        except httpx.TransportError:
+            return False
+
+    def _kith(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "service.cli", *arguments]
+
+
+class Pair:
+    """The server that lives, and the one that does not."""
+
+    api_key = API_KEY
+
+    def __init__(self, folder: Path, database_url: str | None) -> None:
+        self.living = Replica(folder, database_url)
+        self.living.wait_until_ready()  # and has made the tables
+        self.killed = Replica(folder, database_url)
+        self.killed.wait_until_ready()
+        self.both = (self.living, self.killed)
+        self.urls: Sequence[str] = [replica.url for replica in self.both]
+
+    def was_away(self, which: int, began: float, ended: float) -> bool:
+        return any(began < back and gone < ended for gone, back in list(self.both[which].away))
+
+
+@dataclass
+class Series:
+    """What was looked at: ``rest`` of both servers after each round, ``running`` of the living one all the time, each
+    beside the seconds since the beginning; ``rounds``: when each began and ended."""
+
+    began: float
+    rest: list[tuple[Reading, Reading]] = field(default_factory=list)
+    running: list[tuple[float, Reading]] = field(default_factory=list)
+    rounds: list[tuple[float, float]] = field(default_factory=list)
+    bursts: list[dict[str, int]] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    data = outside("KITH_DATA", "data")
+    if not (data / "lfw").is_dir():
+        sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
+    with database(options.database) as url:
+        figures = soak(Plan.of(options.minutes, options.clients), data, url)
+    figures |= {"machine": machine(), "commit": commit(), "database": options.database}
+    options.result.parent.mkdir(parents=True, exist_ok=True)
+    options.result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    options.result.with_suffix(".md").write_text(markdown(figures), encoding="utf-8")
+    draw(figures, options.result.with_suffix(".png"))
+    print(markdown(figures))
+    sys.exit(bool(figures["failures"]))
+
+
+@contextmanager
+def database(kind: str) -> Iterator[str | None]:
+    """A fresh one; None: SQLite in the data directory."""
+    if kind == "sqlite":
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kith-soak-"))  # short: a socket's path may have 107 bytes
+    cluster = Postgres(folder, durable=True)
+    cluster.start()
+    try:
+        yield cluster.create("kith")
+    finally:
+        cluster.stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
+    chance = random.Random(0)
+    book = Book()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        pair = Pair(Path(name), database_url)
+        for replica in pair.both:
+            stack.callback(replica.stop)
+        faces = known_faces(pair.living.url, data, plan.faces)
+        photos = the_photos(pair.living.url, faces, data, plan, chance)
+        own = faces[2 * plan.fixed + MOVED :]
+        clients = [
+            Client(i, Asking(pair, book, random.Random(i)), own[i * plan.own : (i + 1) * plan.own], photos)
+            for i in range(plan.clients)
+        ]
+        moved = faces[2 * plan.fixed : 2 * plan.fixed + MOVED]
+        mover = Mover(Asking(pair, book, random.Random(-1)), [(f"moved-{i}", one) for i, one in enumerate(moved)])
+        nuisance = Nuisance(pair, book, photos.others, random.Random(-2))
+        series = Series(time.monotonic())
+        with Generator() as generator, ThreadPoolExecutor(plan.clients + 3) as threads:
+            for number in range(plan.rounds):
+                run_round(number, plan, pair, [*clients, mover, nuisance], generator, threads, photos, book, series)
+                compare(pair, clients, photos, book)
+                series.rest.append(at_rest(pair, plan.rest_s))
+                tell(number, plan, book, series)
+        ends(pair, Path(name) / "data", book)
+        return judged(plan, book, series, pair)
+
+
+def known_faces(url: str, data: Path, count: int) -> list[Known]:
+    """The first photos of LFW on which one face is seen, and none of them like another."""
+    found: list[Known] = []
+    with Kith(url, api_key=API_KEY) as kith:
+        for person in people(data):
+            photo = person.photos[0].read_bytes()
+            (seen,) = kith.embed(photo).images
+            if len(seen.faces) != 1 or seen.faces[0].score < 0.8:
+                continue
+            vector = np.array(seen.faces[0].embedding, np.float32)
+            if all(float(vector @ one.vector) < DIFFERENT for one in found):
+                found.append(Known(photo, vector))
+            if len(found) == count:
+                return found
+    raise RuntimeError(f"{len(found)} faces are fewer than {count}")
+
+
+def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance: random.Random) -> Photos:
+    """Those of the people that stay enrolled, whom it enrols, and all others."""
+    theirs = [(f"fixed-{i}", known) for i, known in enumerate(faces[: plan.fixed])]
+    with Kith(url, api_key=API_KEY) as kith:
+        # A subject is as near as its nearest template, so that each of them is found by what it was made from.
+        kith.create_gallery(PEOPLE, fusion="max")
+        for subject, known in theirs:
+            kith.enrol(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)
+    everybody = people(data)
+    others = [scaled(chance.choice(everybody).photos[0], chance) for _ in range(plan.others)]
+    whole = theirs[0][1].photo
+    broken = [whole[: len(whole) // 2], whole[:100], chance.randbytes(20_000), b"", png_of_nothing()]
+    return Photos(theirs, faces[plan.fixed : 2 * plan.fixed], others, broken)
+
+
+def png_of_nothing() -> bytes:
+    """A picture's head, without its pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(buffer, "PNG")
+    return buffer.getvalue()[:60]
+
+
+def run_round(
+    number: int,
+    plan: Plan,
+    pair: Pair,
+    load: Sequence[Client | Mover | Nuisance],
+    generator: Generator,
+    threads: ThreadPoolExecutor,
+    photos: Photos,
+    book: Book,
+    series: Series,
+) -> None:
+    began = time.monotonic()
+    until = began + plan.round_s
+    running = [threads.submit(one.run, until) for one in load]
+    done = threading.Event()
+    watching = threads.submit(watch, pair.living, series, done)
+    # The killed server is back while the round still has half of its time.
+    threading.Event().wait(plan.round_s / 4)
+    if number % KILLED_EVERY == 1:
+        pair.killed.restart(signal.SIGTERM if number // KILLED_EVERY % 2 else signal.SIGKILL)
+    if number % BURST_EVERY == 0:
+        series.bursts.append(burst(pair.living, generator, photos, book))
+    for one in running:
+        one.result()
+    done.set()
+    watching.result()
+    series.rounds.append((began, time.monotonic()))
+
+
+def burst(replica: Replica, generator: Generator, photos: Photos, book: Book) -> dict[str, int]:
+    """More at once than may wait: each is answered, or told to come back."""
+    requests = [with_key(multipart("/v1/detect", photo), API_KEY) for photo in photos.others]
+    tally = generator.run(Order(replica.port, requests, BURST, START_S, 0.0, b"", limit=2 * BURST))
+    book.must(tally.statuses.keys() <= {200, 503}, f"a burst was answered by {dict(tally.statuses)}")
+    return {str(status): count for status, count in sorted(tally.statuses.items())}
+
+
+def watch(replica: Replica, series: Series, done: threading.Event) -> None:
+    while not done.wait(1.0):
+        series.running.append((time.monotonic() - series.began, replica.holds()))
+
+
+def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -> None:
+    """Every subject, through both servers, with what the clients know."""
+    expected = {name: 1 for name, _ in photos.theirs}
+    subjects = [subject for client in clients for subject in client.subjects if subject.exists]
+    expected |= {subject.id: len(subject.templates) for subject in subjects}
+    for replica in pair.both:
+        with Kith(replica.url, api_key=API_KEY) as kith:
+            found = {subject.id: subject.templates for subject in kith.subjects(PEOPLE)}
+            differing = {name for name in found | expected if found.get(name) != expected.get(name)}
+            book.must(not differing, f"listed otherwise than enrolled: {sorted(differing)[:5]}")
+            galleries = {gallery.name for gallery in kith.galleries()}
+            book.outcomes["galleries looked through"] += len(galleries)
+    with Asking(pair, book, random.Random(0)) as ask:
+        for subject in subjects:
+            for probe in subject.templates.values():
+                found_by = search(ask, PEOPLE, probe).subject
+                book.must(found_by == subject.id, f"at rest {found_by} was found, not {subject.id}")
+
+
+def at_rest(pair: Pair, seconds: float) -> tuple[Reading, Reading]:
+    looks: list[tuple[Reading, Reading]] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        looks.append((pair.living.holds(), pair.killed.holds()))
+        threading.Event().wait(0.1)
+    living, killed = (least([look[which] for look in looks]) for which in (0, 1))
+    return living, killed
+
+
+def least(looks: Sequence[Reading]) -> Reading:
+    return Reading(
+        min(look.memory_mb for look in looks),
+        min(look.descriptors for look in looks),
+        min(look.threads for look in looks),
+        looks[-1].cpu_s,
+    )
+
+
+def tell(number: int, plan: Plan, book: Book, series: Series) -> None:
+    rest = series.rest[-1][0]
+    say(
+        f"  round {number + 1} of {plan.rounds}: {len(book.answers)} answers, {len(book.wrong)} wrong; at rest "
+        f"{rest.memory_mb:.0f} MB, {rest.descriptors} descriptors, {rest.threads} threads"
+    )
+
+
+def ends(pair: Pair, folder: Path, book: Book) -> None:
+    for replica in pair.both:
+        book.must(replica.stop(), "a server did not stop when it was told to")
+    finding = pair.living.check()
+    book.must(not finding, f"kith gallery check: {finding}")
+    left = sorted(path.name for path in (folder / "spool").glob("*")) if (folder / "spool").is_dir() else []
+    book.must(not left, f"left in the spool: {left}")
+    for replica in pair.both:
+        book.must(not (complaints := replica.complaints()), f"the log tells of errors: {complaints}")
+
+
+def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
+    rises = judged_rises(plan, series.rest)
+    thirds = p99_of_thirds(plan, book, series)
+    failures = [f"{len(book.wrong)} wrong answers, the first: {book.wrong[0]}"] if book.wrong else []
+    failures += [
+        f"{name} at rest rises by {risen:.1f}, more than {RISE[name]:g}"
+        for name, risen in rises.items()
+        if risen > RISE[name]
+    ]
+    first, last = thirds[0], thirds[-1]
+    if min(first["answers"], last["answers"]) >= JUDGED_FROM and last["p99_ms"] > SLOWER * first["p99_ms"]:
+        failures.append(f"p99 went from {first['p99_ms']:.0f} to {last['p99_ms']:.0f} ms")
+    return {
+        "minutes": round(plan.rounds * plan.round_s / 60, 2),
+        "rounds": plan.rounds,
+        "warm": plan.warm,
+        "clients": plan.clients,
+        "answers": len(book.answers),
+        "outcomes": dict(sorted(book.outcomes.items())),
+        "wrong": book.wrong[:50],
+        "bursts": series.bursts,
+        "killed": [[round(gone - series.began, 1), round(back - series.began, 1)] for gone, back in pair.killed.away],
+        "rises": {name: round(risen, 2) for name, risen in rises.items()},
+        "thirds": thirds,
+        "rest": [[vars(living), vars(killed)] for living, killed in series.rest],
+        "rest_at_s": [round(ended - series.began, 1) for _, ended in series.rounds],
+        "running": [[round(at, 1), round(reading.memory_mb, 1)] for at, reading in series.running],
+        "failures": failures,
+    }
+
+
+def judged_rises(plan: Plan, rest: Sequence[tuple[Reading, Reading]]) -> dict[str, float]:
+    """Of what the living server holds, after the warm-up."""
+    return {name: rise([getattr(living, name) for living, _ in rest[plan.warm :]]) for name in RISE}
+
+
+def rise(values: Sequence[float]) -> float:
+    """From the first to the last, by the straight line through them (least squares)."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.polyfit(range(len(values)), np.array(values, np.float64), 1)[0]) * (len(values) - 1)
+
+
+def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
+    """Of identifying a photo, while the load ran, in each third of the rounds after the warm-up."""
+    figures = []
+    for rounds in np.array_split(np.arange(plan.warm, plan.rounds), 3):
+        times = [series.rounds[i] for i in rounds]
+        took = [
+            1000 * seconds
+            for at, kind, _, seconds in book.answers
+            if kind == "identify" and any(began <= at <= ended for began, ended in times)
+        ]
+        p50, p99 = (round(float(np.percentile(took or [0.0], q)), 1) for q in (50, 99))
+        figures.append({"answers": len(took), "p50_ms": p50, "p99_ms": p99})
+    return figures
+
+
+def markdown(figures: Figures) -> str:
+    """The verdict, and what it rests on."""
+    failures = figures["failures"]
+    rest = [living for living, _ in figures["rest"]]
+    lines = [
+        "# Soak",
+        "",
+        f"`make soak`: {figures['minutes']:g} minutes on {figures['database']}, {figures['clients']} clients, "
+        f"{len(figures['killed'])} times a server was killed or stopped. {figures['machine']}, commit "
+        f"{figures['commit']}.",
+        "",
+        "**Passed.**" if not failures else "**Failed:** " + "; ".join(failures),
+        "",
+        f"{figures['answers']:,} answers, {len(figures['wrong'])} wrong.",
+        "",
+        "| At rest, the living server | after the warm-up | at the end | most | rise by the line | allowed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, allowed in RISE.items():
+        values = [reading[name] for reading in rest[figures["warm"] :]]
+        held = f"{values[0]:.0f} | {values[-1]:.0f} | {max(values):.0f} | {figures['rises'][name]:+.1f}"
+        lines.append(f"| {name.replace('_mb', ', MB')} | {held} | {allowed:g} |")
+    lines += ["", "| Identifying a photo, third after the warm-up | answers | p50, ms | p99, ms |", "|---|---|---|---|"]
+    for number, third in enumerate(figures["thirds"], start=1):
+        lines.append(f"| {number} | {third['answers']} | {third['p50_ms']:.0f} | {third['p99_ms']:.0f} |")
+    lines += ["", "| What was asked: what came | times |", "|---|---|"]
+    lines += [f"| {outcome} | {count} |" for outcome, count in figures["outcomes"].items()]
+    bursts = [f"{', '.join(f'{count} times {status}' for status, count in one.items())}" for one in figures["bursts"]]
+    lines += ["", f"Bursts of {BURST} clients: {'; '.join(bursts)}.", "", "![Memory](soak.png)", ""]
+    return "\n".join(lines)
+
+
+def draw(figures: Figures, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    memory, counts = figure.subplots(2, 1, sharex=True)
+    minutes = [at / 60 for at in figures["rest_at_s"]]
+    rest = [living for living, _ in figures["rest"]]
+    memory.plot([at / 60 for at, _ in figures["running"]], [mb for _, mb in figures["running"]], label="under load")
+    memory.plot(minutes, [reading["memory_mb"] for reading in rest], "o-", label="at rest")
+    memory.plot(minutes, [killed["memory_mb"] for _, killed in figures["rest"]], "x", label="the other, at rest")
+    for name in ("descriptors", "threads"):
+        counts.plot(minutes, [reading[name] for reading in rest], "o-", label=f"{name}, at rest")
+    for axes in (memory, counts):
+        for gone, _ in figures["killed"]:
+            axes.axvline(gone / 60, color="grey", linewidth=0.5)
+        axes.axvline(minutes[figures["warm"]], linestyle=":", color="grey")
+        axes.set_ylim(0, None)
+        axes.legend()
+    memory.set(
+        ylabel="resident, MB",
+        title=f"{figures['rises']['memory_mb']:+.1f} MB at rest right of the dotted line; grey: the other is killed",
+    )
+    counts.set(xlabel="minutes")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

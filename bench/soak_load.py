@@ -1,0 +1,468 @@
+"""Clients that know what the answers must be: each has people of its own, and remembers who of them is enrolled.
+
+A write that was not answered is repeated under its idempotency key until it is, so that what is enrolled is known
+exactly, and every answer after it is right or wrong. Nobody else enrols a client's people: what all do at once meets in
+one gallery, one index and one database, and not in what they know.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import socket
+import threading
+import time
+import uuid
+import zipfile
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import numpy as np
+
+from bench.load import HOST, multipart
+from models.network import Float
+from models.recognition import unit
+from service.api.schemas import EnrolOut, IdentityOut
+from service.client import Kith, KithClientError
+
+PEOPLE: Final = "people"
+SAME: Final = 0.97
+"""Least cosine of a photo to itself, in whatever batch and by whatever server it is looked at."""
+DIFFERENT: Final = 0.93
+"""Most cosine of two of the photos."""
+REFUSALS: Final = {
+    (503, "overloaded"),
+    (503, "storage_busy"),
+    (504, "deadline_exceeded"),
+}
+"""What a client may be told under this load: it asks again."""
+ALLOWED: Final[dict[str, Any]] = {"allow_inconsistent": True, "allow_duplicate": True}
+NO_PHOTO: Final = {"image_empty", "image_format", "image_damaged"}
+PATIENCE_S: Final = 120.0
+PAUSE_S: Final = 0.1
+SLOW_PARTS: Final = 10
+GONE: Final = 20
+"""How many of the vectors and photos of people deleted are searched for again, later."""
+Answer = TypeVar("Answer")
+Probe = bytes | Float
+"""A photo, or a vector."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A photo of one face, and the vector that the service made of it when nothing else was asked of it."""
+
+    photo: bytes
+    vector: Float
+
+
+class Replicas(Protocol):
+    """The servers, of which one at a time may be away."""
+
+    urls: Sequence[str]
+    api_key: str
+
+    def was_away(self, which: int, began: float, ended: float) -> bool: ...
+
+
+@dataclass
+class Book:
+    """What was answered, by whom, when, and what was wrong; written by all clients."""
+
+    answers: list[tuple[float, str, int, float]] = field(default_factory=list)
+    """When it ended, what was asked, which server, and how many seconds it took."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answered(self, kind: str, which: int, began: float, outcome: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self.outcomes[f"{kind}: {outcome}"] += 1
+            if outcome == "answered":
+                self.answers.append((now, kind, which, now - began))
+
+    def must(self, right: bool, what: str) -> None:
+        if not right:
+            with self._lock:
+                self.wrong.append(what)
+
+
+class Asking:
+    """Asks one of the servers, and again, until one has answered; for one thread."""
+
+    def __init__(self, replicas: Replicas, book: Book, chance: random.Random) -> None:
+        self._replicas = replicas
+        self.book = book
+        self.chance = chance
+        self._clients: list[Kith] = []
+        self.unanswered = False
+        """Whether the latest request was sent to somebody who never answered it, before it was answered."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for url in self._replicas.urls:
+                client = Kith(url, api_key=self._replicas.api_key, timeout_s=PATIENCE_S, attempts=1)
+                self._clients.append(stack.enter_context(client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._clients.clear()
+
+    def __call__(self, kind: str, action: Callable[[Kith], Answer], patience_s: float = PATIENCE_S) -> Answer:
+        """Raises KithClientError: an answer that is neither a success nor a refusal; TimeoutError: none came."""
+        self.unanswered = False
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            which = self.chance.randrange(len(self._clients))
+            began = time.monotonic()
+            try:
+                answer = action(self._clients[which])
+            except (KithClientError, httpx.TransportError) as error:
+                outcome = self._refusal(error, which, began)
+                self.book.answered(kind, which, began, outcome)
+                if outcome == "problem":
+                    raise
+                threading.Event().wait(PAUSE_S)
+            else:
+                self.book.answered(kind, which, began, "answered")
+                return answer
+        raise TimeoutError(f"{kind} was not answered for {patience_s:g} s")
+
+    def _refusal(self, error: Exception, which: int, began: float) -> str:
+        if isinstance(error, KithClientError) and error.status:
+            if (error.status, error.code) in REFUSALS:
+                return f"{error.status} {error.code}"
+            self.book.must(error.status < 500, f"{error.status}: {error}")
+            return "problem"
+        self.unanswered = True
+        away = self._replicas.was_away(which, began, time.monotonic())
+        self.book.must(away, f"server {which} lived and did not answer: {error!r}")
+        return "server away" if away else "no answer"
+
+
+@dataclass
+class Subject:
+    """One of a client's own people; ``templates``: what finds each."""
+
+    id: str
+    templates: dict[str, Probe] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    exists: bool = False
+
+
+@dataclass(frozen=True)
+class Photos:
+    """``theirs``: of subjects enrolled for good; ``strangers``: of nobody enrolled; ``others``: of any size and
+    number of faces; ``broken``: no photos."""
+
+    theirs: Sequence[tuple[str, Known]]
+    strangers: Sequence[Known]
+    others: Sequence[bytes]
+    broken: Sequence[bytes]
+
+
+class Client:
+    """Somebody who enrols, asks, changes and deletes, one after the other. ``mine``: photos that nobody else enrols."""
+
+    def __init__(self, number: int, ask: Asking, mine: Sequence[Known], photos: Photos) -> None:
+        self._ask, self._chance, self.book = ask, ask.chance, ask.book
+        self._rng = np.random.default_rng(number)
+        self._mine, self._photos = mine, photos
+        self.subjects = [Subject(f"client-{number}-{i}") for i in range(len(mine))]
+        self._gone: deque[Probe] = deque(maxlen=GONE)
+        self._steps: dict[Callable[[], None], int] = {
+            self.identify_theirs: 10,
+            self.identify_stranger: 3,
+            self.identify_mine: 10,
+            self.identify_gone: 4,
+            self.embed: 4,
+            self.detect: 6,
+            self.verify: 4,
+            self.send_no_photo: 2,
+            self.enrol_photo: 4,
+            self.enrol_vectors: 4,
+            self.describe: 2,
+            self.move: 1,
+            self.delete_template: 3,
+            self.delete_subject: 2,
+        }
+
+    def run(self, until: float) -> None:
+        steps, weights = list(self._steps), list(self._steps.values())
+        with self._ask:
+            while time.monotonic() < until:
+                step = self._chance.choices(steps, weights)[0]
+                try:
+                    step()
+                except Exception as error:
+                    self.book.must(False, f"{step.__name__}: {error!r}")
+
+    # Questions
+
+    def identify_theirs(self) -> None:
+        subject, known = self._chance.choice(self._photos.theirs)
+        self._search(known.photo, subject)
+
+    def identify_stranger(self) -> None:
+        self._search(self._chance.choice(self._photos.strangers).photo, None)
+
+    def identify_mine(self) -> None:
+        found = [(subject.id, probe) for subject in self.subjects for probe in subject.templates.values()]
+        if found:
+            subject, probe = self._chance.choice(found)
+            self._search(probe, subject)
+
+    def identify_gone(self) -> None:
+        if self._gone:
+            self._search(self._chance.choice(self._gone), None)
+
+    def _search(self, probe: Probe, expected: str | None) -> None:
+        result = search(self._ask, PEOPLE, probe)
+        self.book.must(
+            result.subject == expected,
+            f"{expected or 'nobody'} was to be found: {result.outcome}, {result.subject}, {result.similarity}",
+        )
+
+    def embed(self) -> None:
+        _, known = self._chance.choice(self._photos.theirs)
+        (photo,) = self._ask("embed", lambda kith: kith.embed(known.photo)).images
+        nearest = max((float(np.array(face.embedding) @ known.vector) for face in photo.faces), default=0.0)
+        self.book.must(nearest >= SAME, f"a photo's vector is another than it was: cosine {nearest:.3f}")
+
+    def detect(self) -> None:
+        photo = self._chance.choice(self._photos.others)
+        (found,) = self._ask("detect", lambda kith: kith.detect(photo)).images
+        self.book.must(found.error is None and bool(found.width), f"a photo could not be read: {found.error}")
+
+    def verify(self) -> None:
+        (name, one), (_, other) = self._chance.sample(self._photos.theirs, 2)
+        same = self._chance.random() < 0.5
+        probe = one.photo if same else other.photo
+        against: Any = (PEOPLE, name) if self._chance.random() < 0.5 else one.photo
+        answer = self._ask("verify", lambda kith: kith.verify(probe, against, threshold=SAME))
+        self.book.must(
+            (answer.outcome == "same") == same or answer.outcome == "rejected_quality",
+            f"{'one' if same else 'two'} taken for {answer.outcome}, {answer.similarity}",
+        )
+
+    def send_no_photo(self) -> None:
+        payload = self._chance.choice(self._photos.broken)
+        code = self._refused("no photo", lambda kith: kith.detect(payload))
+        self.book.must(code in NO_PHOTO, f"to what is no photo the answer was {code}")
+
+    # Writes: each is seen by the next search of either server
+
+    def enrol_photo(self) -> None:
+        place = self._chance.randrange(len(self.subjects))
+        subject, photo, key = self.subjects[place], self._mine[place].photo, uuid.uuid4().hex
+        if any(photo is probe for one in self.subjects for probe in one.templates.values()):
+            return
+        options: dict[str, Any] = {"face": "largest", "allow_low_quality": True, **ALLOWED}
+        answer = self._ask(
+            "enrol photo", lambda kith: kith.enrol(PEOPLE, subject.id, photo, idempotency_key=key, **options)
+        )
+        self._enrolled(subject, [photo], answer)
+
+    def enrol_vectors(self) -> None:
+        subject, key = self._chance.choice(self.subjects), uuid.uuid4().hex
+        drawn = self._rng.normal(size=(self._chance.randint(1, 3), len(self._mine[0].vector)))
+        vectors = list(np.asarray(unit(drawn), np.float32))
+        answer = self._ask(
+            "enrol vectors",
+            lambda kith: kith.enrol(PEOPLE, subject.id, embeddings=vectors, idempotency_key=key, **ALLOWED),
+        )
+        self._enrolled(subject, vectors, answer)
+
+    def _enrolled(self, subject: Subject, probes: Sequence[Probe], answer: EnrolOut) -> None:
+        problems = [result.error.code for result in answer.results if result.error]
+        self.book.must(answer.enrolled == len(probes), f"{answer.enrolled} of {len(probes)} enrolled: {problems}")
+        for result, probe in zip(answer.results, probes, strict=True):
+            if result.template is not None:
+                subject.exists = True
+                subject.templates[result.template] = probe
+                self._gone = deque((gone for gone in self._gone if gone is not probe), maxlen=GONE)
+                self._search(probe, subject.id)
+
+    def describe(self) -> None:
+        subject = self._chance.choice(self.subjects)
+        metadata = {"floor": self._chance.randrange(10), "note": self._chance.randbytes(8).hex()}
+        self._ask("describe", lambda kith: kith.put_subject(PEOPLE, subject.id, subject.id.title(), metadata, ["soak"]))
+        subject.exists = True
+        found = self._ask("look up", lambda kith: kith.subject(PEOPLE, subject.id))
+        told = (found.name, found.metadata, found.tags, found.templates)
+        expected = (subject.id.title(), metadata, ["soak"], len(subject.templates))
+        self.book.must(told == expected, f"a subject is {told} and was made {expected}")
+
+    def move(self) -> None:
+        filled, there = [s for s in self.subjects if s.templates], [s for s in self.subjects if s.exists]
+        if not filled or len(there) < 2:
+            return
+        subject, to = self._chance.choice(filled), self._chance.choice(there)
+        if subject is to:
+            return
+        template = self._chance.choice(list(subject.templates))
+        self._until_gone("move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
+        to.templates[template] = subject.templates.pop(template)
+        self._search(to.templates[template], to.id)
+
+    def delete_template(self) -> None:
+        filled = [subject for subject in self.subjects if subject.templates]
+        if filled:
+            subject = self._chance.choice(filled)
+            template = self._chance.choice(list(subject.templates))
+            self._until_gone("delete template", lambda kith: kith.delete_template(PEOPLE, subject.id, template))
+            self._forget([subject.templates.pop(template)])
+
+    def delete_subject(self) -> None:
+        there = [subject for subject in self.subjects if subject.exists]
+        if there:
+            subject = self._chance.choice(there)
+            self._until_gone("delete subject", lambda kith: kith.delete_subject(PEOPLE, subject.id))
+            subject.exists = False
+            self._forget(list(subject.templates.values()))
+            subject.templates.clear()
+            code = self._refused("look up", lambda kith: kith.subject(PEOPLE, subject.id))
+            self.book.must(code == "subject_not_found", f"who was deleted is still told of: {code}")
+
+    def _forget(self, probes: Sequence[Probe]) -> None:
+        self._gone.extend(probes)
+        for probe in probes:
+            self._search(probe, None)
+
+    def _until_gone(self, kind: str, action: Callable[[Kith], object]) -> None:
+        try:
+            self._ask(kind, action)
+        except KithClientError as error:
+            # It was done by the request that was never answered.
+            if error.status != 404 or not self._ask.unanswered:
+                raise
+
+    def _refused(self, kind: str, action: Callable[[Kith], object]) -> str:
+        try:
+            self._ask(kind, action)
+        except KithClientError as error:
+            return error.code
+        return "answered"
+
+
+def search(ask: Asking, gallery: str, probe: Probe) -> IdentityOut:
+    """Of the largest face."""
+    options: dict[str, Any] = {"risk": {"threshold": SAME}}
+    if isinstance(probe, bytes):
+        options |= {"faces": "largest", "check_quality": False}
+        answer = ask("identify", lambda kith: kith.identify(gallery, probe, **options))
+    else:
+        answer = ask("search", lambda kith: kith.identify(gallery, embeddings=[probe], **options))
+    (result,) = answer.results
+    return result
+
+
+class Mover:
+    """Somebody who makes galleries of archives, copies them by export and import, and deletes them."""
+
+    def __init__(self, ask: Asking, people: Sequence[tuple[str, Known]]) -> None:
+        self._ask, self._book, self._people = ask, ask.book, people
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, known in people:
+                archive.writestr(f"{name}/photo.jpg", known.photo)
+        self._archive = buffer.getvalue()
+        self._made = 0
+
+    def run(self, until: float) -> None:
+        with self._ask, TemporaryDirectory() as folder:
+            while time.monotonic() < until:
+                self._made += 1
+                try:
+                    self._round(f"bulk-{self._made}", f"copy-{self._made}", Path(folder))
+                except Exception as error:
+                    self._book.must(False, f"a gallery was to be made, copied and deleted: {error!r}")
+                threading.Event().wait(PAUSE_S)
+
+    def _round(self, first: str, second: str, folder: Path) -> None:
+        ask, (file, archive) = self._ask, (folder / "export.ndjson", folder / "people.zip")
+        archive.write_bytes(self._archive)
+        for name in (first, second):
+            self._unless(409, "create gallery", partial(_create, name))
+        options = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
+        job = ask("enrol archive", lambda kith: kith.enrol_archive(first, archive, **options)).id
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := ask("job", lambda kith: kith.job(job))).state in ("queued", "running"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a job is {found.state}, {found.done} of {found.total} done")
+            threading.Event().wait(PAUSE_S)
+        done = found.counts.get("enrolled", 0) + found.counts.get("already_enrolled", 0)
+        self._book.must(
+            (found.state, done) == ("succeeded", len(self._people)), f"an archive {found.state}: {found.counts}"
+        )
+        file.write_bytes(ask("export", lambda kith: b"".join(kith.export_gallery(first))))
+        ask("import", lambda kith: kith.import_gallery(second, file))
+        for name, known in self._people:
+            for gallery in (first, second):
+                result = search(ask, gallery, known.photo)
+                self._book.must(result.subject == name, f"in {gallery} {result.subject} was found, not {name}")
+        for name in (first, second):
+            self._unless(404, "delete gallery", partial(_delete, name))
+
+    def _unless(self, status: int, kind: str, action: Callable[[Kith], object]) -> None:
+        try:
+            self._ask(kind, action)
+        except KithClientError as error:
+            if error.status != status or not self._ask.unanswered:
+                raise
+
+
+def _create(name: str, kith: Kith) -> None:
+    kith.create_gallery(name, fusion="max")
+
+
+def _delete(name: str, kith: Kith) -> None:
+    kith.delete_gallery(name)
+
+
+class Nuisance:
+    """Connections of who leaves, with half a request sent or a whole one, and of who is slow."""
+
+    def __init__(self, replicas: Replicas, book: Book, photos: Sequence[bytes], chance: random.Random) -> None:
+        self._replicas, self._book, self._photos, self._chance = replicas, book, photos, chance
+
+    def run(self, until: float) -> None:
+        while time.monotonic() < until:
+            url = urlsplit(self._chance.choice(self._replicas.urls))
+            request = with_key(multipart("/v1/detect", self._chance.choice(self._photos)), self._replicas.api_key)
+            kind = self._chance.choice(["leaves halfway", "leaves", "is slow"])
+            try:
+                with socket.create_connection((HOST, url.port or 0), timeout=PATIENCE_S) as connection:
+                    getattr(self, "_" + kind.replace(" ", "_"))(connection, request)
+                self._book.answered(kind, 0, time.monotonic(), "done")
+            except OSError:
+                self._book.answered(kind, 0, time.monotonic(), "server away")
+            threading.Event().wait(PAUSE_S)
+
+    def _leaves_halfway(self, connection: socket.socket, request: bytes) -> None:
+        connection.sendall(request[: self._chance.randrange(1, len(request))])
+
+    def _leaves(self, connection: socket.socket, request: bytes) -> None:
+        connection.sendall(request)
+
+    def _is_slow(self, connection: socket.socket, request: bytes) -> None:
+        step = len(request) // SLOW_PARTS + 1
+        for start in range(0, len(request), step):
+            connection.sendall(request[start : start + step])
+            threading.Event().wait(PAUSE_S)
+        connection.recv(1 << 16)
+
+
+def with_key(request: bytes, api_key: str) -> bytes:
+    return request.replace(b"\r\n\r\n", f"\r\nX-API-Key: {api_key}\r\n\r\n".encode(), 1)

@@ -1,0 +1,166 @@
+"""Files of which nothing can be read on the disk: written from front to back, read anywhere.
+
+A header holds the file's own key, sealed by whom the file belongs to; then come chunks of CHUNK_BYTES, each sealed by
+itself (service.security.sealing.Chunks). A file that was cut off, also between two chunks, is refused when it is
+opened; one that was altered, when it is read there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
+
+from service.security.sealing import KEY_BYTES, OVERHEAD_BYTES, TAG_BYTES, Chunks, Seal, SealBrokenError, new_key
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+CHUNK_BYTES: Final = 65_536
+SEALED_CHUNK_BYTES: Final = CHUNK_BYTES + TAG_BYTES
+MAGIC: Final = b"kith sealed 1\n"
+HEADER_BYTES: Final = len(MAGIC) + KEY_BYTES + OVERHEAD_BYTES
+
+
+class SealedWriter:
+    """Appends to a file. What is not a whole chunk is held back until ``finish``, without which the file is no file."""
+
+    def __init__(self, file: IO[bytes], key: bytes) -> None:
+        self._file, self._chunks = file, Chunks(key)
+        self._held = bytearray()
+        self._place = 0
+
+    def write(self, block: ReadableBuffer) -> None:
+        """Raises OSError: of the file."""
+        self._held += block
+        # The last chunk is marked as such, and one that is full may be it.
+        while len(self._held) > CHUNK_BYTES:
+            self._put(self._held[:CHUNK_BYTES], last=False)
+            del self._held[:CHUNK_BYTES]
+
+    def tell(self) -> int:
+        """Bytes written, as whoever reads them counts."""
+        return self._place * CHUNK_BYTES + len(self._held)
+
+    def finish(self) -> None:
+        """Once, at the end; flushes the file. Raises OSError."""
+        self._put(self._held, last=True)
+        self._held.clear()
+        self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def _put(self, chunk: bytearray, last: bool) -> None:
+        self._file.write(self._chunks.close(chunk, self._place, last))
+        self._place += 1
+
+
+class SealedReader(io.RawIOBase):
+    """What a :class:`SealedWriter` wrote from the byte ``start`` on; closes the file with itself.
+
+    Raises:
+        SealBrokenError: it was cut off or altered, or is of another key; from reading, too.
+    """
+
+    def __init__(self, file: IO[bytes], key: bytes, start: int = 0) -> None:
+        self._file, self._chunks, self._start = file, Chunks(key), start
+        size = file.seek(0, os.SEEK_END) - start
+        self._last = max(0, -(-size // SEALED_CHUNK_BYTES) - 1)
+        self._place, self._chunk = -1, b""
+        self._at = 0
+        self._size = self._last * CHUNK_BYTES + len(self._opened(self._last))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError("before the beginning of the file")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        place, offset = divmod(self._at, CHUNK_BYTES)
+        if self._at >= self._size:
+            return 0
+        view = memoryview(buffer).cast("B")
+        piece = self._opened(place)[offset : offset + len(view)]
+        view[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _opened(self, place: int) -> bytes:
+        if place != self._place:
+            self._file.seek(self._start + place * SEALED_CHUNK_BYTES)
+            sealed = self._file.read(SEALED_CHUNK_BYTES)
+            self._chunk = self._chunks.open(sealed, place, place == self._last)
+            self._place = place
+        return self._chunk
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """A file that belongs to a gallery, opened for reading as a path is. ``purpose``: so that none can be passed off as
+    another."""
+
+    path: Path
+    seal: Seal
+    purpose: str
+
+    @contextmanager
+    def writing(self) -> Iterator[SealedWriter]:
+        """To be finished by the caller. Raises OSError."""
+        key = new_key()
+        with self.path.open("wb") as file:
+            file.write(MAGIC + self.seal.close(key, self.purpose))
+            yield SealedWriter(file, key)
+
+    def open(self, _mode: Literal["rb"] = "rb", /) -> BinaryIO:
+        """Raises OSError; SealBrokenError."""
+        file = self.path.open("rb")
+        try:
+            header = file.read(HEADER_BYTES)
+            if not header.startswith(MAGIC):
+                raise SealBrokenError(f"{self.purpose} is no sealed file")
+            key = self.seal.open(header[len(MAGIC) :], self.purpose)
+            return io.BufferedReader(SealedReader(file, key, HEADER_BYTES), CHUNK_BYTES)
+        except BaseException:
+            file.close()
+            raise
+
+
+class TemporaryFile:
+    """Without a name, and under a key that is nowhere but in memory: to be written, then read."""
+
+    def __init__(self) -> None:
+        self._file, self._key = tempfile.TemporaryFile(), new_key()  # noqa: SIM115 - closed by close()
+        self._writer = SealedWriter(self._file, self._key)
+
+    def write(self, block: ReadableBuffer) -> None:
+        """Raises OSError."""
+        self._writer.write(block)
+
+    def reader(self) -> BinaryIO:
+        """Of all that was written; nothing more can be. Raises OSError."""
+        self._writer.finish()
+        return io.BufferedReader(SealedReader(self._file, self._key), CHUNK_BYTES)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,134 @@
+"""No form of an address that is not everybody's passes for a host on the internet."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from service.security.addresses import Hosts, host_name, is_public, parsed
+
+NOT_PUBLIC = [
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+    *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+    *("224.0.0.0/4", "240.0.0.0/4", "::/8", "100::/64", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2001:20::/28"),
+    *("2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+]
+METADATA = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192", "168.63.129.16", "fd00:ec2::254"]
+PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2606:4700:4700::1111", "2a00:1450::1"]
+
+
+@pytest.mark.parametrize("address", METADATA)
+def test_where_clouds_keep_a_machines_secrets_is_not_public(address: str) -> None:
+    found = parsed(address)
+    assert found is not None
+    assert not is_public(found)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_hosts_on_the_internet_are_public(address: str) -> None:
+    found = parsed(address)
+    assert found is not None
+    assert is_public(found)
+
+
+@given(st.data())
+def test_networks_with_a_special_purpose_are_not_public(data: st.DataObject) -> None:
+    network = data.draw(st.sampled_from(NOT_PUBLIC))
+    assert not is_public(data.draw(st.ip_addresses(network=network)))
+
+
+@given(st.ip_addresses())
+def test_what_is_public_is_so_to_the_standard_library_too(address: IPv4Address | IPv6Address) -> None:
+    if is_public(address):
+        assert address.is_global
+        assert not (address.is_multicast or address.is_private or address.is_reserved or address.is_unspecified)
+
+
+@given(st.ip_addresses(v=4))
+@example(IPv4Address("8.8.8.8"))
+def test_an_ipv4_address_within_an_ipv6_address_is_never_public(address: IPv4Address) -> None:
+    number = int(address)
+    for form in (
+        f"::ffff:{address}",
+        f"::{address}",
+        f"::ffff:0:{address}",
+        f"64:ff9b::{address}",
+        f"64:ff9b:1::{address}",
+        str(IPv6Address((0x2002 << 112) | (number << 80))),
+        str(IPv6Address((0x20010000 << 96) | (number ^ 0xFFFFFFFF))),
+    ):
+        found = parsed(form)
+        assert found is not None, form
+        assert not is_public(found), form
+
+
+def test_an_address_of_one_interface_is_not_public() -> None:
+    assert not is_public(IPv6Address("2606:4700::1%eth0"))
+
+
+@given(st.ip_addresses(v=4))
+@example(IPv4Address("127.0.0.1"))
+def test_an_address_in_any_form_is_no_name(address: IPv4Address) -> None:
+    a, b, c, d = struct.pack("!I", int(address))
+    number = int(address)
+    for form in (
+        str(address),
+        f"{address}.",
+        str(number),
+        hex(number),
+        f"0{number:o}",
+        f"{a:#x}.{b:#x}.{c:#x}.{d:#x}",
+        f"0{a:o}.0{b:o}.0{c:o}.0{d:o}",
+        f"{a}.{(b << 16) | (c << 8) | d}",
+        f"{a}.{b}.{(c << 8) | d}",
+        f"[::ffff:{address}]",
+        f"::ffff:{address}",
+    ):
+        assert host_name(form) is None, form
+
+
+@given(st.text("0123456789abcdefx.-", max_size=24))
+def test_whatever_the_c_library_takes_for_an_address_is_no_name(text: str) -> None:
+    try:
+        socket.inet_aton(text)
+    except OSError:
+        return
+    assert host_name(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "localhost", "localhost.", "a..b", "-a.org", "a-.org", "a b.org", "ä.org", "a.org:80", "a/b.org"]
+)
+def test_what_is_no_full_name_is_refused(text: str) -> None:
+    assert host_name(text) is None
+
+
+def test_a_name_has_one_form() -> None:
+    assert host_name("Photos.Example.ORG.") == "photos.example.org"
+    assert host_name(f"{'a' * 63}.org") is not None
+    assert host_name(f"{'a' * 64}.org") is None
+    assert host_name(".".join(["abcdefg"] * 40)) is None
+
+
+def test_patterns_say_which_names() -> None:
+    hosts = Hosts.of_text(" photos.example.org , *.cdn.example ")
+    assert hosts.allow("photos.example.org")
+    assert hosts.allow("a.b.cdn.example")
+    for other in (
+        "example.org",
+        "cdn.example",
+        "evilcdn.example",
+        "photos.example.org.evil.org",
+        "a.photos.example.org",
+    ):
+        assert not hosts.allow(other)
+    assert Hosts.of_text("*").allow("anything.example")
+    assert not Hosts.of_text("").allow("anything.example")
+    for wrong in ("10.0.0.1", "*.org.*", "https://a.org", "a.org:443", "localhost", "2130706433", "*.", "a.*"):
+        with pytest.raises(ValueError, match="full name"):
+            Hosts.of_text(wrong)

@@ -1,0 +1,140 @@
+"""Sealed files: read anywhere as they were written, and refused where they were cut off, altered or passed off."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.archives import ArchiveLimits, members
+from service.errors import ArchiveInvalidError
+from service.security.sealed_files import CHUNK_BYTES, HEADER_BYTES, SEALED_CHUNK_BYTES, SealedFile, TemporaryFile
+from service.security.sealing import Seal, SealBrokenError, new_key
+
+SEAL = Seal(new_key())
+SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES + 17]
+LIMITS = ArchiveLimits(1000, 10_000_000, 100_000_000)
+
+
+def sealed(path: Path, payload: bytes, *, seal: Seal = SEAL, purpose: str = "archive a") -> SealedFile:
+    file = SealedFile(path, seal, purpose)
+    with file.writing() as writer:
+        writer.write(payload)
+        assert writer.tell() == len(payload)
+        writer.finish()
+    return file
+
+
+def payload_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_read_is_what_was_written(size: int, tmp_path: Path) -> None:
+    payload = payload_of(size)
+    file = sealed(tmp_path / "f", payload)
+    with file.open("rb") as opened:
+        assert opened.read() == payload
+    assert file.path.stat().st_size == HEADER_BYTES + size + 16 * max(1, -(-size // CHUNK_BYTES))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 2 * CHUNK_BYTES), max_size=6),
+    st.lists(st.tuples(st.floats(0, 1.1), st.integers(0, 2 * CHUNK_BYTES)), max_size=8),
+)
+def test_any_writes_and_any_reads(writes: list[int], reads: list[tuple[float, int]]) -> None:
+    whole = io.BytesIO(b"".join(map(payload_of, writes)))
+    with closing(TemporaryFile()) as file:
+        for size in writes:
+            file.write(payload_of(size))
+        reader = file.reader()
+        for share, size in reads:
+            place = int(share * len(whole.getvalue()))
+            assert reader.seek(place) == whole.seek(place) == reader.tell()
+            assert reader.read(size) == whole.read(size)
+        assert reader.seek(0, io.SEEK_END) == len(whole.getvalue())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_that_was_cut_off_is_refused(size: int, tmp_path: Path) -> None:
+    file = sealed(tmp_path / "f", payload_of(size))
+    whole = file.path.read_bytes()
+    between = range(HEADER_BYTES, len(whole), SEALED_CHUNK_BYTES)
+    for kept in {0, 5, HEADER_BYTES - 1, len(whole) - 1, len(whole) - 20, *between}:
+        file.path.write_bytes(whole[:kept])
+        with pytest.raises(SealBrokenError), file.open("rb") as opened:
+            opened.read()
+
+
+def test_a_file_that_grew_or_whose_chunks_changed_places_is_refused(tmp_path: Path) -> None:
+    file = sealed(tmp_path / "f", payload_of(3 * CHUNK_BYTES))
+    whole = file.path.read_bytes()
+    header, one, two, three = (
+        whole[:HEADER_BYTES],
+        *(whole[HEADER_BYTES + i * SEALED_CHUNK_BYTES :][:SEALED_CHUNK_BYTES] for i in range(3)),
+    )
+    for forged in (header + two + one + three, header + one + three, whole + three, whole + b"x", header + three):
+        file.path.write_bytes(forged)
+        with pytest.raises(SealBrokenError), file.open("rb") as opened:
+            opened.read()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, HEADER_BYTES + 2 * SEALED_CHUNK_BYTES + 26), st.integers(0, 7))
+def test_a_bit_that_was_turned_is_noticed(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
+    file = sealed(tmp_path_factory.mktemp("turned") / "f", payload_of(2 * CHUNK_BYTES + 11))
+    whole = bytearray(file.path.read_bytes())
+    whole[place] ^= 1 << bit
+    file.path.write_bytes(whole)
+    with pytest.raises(SealBrokenError), file.open("rb") as opened:
+        opened.read()
+
+
+def test_it_opens_under_its_key_and_for_its_purpose_alone(tmp_path: Path) -> None:
+    path = sealed(tmp_path / "f", b"photos").path
+    for other in (SealedFile(path, Seal(new_key()), "archive a"), SealedFile(path, SEAL, "archive b")):
+        with pytest.raises(SealBrokenError):
+            other.open("rb")
+
+
+def test_an_unfinished_file_is_none(tmp_path: Path) -> None:
+    file = SealedFile(tmp_path / "f", SEAL, "archive a")
+    with file.writing() as writer:
+        writer.write(payload_of(2 * CHUNK_BYTES))
+    with pytest.raises(SealBrokenError):
+        file.open("rb")
+
+
+def test_nothing_of_it_can_be_read_on_the_disk(tmp_path: Path) -> None:
+    payload = b"Ada Lovelace " * 20_000
+    stored = sealed(tmp_path / "f", payload).path.read_bytes()
+    assert b"Ada" not in stored
+    assert stored != sealed(tmp_path / "g", payload).path.read_bytes()
+
+
+def test_archives_and_parquet_are_read_where_they_lie(tmp_path: Path) -> None:
+    photos = {f"person/{i}.jpg": payload_of(40_000 + i) for i in range(10)}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, photo in photos.items():
+            archive.writestr(name, photo)
+    file = sealed(tmp_path / "f", packed.getvalue())
+    assert {member.path: member.read() for member in members(file, LIMITS)} == photos
+    file.path.write_bytes(file.path.read_bytes()[:-1])
+    with pytest.raises(ArchiveInvalidError, match="cannot be opened"):
+        list(members(file, LIMITS))
+
+    table, written = pa.table({"n": list(range(100_000))}), io.BytesIO()
+    pq.write_table(table, written, compression="none")
+    with closing(TemporaryFile()) as temporary:
+        temporary.write(written.getvalue())
+        assert pq.read_table(temporary.reader()).equals(table)
