@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak clean
+        bench-serving bench-transfer soak supply lock clean
 
 setup: $(INSTALLED)
 
@@ -30,6 +30,14 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/pytest
+
+# Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
+supply: setup
+	$(BIN)/python -m requirements.check
+
+# The hashed requirements anew, after pyproject.toml or constraints.txt changed.
+lock: setup
+	UV=$(BIN)/uv requirements/lock
 
 # The long version of what breaks: docs/faults.md.
 test-faults: setup

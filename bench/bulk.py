@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import socket
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -33,8 +32,10 @@ from bench.accuracy import RESULTS, outside, say
 from models.runtime import available_cores
 from service.api.schemas import JobOut
 from service.client import Kith, KithClientError
+from service.gallery.job_store import JobStore
+from service.gallery.store import Store
 from service.photo_folders import FolderPhoto, TarStream, find_photos
-from tests.databases import ENVIRONMENT
+from tests.databases import ENVIRONMENT, open_database
 
 ONE_BY_ONE: Final = 300
 """Photos that are enrolled one request after the other, for comparison."""
@@ -138,15 +139,13 @@ def questions(kith: Kith, photo: Path, enough: threading.Event, pause_s: float, 
 
 def kept(folder: Path, people: set[str]) -> tuple[list[Any], list[Any]]:
     """Of some people: whose templates there are, and what the first job says of each photo."""
-    database = sqlite3.connect(folder / "kith.db")
-    templates = database.execute(
-        "SELECT subjects.id, templates.id FROM templates JOIN subjects ON subjects.pk = subject_pk "
-        "JOIN galleries ON galleries.pk = templates.gallery_pk WHERE galleries.name = ? ORDER BY 1, 2",
-        (GALLERY,),
-    ).fetchall()
-    items = database.execute(
-        "SELECT item, problem FROM job_items WHERE job_pk = (SELECT min(pk) FROM jobs) ORDER BY item"
-    ).fetchall()
+    database = open_database(f"sqlite:///{folder / 'kith.db'}")
+    store, jobs = Store(database), JobStore(database)
+    gallery, first = store.gallery(GALLERY), jobs.list_jobs(None, (), None, 1000)[-1]
+    keys = store.snapshot(gallery).template_pks.tolist()
+    blocks = (store.templates_by_pk(gallery, keys[start : start + 10_000]) for start in range(0, len(keys), 10_000))
+    templates = sorted((one.subject, one.id) for block in blocks for one in block.values())
+    items = sorted((item.item, item.problem) for item in jobs.items(first, None, len(keys) + 1_000_000))
     database.close()
     return [row for row in templates if row[0] in people], [row for row in items if row[0].partition("/")[0] in people]
 

@@ -39,11 +39,13 @@ from service.gallery.faiss_index import builders
 from service.gallery.follower import Followers
 from service.gallery.index import Kind
 from service.gallery.replicas import in_process, stand_back
+from service.gallery.sealed_rows import About, close_about, lookup_of
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Rows
 from service.gallery.store import ROWS_AT_ONCE, Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.gallery.tables import changes, galleries, subjects, templates, vectors
+from service.security.sealing import Seal
 from tests.databases import open_database
 
 DIMENSION: Final = 512
@@ -259,7 +261,7 @@ def following(size: int) -> Row:
     with database() as (store, url):
         made = store.create_gallery("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         with open_database(url).engine.execution_options(write=True).begin() as connection:
-            fill(connection, made.pk, held, 2)
+            fill(connection, made.pk, made.seal, held, 2)
         gc.collect()
         found = store.gallery("large")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
@@ -343,11 +345,12 @@ def many(count: int, size: int) -> Row:
     rng = np.random.default_rng(SEED)
     with database() as (store, url):
         first_pk = store.create_gallery("first", "f" * 32, DIMENSION, GallerySettings()).pk
-        with open_database(url).engine.execution_options(write=True).begin() as connection:
+        another = open_database(url)
+        with another.engine.execution_options(write=True).begin() as connection:
             for pk in range(first_pk + 1, first_pk + 1 + count):
                 row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
                 connection.execute(galleries.insert().values(**row | {"pk": pk, "name": f"g{pk:05d}"}))
-                fill(connection, pk, photos(next(people(size, rng)), rng), 1)
+                fill(connection, pk, another.vault.create(connection, pk), photos(next(people(size, rng)), rng), 1)
         found = [each for each in every(store) if each.pk != first_pk]
         gc.collect()
         before = resident()
@@ -387,18 +390,23 @@ def every(store: Store) -> Iterator[Gallery]:
         page = store.list_galleries(page[-1].name, 1000)
 
 
-def fill(connection: sa.Connection, gallery_pk: int, held: Float, each: int) -> None:
+def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, each: int) -> None:
     """Write a gallery's rows as enrolment would, many in one transaction."""
     now = datetime.now(UTC)
     here = {"gallery_pk": gallery_pk}
     first_subject = (connection.execute(sa.select(sa.func.max(subjects.c.pk))).scalar() or 0) + 1
     first_template = (connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar() or 0) + 1
     count = -(-len(held) // each)
-    of_subject = {**here, "metadata": {}, "tags": [], "created_at": now, "updated_at": now}
+    of_subject = {**here, "created_at": now, "updated_at": now}
     of_template = {**here, "kind": "embedding", "created_at": now}
     for start in range(0, count, ROWS_AT_ONCE):
         block = range(start, min(count, start + ROWS_AT_ONCE))
-        connection.execute(subjects.insert(), [{**of_subject, "pk": first_subject + i, "id": f"s{i}"} for i in block])
+        named = (About(f"s{i}", None, {}, []) for i in block)
+        rows = [{"lookup": lookup_of(seal, about.id), "sealed": close_about(seal, about)} for about in named]
+        connection.execute(
+            subjects.insert(),
+            [{**of_subject, **row, "pk": first_subject + i} for i, row in zip(block, rows, strict=True)],
+        )
     for start in range(0, len(held), ROWS_AT_ONCE):
         block = range(start, min(len(held), start + ROWS_AT_ONCE))
         pks = [(i, first_template + i, first_subject + i // each) for i in block]
@@ -406,7 +414,11 @@ def fill(connection: sa.Connection, gallery_pk: int, held: Float, each: int) -> 
             templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for _, t, s in pks]
         )
         connection.execute(
-            vectors.insert(), [{"template_pk": t, "generation": 0, "vector": held[i].tobytes()} for i, t, _ in pks]
+            vectors.insert(),
+            [
+                {"template_pk": t, "generation": 0, "vector": value}
+                for (_, t, _), value in zip(pks, seal.close_vectors(held[block.start : block.stop], 0), strict=True)
+            ],
         )
         connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for _, t, s in pks])
     counts = {"subject_count": count, "template_count": len(held)}

@@ -254,7 +254,7 @@ def prepare(url: str, size: int) -> Float:
     for name, held in ((OTHER, vectors[:2]), (SEARCHED, vectors)):
         made = store.create_gallery(name, pack.fingerprint(), pack.dimension, GallerySettings())
         with engine.execution_options(write=True).begin() as connection:
-            fill(connection, made.pk, held, PHOTOS_A_PERSON)
+            fill(connection, made.pk, made.seal, held, PHOTOS_A_PERSON)
     with engine.execution_options(write=True).begin() as connection:  # which were given by hand
         for table in (subjects, templates):
             raise_highest(connection, table, 2 * size)

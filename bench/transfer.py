@@ -131,28 +131,28 @@ def raw_sqlite(folder: Path, count: int, per_subject: int) -> float:
     path = folder / "raw.db"
     database = open_database(f"sqlite:///{path}")
     engine = database.engine
-    Store(database).create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings())
+    seal = Store(database).create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings()).seal
     seconds = 0.0
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         driver.execute("PRAGMA cache_size = -65536")
         at = "2026-01-01 00:00:00.000000"
         for block in blocks(count, per_subject):
-            raw = block.vectors.astype("<f4")
+            sealed = seal.close_vectors(block.vectors, 0)
             keys = list(block.numbers)
             owners = [(key - 1) // per_subject + 1 for key in keys]
             # A subject may have begun in the block before.
             begun = (keys[0] - 2) // per_subject + 1
             ids = zip(owners, block.subjects, strict=True)
-            subjects = [(o, 1, s, None, "{}", "[]", at, at) for o, s in dict(ids).items() if o > begun]
+            subjects = [(o, 1, s, b"", at, at) for o, s in dict(ids).items() if o > begun]
             columns = zip(keys, block.templates, owners, strict=True)
             templates = [(key, id_, 1, owner, "embedding", None, None, at) for key, id_, owner in columns]
-            vectors = [(key, 0, row.tobytes()) for key, row in zip(keys, raw, strict=True)]
+            vectors = [(key, 0, value) for key, value in zip(keys, sealed, strict=True)]
             changes = [(key, 1, key, owner) for key, owner in zip(keys, owners, strict=True)]
             start = time.perf_counter()
             driver.execute("BEGIN IMMEDIATE")
             for table, rows in (
-                ("subjects", subjects),
+                ("subjects (pk, gallery_pk, lookup, sealed, created_at, updated_at)", subjects),
                 ("templates", templates),
                 ("vectors", vectors),
                 ("changes", changes),

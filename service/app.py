@@ -23,6 +23,7 @@ from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
     enrolments,
+    erasures,
     faces,
     galleries,
     hygiene,
@@ -46,6 +47,7 @@ from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus, open_own_database
 from service.fetching import Fetcher
+from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
@@ -53,6 +55,7 @@ from service.gallery.job_store import JobStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
+from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
 from service.migration import Migrations
@@ -163,6 +166,8 @@ def create_app(settings: Settings) -> FastAPI:
                         detection.networks[0],
                         recognisers,
                         store,
+                        Erasures(database),
+                        SubjectAccess(database),
                         generations,
                         shadow,
                         followers,
@@ -202,6 +207,7 @@ def create_app(settings: Settings) -> FastAPI:
         galleries,
         subjects,
         enrolments,
+        erasures,
         identify,
         hygiene,
         risk,

@@ -22,7 +22,7 @@ from service.enrolment import (
 )
 from service.errors import GalleryMovedError, InvalidRequestError, KithError
 from service.gallery.follower import Followers
-from service.gallery.job_store import ALREADY_ENROLLED, ItemOutcome
+from service.gallery.job_store import ALREADY_ENROLLED, Done, ItemOutcome
 from service.gallery.risks import FEWEST_SUBJECTS
 from service.gallery.store import Store
 from service.gallery.subjects import SUBJECT_ID, Gallery, NewTemplate, printable
@@ -204,7 +204,7 @@ class _Run:
             self._context.check()
         self._subject = item.subject
         if seen is _KNOWN or item.template_id in {template.id for _, template in self._admitted}:
-            self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED))
+            self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
         try:
             if isinstance(seen, KithError):
@@ -213,7 +213,7 @@ class _Run:
         except KithError as error:
             if error.status >= 500 and not isinstance(seen, KithError):
                 raise  # the database's, not the photo's
-            self._refused.append(_refusal(item.name, error))
+            self._refused.append(_refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
 
@@ -264,7 +264,7 @@ def template_id(subject: str, payload: bytes) -> str:
     return hashlib.sha256(subject.encode() + b"\0" + hashlib.sha256(payload).digest()).hexdigest()[:32]
 
 
-def _waiting(found: Iterator[Member], known: Contents, done: set[str]) -> Iterator[_Item]:
+def _waiting(found: Iterator[Member], known: Contents, done: Done) -> Iterator[_Item]:
     for member in found:
         if member.name not in known.subjects or member.name in done:
             continue
@@ -291,5 +291,5 @@ def _unfit(subject: str | None) -> KithError | None:
     return None if re.match(SUBJECT_ID, subject) else _NO_ID
 
 
-def _refusal(name: str, error: KithError) -> ItemOutcome:
-    return ItemOutcome(name, error.code, error.document())
+def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
+    return ItemOutcome(name, error.code, error.document(), subject)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from models.errors import ModelError
 from models.pack import load_pack
-from service import job_commands, migration_commands, model_commands
+from service import job_commands, master_commands, migration_commands, model_commands, subject_commands
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.connection import AsJson, Key, Url, connect
@@ -40,7 +40,10 @@ gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 app.command()(enroll)
 app.add_typer(job_commands.app, name="jobs")
+app.add_typer(master_commands.app, name="master")
 app.add_typer(model_commands.app, name="models")
+app.add_typer(subject_commands.subject_app, name="subject")
+app.add_typer(subject_commands.erasures_app, name="erasures")
 
 Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
 Fpir = Annotated[float | None, typer.Option(help="Accepted false positive identification rate.")]
@@ -130,11 +133,12 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Delete all that the database holds.")] = False,
 ) -> None:
     """Put a backup into the database, of whatever kind, that the settings name: wholly, or not at all."""
-    from service.engines import open_own_database
+    from service.engines import master_keys, open_own_database
     from service.gallery import backup as backups
 
-    manifest = backups.read_manifest(file)
-    with closing(open_own_database(load_settings())) as database:
+    settings, manifest = load_settings(), backups.read_manifest(file)
+    backups.check_keys(file, master_keys(settings))  # before a database is made, and a key for it
+    with closing(open_own_database(settings)) as database:
         backups.restore(database, file, replace, said=lambda line: Console(stderr=True).print(line, highlight=False))
     print(f"restored {_backed_up(manifest.rows)}, as of {manifest.created_at}")
     for needed in manifest.recognisers:

@@ -17,6 +17,9 @@ from models.openvino_network import fast_precisions, openvino_version
 from models.openvino_network import is_installed as openvino_is_installed
 from models.pack import ModelPack, load_pack
 from models.runtime import available_cores, available_providers, runtime_version
+from service.engines import master_keys
+from service.errors import KithError
+from service.security.master import KeyFile
 from service.settings import Settings
 
 Verdict = Literal["ok", "warning", "error"]
@@ -43,6 +46,7 @@ def diagnose(settings: Settings) -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         Finding("cores", "ok", f"{available_cores()} usable"),
         *find_rivals(installed),
+        find_master_key(settings),
     ]
     try:
         providers = available_providers()
@@ -75,6 +79,22 @@ def installed_versions(found: list[Distribution] | None = None) -> dict[str, str
     """Names and versions of all installed distributions."""
     listed = distributions() if found is None else found
     return {d.metadata["Name"].lower().replace("_", "-"): d.version for d in listed if d.metadata["Name"]}
+
+
+def find_master_key(settings: Settings) -> Finding:
+    """Where it comes from, and whether whoever takes the data takes the key with them."""
+    try:
+        sources = master_keys(settings).sources
+        found = "; ".join(f"{', '.join(each.ids()) or 'made at the first start'} from {each.place}" for each in sources)
+    except KithError as error:
+        return Finding("master key", "error", f"{error}. {error.remedy}")
+    inside = settings.data_dir.resolve()
+    if any(isinstance(each, KeyFile) and inside in each.path.resolve().parents for each in sources):
+        beside = (
+            "it lies beside the data that it protects, and goes with them: KITH_MASTER_KEY_FILE names another place"
+        )
+        return Finding("master key", "warning", f"{found}; {beside} (docs/privacy.md)")
+    return Finding("master key", "ok", found)
 
 
 def find_rivals(installed: dict[str, str]) -> list[Finding]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from service.gallery.database import Database, open_database
 from service.gallery.shared_indexes import SharedIndexes
-from service.security.master import LocalKey, MasterKeys, make_key, read_key
+from service.security.key_command import KeyCommand
+from service.security.master import GivenKeys, KeyFile, MasterKeys, Source
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,13 +21,16 @@ def open_own_database(settings: Settings) -> Database:
 
 
 def master_keys(settings: Settings) -> MasterKeys:
-    """The key of the settings, or the data directory's own, made where there is none. Raises MasterKeyError."""
+    """Those that the settings name, or else the data directory's own, of which the first is made where a database has
+    none yet. Raises MasterKeyError."""
+    sources: list[Source] = []
+    if settings.master_key_command is not None:
+        sources.append(KeyCommand(settings.master_key_command_line))
     if settings.master_key is not None:
-        return MasterKeys(LocalKey.of_text(settings.master_key.get_secret_value()))
-    path = settings.master_key_file or settings.data_dir / "master.key"
-    if settings.master_key_file is None and not path.exists():
-        make_key(path)
-    return MasterKeys(read_key(path))
+        sources.append(GivenKeys(settings.master_key.get_secret_value(), "KITH_MASTER_KEY"))
+    if settings.master_key_file is not None:
+        sources.append(KeyFile(settings.master_key_file))
+    return MasterKeys(*(sources or [KeyFile(settings.default_key_path, may_make=True)]))
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:

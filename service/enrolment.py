@@ -161,7 +161,7 @@ def check_identity(
         itself = scores(template.vector[None], own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
         # Someone else must be nearer than the subject itself: lookalikes may both be enrolled.
         if others and others[0].similarity >= max(threshold, float(itself)):
-            named = store.subjects_by_pk([others[0].subject_pk]).get(others[0].subject_pk)
+            named = store.subjects_by_pk(gallery, [others[0].subject_pk]).get(others[0].subject_pk)
             if named is not None:
                 raise DuplicateSubjectError(
                     f"the face resembles subject {named.id!r}",

@@ -153,6 +153,11 @@ class SubjectErasedError(KithError):
     remedy = "Whoever is to be enrolled anew is so by a request that begins after the erasure."
 
 
+class ReceiptNotFoundError(KithError):
+    status, code, title = 404, "receipt_not_found", "There is no such receipt"
+    remedy = "Check its id; that of a database which was lost is in none of its backups."
+
+
 class TemplateNotFoundError(KithError):
     status, code, title = 404, "template_not_found", "There is no such template of this subject"
     remedy = "List the subject's templates."
@@ -339,6 +344,14 @@ class MasterKeyError(KithError):
     remedy = (
         "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
         "read the galleries."
+    )
+
+
+class MasterKeyAwayError(MasterKeyError):
+    status, code, title = 503, "master_key_unavailable", "The master key cannot be asked for at the moment"
+    remedy = (
+        "Try again; galleries that were used before are searched meanwhile. See to the program of "
+        "KITH_MASTER_KEY_COMMAND, whose words are in the log."
     )
 
 

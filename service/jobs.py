@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import inspect
 import logging
@@ -19,8 +20,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 from service.errors import JobCrashedError, JobNotFoundError, KithError, StorageError
-from service.gallery.job_store import FINISHED, ItemOutcome, Job, JobStore, LeaseLostError
+from service.gallery.job_store import FINISHED, Done, ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.subjects import Gallery
+from service.security.acting import Actor, acting_as
 
 JOBS_AT_ONCE: Final = 2
 LEASE_S: Final = 20.0
@@ -78,7 +80,7 @@ class JobContext:
         if self._stopping:
             raise JobStoppedError
 
-    def done(self) -> set[str]:
+    def done(self) -> Done:
         """Items recorded by whoever ran this job before."""
         return self.store.done(self.job)
 
@@ -95,7 +97,7 @@ class JobContext:
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop and from the threads that answer requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await in_context(self._threads, function, *arguments)
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ class Runner:
         if self._stopping:
             context.stop()
         try:
-            await self._lead(context)
+            with acting_as(Actor(job.actor)):
+                await self._lead(context)
         except LeaseLostError:
             log.info("job %s (%s) is no longer this process's", job.id, job.kind)
             await self._in_thread(self._discard_if_gone, job)
@@ -306,7 +309,15 @@ class Runner:
                 log.warning("the lease of job %s could not be renewed: %s", context.job.id, error.detail)
 
     async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await in_context(self._threads, function, *arguments)
+
+
+async def in_context(
+    threads: ThreadPoolExecutor, function: Callable[[*Arguments], Result], *arguments: *Arguments
+) -> Result:
+    """Run something that blocks in one of the threads, as whoever the caller acts as."""
+    carried = contextvars.copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(threads, carried, function, *arguments)
 
 
 def _machine() -> str | None:

@@ -20,6 +20,7 @@ from service.errors import GalleryMovedError, ImageDamagedError
 from service.gallery.generations import DROP, FILL, Generations
 from service.gallery.job_store import ItemOutcome, Job
 from service.gallery.risks import GalleryRisks
+from service.gallery.sealed_rows import open_crop
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery
 from service.jobs import JobContext, JobKind
@@ -79,7 +80,7 @@ class Migrations:
     async def _embed(self, context: JobContext, view: Gallery, keys: list[int]) -> int:
         """Tells how many of these templates could be embedded."""
         served = self.recognisers.of(view)
-        cut, outcomes = await context.run(self._read, keys, served)
+        cut, outcomes = await context.run(self._read, view, keys, served)
         faces = (served.batcher.submit([face], background=True) for _, face in cut.values())
         vectors: dict[int, Float] = {}
         for (pk, (name, _)), seen in zip(
@@ -96,13 +97,13 @@ class Migrations:
         return len(vectors)
 
     def _read(
-        self, keys: list[int], served: Served
+        self, gallery: Gallery, keys: list[int], served: Served
     ) -> tuple[dict[int, tuple[str, NDArray[np.uint8]]], list[ItemOutcome]]:
         """Templates' ids and aligned faces by key, and what became of those that have none."""
         cut, damaged = {}, []
-        for one in self.generations.waiting(keys):
+        for one in self.generations.waiting(gallery, keys):
             try:
-                cut[one.pk] = one.id, aligned(one.crop, served)
+                cut[one.pk] = one.id, aligned(open_crop(gallery.seal, one.sealed), served)
             except Exception as error:  # whatever it is, one crop does not keep the others from being embedded
                 damaged.append(_damaged(one.id, error))
         return cut, damaged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -37,10 +38,18 @@ class Settings(BaseSettings):
     )
     master_key_file: Path | None = Field(
         None,
-        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; default: "
-        "master.key in data_dir, made at the first start.",
+        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; several, one "
+        "a line, while one follows another; default: master.key in data_dir, made at the first start.",
     )
-    master_key: SecretStr | None = Field(None, min_length=1, description="The key itself, instead of a file.")
+    master_key: SecretStr | None = Field(
+        None, min_length=1, description="The key itself, or several, instead of a file."
+    )
+    master_key_command: str | None = Field(
+        None,
+        min_length=1,
+        description="Program, with its arguments, that wraps and unwraps by a key that it does not give away "
+        "(docs/decisions/0036); run without a shell.",
+    )
     milvus_uri: str | None = Field(
         None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
     )
@@ -152,6 +161,22 @@ class Settings(BaseSettings):
     @property
     def sql_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
+
+    @property
+    def default_key_path(self) -> Path:
+        """Of the master key, where nothing else is said."""
+        return self.data_dir / "master.key"
+
+    @property
+    def master_key_command_line(self) -> list[str]:
+        """Raises SettingsError."""
+        try:
+            words = shlex.split(self.master_key_command or "")
+        except ValueError as error:
+            raise SettingsError(f"KITH_MASTER_KEY_COMMAND: {error}") from error
+        if not words:
+            raise SettingsError("KITH_MASTER_KEY_COMMAND: it names no program")
+        return words
 
     @property
     def index_path(self) -> Path:

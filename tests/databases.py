@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from service.gallery import database
 from service.gallery.database import Database
-from service.security.master import LocalKey, MasterKeys
+from service.security.master import GivenKeys, MasterKeys
 
 TEXT = "00" * 31 + "07"
 ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
-MASTER = MasterKeys(LocalKey.of_text(TEXT))
+MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 
 def open_database(url: str) -> Database:

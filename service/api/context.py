@@ -13,10 +13,12 @@ from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.fetching import Fetcher
+from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
 from service.gallery.store import Store
+from service.gallery.subject_access import SubjectAccess
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
 from service.pipeline import Pipeline
@@ -37,6 +39,8 @@ class Context:
     detection_network: Network
     recognisers: Recognisers
     store: Store
+    erasures: Erasures
+    subject_access: SubjectAccess
     generations: Generations
     shadow: Shadow
     followers: Followers

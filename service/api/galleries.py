@@ -20,12 +20,24 @@ from service.api.schemas import (
     GalleryStatsOut,
     IndexOut,
 )
+from service.errors import InvalidRequestError
+from service.gallery.sealed_rows import open_place
 from service.gallery.subjects import GallerySettings
+from service.security.sealing import Seal, SealBrokenError
 
 router = APIRouter(prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=128, description="'next' of the page before.")]
+PlaceCursor = Annotated[str | None, Query(pattern="^[0-9a-f]{58,128}$", description="'next' of the page before.")]
+
+
+def place_in(seal: Seal, cursor: str | None) -> int | None:
+    """The key after which a page begins. Raises InvalidRequestError: no page of this list ended there."""
+    try:
+        return None if cursor is None else open_place(seal, cursor)
+    except (ValueError, SealBrokenError) as error:
+        raise InvalidRequestError("cursor: it is not 'next' of a page of this list") from error
 
 
 @router.post("", status_code=201)

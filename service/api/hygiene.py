@@ -42,8 +42,8 @@ def _report(store: Store, gallery: Gallery, risks: GalleryRisks, calibration: Ca
     accept = thresholds_for(gallery.settings.risk, risks.of(gallery), max(1, size)).accept
     findings = inspect(snapshot, calibration, Levels.of(calibration, size, accept))
     shown = findings[:limit]
-    subjects = store.subjects_by_pk(sorted({pk for finding in shown for pk in finding.subjects}))
-    templates = store.templates_by_pk(sorted({pk for finding in shown for pk in finding.templates}))
+    subjects = store.subjects_by_pk(gallery, sorted({pk for finding in shown for pk in finding.subjects}))
+    templates = store.templates_by_pk(gallery, sorted({pk for finding in shown for pk in finding.templates}))
     counts = Counter(finding.kind for finding in findings)
     return HygieneOut(
         gallery=gallery.name,

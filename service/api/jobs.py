@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from service.api.context import Kith
-from service.api.galleries import Limit
+from service.api.galleries import Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS
 from service.api.schemas import GalleryName, JobItemOut, JobItemsOut, JobOut, JobsOut
-from service.gallery.job_store import ITEM_LENGTH, JobState
+from service.gallery.job_store import JobState
+from service.gallery.sealed_rows import close_place
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -41,14 +42,15 @@ async def job_items(
     job: JobPath,
     kith: Kith,
     failed: Annotated[bool, Query(description="Only those with a problem.")] = False,
-    cursor: Annotated[str | None, Query(max_length=ITEM_LENGTH, description="'next' of the page before.")] = None,
+    cursor: PlaceCursor = None,
     limit: Limit = 100,
 ) -> JobItemsOut:
-    """The items that are done, each with the reason if it was refused."""
+    """The items that are done, in this order, each with the reason if it was refused."""
     found = await kith.run(kith.jobs.store.job, job)
-    items = await kith.run(kith.jobs.store.items, found, cursor, limit + 1, failed)
+    items = await kith.run(kith.jobs.store.items, found, place_in(found.seal, cursor), limit + 1, failed)
     page = items[:limit]
-    return JobItemsOut(items=[JobItemOut.of(item) for item in page], next=page[-1].item if len(items) > limit else None)
+    more = close_place(found.seal, page[-1].pk) if len(items) > limit else None
+    return JobItemsOut(items=[JobItemOut.of(item) for item in page], next=more)
 
 
 @router.delete("/{job}")

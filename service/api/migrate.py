@@ -82,7 +82,7 @@ def _report(gallery: Gallery, kith: Context) -> MigrationOut:
         on_sight=other is not None and bool(other.details.get("on_sight")),
         current=_generation(kith, gallery, current),
         other=None if other is None else _generation(kith, gallery, other),
-        shadow=None if other is None or other.state == "previous" else _shadow(kith, other),
+        shadow=None if other is None or other.state == "previous" else _shadow(kith, gallery, other),
         jobs=[job.id for job in unfinished if job.kind in (FILL, DROP)],
     )
 
@@ -121,10 +121,11 @@ def _threshold(kith: Context, view: Gallery) -> MigrationThresholdOut | None:
     )
 
 
-def _shadow(kith: Context, generation: Generation) -> ShadowOut:
+def _shadow(kith: Context, gallery: Gallery, generation: Generation) -> ShadowOut:
     counts = generation.details.get("counts", {})
     latest = generation.details.get("disagreements", [])
-    named = kith.store.subjects_by_pk(sorted({pk for one in latest for pk in one["subject_pks"] if pk is not None}))
+    keys = sorted({pk for one in latest for pk in one["subject_pks"] if pk is not None})
+    named = kith.store.subjects_by_pk(gallery, keys)
     known = {pk: subject.id for pk, subject in named.items()}
     return ShadowOut(
         compared=counts.get("compared", 0),

@@ -24,7 +24,7 @@ from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
-from service.gallery.erasure import ErasedKind, Receipt
+from service.gallery.erasure import ErasedKind, Receipt, Verdict
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.job_store import Job, JobItem, JobState
@@ -557,6 +557,24 @@ class ReceiptOut(BaseModel):
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptOut:
         return cls(**receipt.document())
+
+
+class ReceiptsOut(BaseModel):
+    receipts: list[ReceiptOut]
+    next: int | None = None
+
+
+class VerdictOut(BaseModel):
+    receipt: ReceiptOut
+    holds: bool
+    line_found: bool = Field(description="The audit has the line that the receipt names.")
+    gone: bool = Field(description="What it names is not there.")
+    enrolled_since: bool = Field(description="It is there, and came after the erasure.")
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> VerdictOut:
+        found = {name: getattr(verdict, name) for name in ("holds", "line_found", "gone", "enrolled_since")}
+        return cls(receipt=ReceiptOut.of(verdict.receipt), **found)
 
 
 class DeletedOut(BaseModel):

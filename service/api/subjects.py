@@ -12,7 +12,7 @@ from service.api import answers
 from service.api.answers import Document, encoded
 from service.api.context import Context, Kith
 from service.api.faces import gather_photos
-from service.api.galleries import Cursor, GalleryPath, Limit
+from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
 from service.api.requests import read_photos
 from service.api.schemas import (
@@ -39,6 +39,7 @@ from service.enrolment import (
     template_from_face,
 )
 from service.errors import GalleryMovedError, KithError, TemplateNotFoundError
+from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
 from service.recognisers import Served
@@ -56,15 +57,17 @@ Key = Annotated[
 async def list_subjects(
     gallery: GalleryPath,
     kith: Kith,
-    cursor: Cursor = None,
+    cursor: PlaceCursor = None,
     limit: Limit = 100,
     tag: Annotated[list[str], Query(description="Only subjects that bear all of these.")] = [],  # noqa: B006
 ) -> SubjectsOut:
+    """The oldest first."""
     found_gallery = await kith.run(kith.store.gallery, gallery)
-    chosen = SubjectFilter(tags=tuple(tag))
-    found = await kith.run(kith.store.list_subjects, found_gallery, cursor, limit + 1, chosen)
+    seal, chosen = found_gallery.seal, SubjectFilter(tags=tuple(tag))
+    found = await kith.run(kith.store.list_subjects, found_gallery, place_in(seal, cursor), limit + 1, chosen)
     page = found[:limit]
-    return SubjectsOut(subjects=[SubjectOut.of(s) for s in page], next=page[-1].id if len(found) > limit else None)
+    more = close_place(seal, page[-1].pk) if len(found) > limit else None
+    return SubjectsOut(subjects=[SubjectOut.of(s) for s in page], next=more)
 
 
 @router.put("/{subject}")

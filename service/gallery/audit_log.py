@@ -34,10 +34,23 @@ def record(
 ) -> tuple[int, str]:
     """Write a line, within a transaction that holds the gallery's turn; returns its number and hash. ``subject``: its
     id, of which a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
+    known = None if gallery is None or subject is None else gallery.seal.pseudonym("subject", subject)
+    return record_of(vault, connection, event, gallery, known, outcome, **details)
+
+
+def record_of(
+    vault: Vault,
+    connection: Connection,
+    event: str,
+    gallery: Gallery | None,
+    known: str | None,
+    outcome: str,
+    **details: Any,
+) -> tuple[int, str]:
+    """As :func:`record`; ``known``: the subject's pseudonym."""
     chain = OF_SERVICE if gallery is None else gallery.pk
     query = sa.select(audit_heads.c.number, audit_heads.c.hash).where(audit_heads.c.chain == chain)
     head = connection.execute(query.with_for_update()).first()
-    known = None if gallery is None or subject is None else gallery.seal.pseudonym("subject", subject)
     actor, name = acting(), None if gallery is None else gallery.name
     line = Line(
         1 if head is None else head.number + 1,

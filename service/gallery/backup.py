@@ -11,7 +11,7 @@ import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import BackupError
+from service.errors import BackupError, MasterKeyError
 from service.files import replacing
-from service.gallery import rows
+from service.gallery import repeated_erasures, rows
 from service.gallery.database import Database
+from service.gallery.rewrapping import uses
 from service.gallery.tables import (
     Utc,
     audit,
@@ -44,6 +45,7 @@ from service.gallery.tables import (
     templates,
 )
 from service.gallery.transfer import microseconds, moment
+from service.security.master import MasterKeys
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -72,7 +74,8 @@ TIME: Final = pa.timestamp("us", "UTC")
 @dataclass(frozen=True)
 class Manifest:
     """``revision``: of the tables. ``recognisers``: what is needed to serve the galleries. ``highest``: keys given so
-    far. ``rows``, ``sha256``: by table."""
+    far. ``rows``, ``sha256``: by table. ``master_keys``: ids of those without which it is of no use; they themselves
+    are not in it."""
 
     created_at: str
     kith: str
@@ -82,6 +85,7 @@ class Manifest:
     highest: dict[str, int]
     rows: dict[str, int]
     sha256: dict[str, str]
+    master_keys: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         return {"kind": "kith-backup", "format": FORMAT, **asdict(self)}
@@ -134,6 +138,7 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
         {table.name: rows.highest(connection, table) for table in COUNTED},
         counts,
         sums,
+        list(uses(connection)),
     )
     archive.writestr(MANIFEST, json.dumps(manifest.document(), indent=1))
     return manifest
@@ -169,6 +174,12 @@ def read_manifest(path: Path) -> Manifest:
         return _manifest(archive)
 
 
+def check_keys(path: Path, master: MasterKeys) -> None:
+    """Raises BackupError: a master key that the backup needs is not at hand."""
+    with _archive(path) as archive:
+        _check_keys(archive, _manifest(archive), master)
+
+
 def restore(
     database: Database, path: Path, replace: bool = False, said: Callable[[str], None] = lambda _: None
 ) -> None:
@@ -177,15 +188,17 @@ def restore(
 
     Keys that the database has given before are not given again: all of the backup's are moved beyond them, and those of
     galleries beyond any given elsewhere, so that a server that is running finds galleries it has not seen, and no index
-    anywhere seems to fit.
+    anywhere seems to fit. What the database knows to have been erased since the backup is erased from it.
 
     Raises:
-        BackupError: the file is damaged or of another version, or the database holds something.
+        BackupError: the file is damaged, of another version or of a master key that is not at hand, or the database
+            holds something.
         StorageError: the database cannot be written.
     """
     with _archive(path) as archive:
         manifest = _manifest(archive)
         _verify(archive, manifest)
+        _check_keys(archive, manifest, database.vault.master)
         with (
             database.write(BackupError("the backup's rows contradict each other")) as connection,
             rows.wide_cache(connection),
@@ -198,6 +211,7 @@ def restore(
                     f"the backup is of tables at revision {manifest.revision}, these are at {revision}: restore it "
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
+            erased = repeated_erasures.known(connection)
             _make_room(connection, replace)
             moved = _beyond(connection)
             for table in TABLES:
@@ -208,6 +222,8 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
+            for receipt in repeated_erasures.repeat(database.vault, connection, erased):
+                said(f"{receipt.kind} erased since, on {receipt.at:%Y-%m-%d %H:%M} UTC: stays so")
 
 
 def _beyond(connection: Connection) -> dict[str, int]:
@@ -323,6 +339,17 @@ def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
             raise BackupError(f"table {name} of the backup is damaged: {error}") from error
         if found.hexdigest() != expected:
             raise BackupError(f"table {name} of the backup is damaged: its checksum is another")
+
+
+def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys) -> None:
+    try:
+        for key_id in manifest.master_keys:
+            master.of(key_id)
+        with archive.open(_entry(secrets.name)) as entry, pa.ipc.open_stream(entry) as stream:
+            for row in stream.read_all().to_pylist():
+                master.unwrap(row["wrapped"], row["name"], row["master_key"])
+    except MasterKeyError as error:
+        raise BackupError(f"the backup cannot be opened: {error.detail}") from error
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

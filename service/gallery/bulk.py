@@ -19,15 +19,17 @@ from service.gallery.database import Database
 from service.gallery.erasure import erased_since, was_erased
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
-from service.gallery.store import VECTOR_TYPE, gallery_of, gallery_rows
-from service.gallery.subjects import Gallery
+from service.gallery.sealed_rows import About, close_about, close_crop, lookup_of, open_about, open_crop
+from service.gallery.store import gallery_of, gallery_rows
+from service.gallery.subjects import Crop, Gallery
 from service.gallery.tables import changes, crops, galleries, labels, subjects, templates, vectors
 from service.gallery.transfer import MOST_IN_BLOCK, Items, Refusal, microseconds, moment, rows_in_block
+from service.security.sealing import VECTOR_TYPE
 
 WITH_CROPS: Final = 512
 """Templates in a block that has their crops too."""
 KEYS_AT_ONCE: Final = 50_000
-SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "id", "name", "metadata", "tags", "created_at", "updated_at")
+SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
 TEMPLATE_COLUMNS: Final = (
     "pk",
     "id",
@@ -67,15 +69,16 @@ class BulkStore:
             StorageError: it cannot be written.
         """
         with self._database.change(gallery) as connection, rows.wide_cache(connection):
-            known = _subjects_of(connection, gallery, list(set(items.subjects)))
-            new, refused = _new_templates(connection, gallery, items)
-            if erased := erased_since(connection, gallery, set(items.subjects)):
-                gone = {row: was_erased(s) for row, s in enumerate(items.subjects) if s in erased}
+            lookups = {subject: lookup_of(gallery.seal, subject) for subject in set(items.subjects)}
+            known = _subjects_of(connection, gallery, lookups)
+            new, refused = _new_templates(connection, gallery, items, lookups)
+            if erased := erased_since(connection, gallery.pk, gallery.seal, lookups, gallery.erased):
+                gone = {row: was_erased() for row, s in enumerate(items.subjects) if s in erased}
                 new, refused = [row for row in new if row not in gone], refused | gone
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
             unknown = [row for subject, row in first.items() if subject not in known]
-            known |= _add_subjects(connection, gallery, items, unknown)
+            known |= _add_subjects(connection, gallery, items.chosen(unknown), lookups)
             _add_templates(connection, gallery, items.chosen(new), known)
             count = galleries.update().where(galleries.c.pk == gallery.pk)
             connection.execute(
@@ -97,45 +100,67 @@ class BulkStore:
             yield Reading(connection, gallery_of(row, self._database.vault), embeddings, with_crops)
 
 
-def _subjects_of(connection: Connection, gallery: Gallery, ids: list[str]) -> dict[str, int]:
-    query = sa.select(subjects.c.id, subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
-    return {row.id: row.pk for row in connection.execute(query.where(rows.among(connection, subjects.c.id, ids)))}
+def _subjects_of(connection: Connection, gallery: Gallery, lookups: Mapping[str, str]) -> dict[str, int]:
+    """Keys by id of those that there are; ``lookups``: by id."""
+    query = sa.select(subjects.c.lookup, subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+    chosen = query.where(rows.among(connection, subjects.c.lookup, list(lookups.values())))
+    found = {row.lookup: row.pk for row in connection.execute(chosen)}
+    return {subject: found[lookup] for subject, lookup in lookups.items() if lookup in found}
 
 
-def _new_templates(connection: Connection, gallery: Gallery, items: Items) -> tuple[list[int], dict[int, KithError]]:
+def _new_templates(
+    connection: Connection, gallery: Gallery, items: Items, lookups: Mapping[str, str]
+) -> tuple[list[int], dict[int, KithError]]:
     """Rows of templates that are not there yet, and those whose id another one has, there or earlier in the block."""
     named = [row for row, given in enumerate(items.given.tolist()) if given]
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
-    seen = _stored(connection, gallery, [items.templates[row] for row in named])
+    stored = _stored(connection, gallery, [items.templates[row] for row in named])
+    seen: dict[str, tuple[str, bytes | int | None]] = {
+        id_: (row.lookup, vector) for id_, (row, vector) in stored.items()
+    }
     if not seen and len({items.templates[row] for row in named}) == len(named):
         return named, {}
     new: list[int] = []
     refused: dict[int, KithError] = {}
     for row in named:
-        template, subject = items.templates[row], items.subjects[row]
+        template, owner = items.templates[row], lookups[items.subjects[row]]
         earlier = seen.get(template)
         if earlier is None:
-            seen[template] = subject, row
+            seen[template] = owner, row
             new.append(row)
             continue
-        owner, vector = earlier
+        first, vector = earlier
         known = raw[vector].tobytes() if isinstance(vector, int) else vector
-        if owner != subject:
-            refused[row] = TemplateConflictError(f"template {template} is one of subject {owner!r}")
+        if owner != first:
+            there = items.subjects[vector] if isinstance(vector, int) else _owner(gallery, stored[template][0])
+            refused[row] = TemplateConflictError(f"template {template} is one of subject {there!r}")
         elif known is not None and known != raw[row].tobytes():
             refused[row] = TemplateConflictError(f"template {template} has another embedding")
     return new, refused
 
 
-def _stored(connection: Connection, gallery: Gallery, ids: Sequence[str]) -> dict[str, tuple[str, bytes | int | None]]:
-    """Subject and vector of the templates that exist, by id."""
+def _owner(gallery: Gallery, row: sa.Row[Any]) -> str:
+    return open_about(gallery.seal, row.sealed).id
+
+
+def _stored(
+    connection: Connection, gallery: Gallery, ids: Sequence[str]
+) -> dict[str, tuple[sa.Row[Any], bytes | None]]:
+    """Of the templates that exist, by id: a row with their subject's ``lookup`` and ``sealed``, and their vector."""
     query = (
-        sa.select(templates.c.id, subjects.c.id.label("subject"), vectors.c.vector)
+        sa.select(templates.c.id, subjects.c.lookup, subjects.c.sealed, vectors.c.vector)
         .join(subjects, subjects.c.pk == templates.c.subject_pk)
         .outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == gallery.generation))
         .where(templates.c.gallery_pk == gallery.pk, rows.among(connection, templates.c.id, ids))
     )
-    return {row.id: (row.subject, row.vector) for row in connection.execute(query)}
+    found: list[Any] = list(connection.execute(query))
+    sealed = [row.vector for row in found if row.vector is not None]
+    opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
+    return {row.id: (row, None if row.vector is None else _bytes(next(opened))) for row in found}
+
+
+def _bytes(vector: Float) -> bytes:
+    return vector.astype(VECTOR_TYPE).tobytes()
 
 
 def _first_rows(items: Items, refused: Mapping[int, KithError]) -> dict[str, int]:
@@ -147,16 +172,14 @@ def _first_rows(items: Items, refused: Mapping[int, KithError]) -> dict[str, int
     return first
 
 
-def _add_subjects(connection: Connection, gallery: Gallery, items: Items, chosen: list[int]) -> dict[str, int]:
-    new = items.chosen(chosen)
-    keys = rows.reserve(connection, subjects, len(chosen))
+def _add_subjects(connection: Connection, gallery: Gallery, new: Items, lookups: Mapping[str, str]) -> dict[str, int]:
+    keys = rows.reserve(connection, subjects, len(new))
+    known = zip(new.subjects, new.names, new.metadata, new.tags, strict=True)
     columns = (
         keys,
         [gallery.pk] * len(keys),
-        new.subjects,
-        new.names,
-        [rows.as_json(said or {}) for said in new.metadata],
-        [rows.as_json(said or []) for said in new.tags],
+        [lookups[subject] for subject in new.subjects],
+        [close_about(gallery.seal, About(id_, name, said or {}, tags or [])) for id_, name, said, tags in known],
         _times(connection, new.subject_created_us),
         _times(connection, new.subject_updated_us),
     )
@@ -165,7 +188,7 @@ def _add_subjects(connection: Connection, gallery: Gallery, items: Items, chosen
         (gallery.pk, label, key)
         for key, tags, metadata in zip(keys, new.tags, new.metadata, strict=True)
         if tags or metadata
-        for label in sorted(labels_of(tags or [], metadata or {}))
+        for label in sorted(labels_of(gallery.seal, tags or [], metadata or {}))
     ]
     rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), borne)
     return dict(zip(new.subjects, keys, strict=True))
@@ -186,19 +209,19 @@ def _add_templates(connection: Connection, gallery: Gallery, items: Items, subje
         _times(connection, items.created_us),
     )
     rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
-    raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
-    rows.insert_vectors(connection, keys, gallery.generation, raw.tobytes(), raw.itemsize * raw.shape[1])
+    sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)
+    rows.insert_vectors(connection, keys, gallery.generation, b"".join(sealed), len(sealed[0]))
     kept = (
         []
         if not gallery.settings.keep_crops
         else [
-            (key, crop[0], rows.as_json(crop[1]))
+            (key, close_crop(gallery.seal, Crop(*crop)))
             for key, crop in zip(keys, items.crops, strict=True)
             if crop is not None
         ]
     )
     if kept:
-        rows.insert(connection, crops, ("template_pk", "image", "landmarks"), kept)
+        rows.insert(connection, crops, ("template_pk", "sealed"), kept)
     lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
         templates.c.pk.between(keys[0], keys[-1]), templates.c.gallery_pk == gallery.pk
     )
@@ -258,12 +281,15 @@ class Reading:
             [value if is_first else None for value, is_first in zip(column, first, strict=True)] for column in about
         )
         found = self._templates([key for key in keys if key])
-        nothing = (None,) * 8
+        nothing = (None,) * 7
         columns = zip(*(found.get(key, nothing) for key in keys), strict=True)
-        template_ids, kinds, qualities, scores, created, stored, images, landmarks = map(list, columns)
-        dimension = self.gallery.dimension
-        blank = bytes(VECTOR_TYPE.itemsize * dimension)
-        block: Float = np.frombuffer(b"".join(vector or blank for vector in stored), VECTOR_TYPE)
+        template_ids, kinds, qualities, scores, created, stored, kept = map(list, columns)
+        seal, dimension = self.gallery.seal, self.gallery.dimension
+        given = np.array([sealed is not None for sealed in stored], np.bool_)
+        block = np.zeros((len(owners), dimension), np.float32)
+        sealed_vectors = [sealed for sealed in stored if sealed is not None]
+        block[given] = seal.open_vectors(sealed_vectors, self.gallery.generation, dimension)
+        faces = [None if sealed is None else open_crop(seal, sealed) for sealed in kept]
         return Items(
             range(number, number + len(owners)),
             list(ids),
@@ -277,28 +303,29 @@ class Reading:
             qualities,
             scores,
             _each(created, microseconds),
-            [None if image is None else (image, marks) for image, marks in zip(images, landmarks, strict=True)],
-            block.reshape(len(owners), dimension),
-            np.array([vector is not None for vector in stored], np.bool_),
+            [None if face is None else (face.image, face.landmarks_xy) for face in faces],
+            block,
+            given,
         )
 
     def _people(self, keys: list[int]) -> dict[int, Sequence[Any]]:
-        columns = [subjects.c[c] for c in ("pk", "id", "name", "metadata", "tags", "created_at", "updated_at")]
+        columns = [subjects.c[c] for c in ("pk", "sealed", "created_at", "updated_at")]
         query = sa.select(*columns).where(rows.among(self._connection, subjects.c.pk, keys))
-        return {row[0]: row[1:] for row in self._connection.execute(query)}
+        opened = ((row, open_about(self.gallery.seal, row.sealed)) for row in self._connection.execute(query))
+        return {row.pk: (*vars(about).values(), row.created_at, row.updated_at) for row, about in opened}
 
     def _templates(self, keys: list[int]) -> dict[int, Sequence[Any]]:
         columns = [templates.c[c] for c in ("pk", "id", "kind", "quality", "detection_score", "created_at")]
         joined: sa.FromClause = templates
         nothing: sa.ColumnElement[Any] = sa.null()
-        vector, image, landmarks = nothing, nothing, nothing
+        vector, crop = nothing, nothing
         if self.embeddings:
             of_generation = vectors.c.generation == self.gallery.generation
             joined = joined.outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & of_generation)
             vector = vectors.c.vector
         if self._with_crops:
             joined = joined.outerjoin(crops, crops.c.template_pk == templates.c.pk)
-            image, landmarks = crops.c.image, crops.c.landmarks
-        query = sa.select(*columns, vector, image, landmarks).select_from(joined)
+            crop = crops.c.sealed
+        query = sa.select(*columns, vector, crop).select_from(joined)
         chosen = query.where(rows.among(self._connection, templates.c.pk, keys))
         return {row[0]: row[1:] for row in self._connection.execute(chosen)}

@@ -17,20 +17,25 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
+from models.network import Float
 from service.errors import StorageDamagedError, StorageError
 from service.gallery.audit_log import record
 from service.gallery.database import Database, new_version
 from service.gallery.labels import labels_of
 from service.gallery.rows import highest
-from service.gallery.store import ROWS_AT_ONCE, VECTOR_TYPE
+from service.gallery.sealed_rows import ANSWER, ITEM, PROBLEM, About, lookup_of, open_about, open_crop
+from service.gallery.store import ROWS_AT_ONCE
 from service.gallery.subjects import Gallery
 from service.gallery.tables import (
     audit,
     changes,
+    crops,
     evidence,
     galleries,
     generations,
+    idempotency,
     index_states,
+    job_items,
     jobs,
     labels,
     metadata,
@@ -38,6 +43,7 @@ from service.gallery.tables import (
     templates,
     vectors,
 )
+from service.security.sealing import OVERHEAD_BYTES, VECTOR_TYPE, Seal, SealBrokenError
 
 LENGTH_TOLERANCE: Final = 1e-3
 """Of a unit vector's length: rounding is a thousand times smaller."""
@@ -153,25 +159,67 @@ def _count_again(connection: Connection, gallery: Gallery) -> None:
     connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(**_counted(gallery)))
 
 
+# What is sealed
+
+
+def _sealed(connection: Connection, gallery: Gallery) -> int:
+    """Values that the gallery's key does not open; but for vectors, of which other checks tell."""
+    seal = gallery.seal
+    own_jobs, own_templates = jobs.c.gallery_pk == gallery.pk, templates.c.gallery_pk == gallery.pk
+    of_items = job_items.join(jobs, jobs.c.pk == job_items.c.job_pk)
+    of_crops = crops.join(templates, templates.c.pk == crops.c.template_pk)
+    looked_at: list[tuple[sa.Select[Any], Callable[[bytes], object]]] = [
+        (sa.select(idempotency.c.sealed).where(idempotency.c.gallery_pk == gallery.pk), lambda v: seal.open(v, ANSWER)),
+        (sa.select(jobs.c.problem).where(own_jobs, ~jobs.c.problem.is_(None)), lambda v: seal.open_json(v, PROBLEM)),
+        (sa.select(job_items.c.sealed).select_from(of_items).where(own_jobs), lambda v: seal.open_json(v, ITEM)),
+        (sa.select(crops.c.sealed).select_from(of_crops).where(own_templates), lambda v: open_crop(seal, v)),
+    ]
+    broken = sum(about is None for _, about in _subjects(connection, gallery))
+    for query, opening in looked_at:
+        values = connection.execute(query.execution_options(yield_per=ROWS_AT_ONCE)).scalars()
+        broken += sum(not _opens(opening, value) for value in values)
+    return broken
+
+
+def _opens(opening: Callable[[bytes], object], value: bytes) -> bool:
+    try:
+        opening(value)
+    except SealBrokenError:
+        return False
+    return True
+
+
+def _subjects(connection: Connection, gallery: Gallery) -> Iterator[tuple[int, About | None]]:
+    """Keys, and who they are; None: the row does not open, or is another's."""
+    query = sa.select(subjects).where(subjects.c.gallery_pk == gallery.pk)
+    for row in connection.execute(query.execution_options(yield_per=ROWS_AT_ONCE)):
+        try:
+            about = open_about(gallery.seal, row.sealed)
+        except SealBrokenError:
+            yield row.pk, None
+        else:
+            yield row.pk, about if lookup_of(gallery.seal, about.id) == row.lookup else None
+
+
 # Labels
 
 
-def _mislabelled(connection: Connection, gallery: Gallery) -> list[sa.Row[Any]]:
-    """Rows of the subjects whose labels are not what their tags and metadata say."""
+def _mislabelled(connection: Connection, gallery: Gallery) -> list[tuple[int, set[str]]]:
+    """Subjects whose labels are not what their tags and metadata say, with what they should be."""
     borne: dict[int, set[str]] = {}
     for row in connection.execute(sa.select(labels).where(labels.c.gallery_pk == gallery.pk)):
         borne.setdefault(row.subject_pk, set()).add(row.label)
-    rows = connection.execute(sa.select(subjects).where(subjects.c.gallery_pk == gallery.pk))
-    return [row for row in rows if borne.get(row.pk, set()) != labels_of(row.tags, row.metadata)]
+    known = ((pk, about) for pk, about in _subjects(connection, gallery) if about is not None)
+    right = ((pk, labels_of(gallery.seal, about.tags, about.metadata)) for pk, about in known)
+    return [(pk, said) for pk, said in right if borne.get(pk, set()) != said]
 
 
 def _relabel(connection: Connection, gallery: Gallery) -> None:
-    for row in _mislabelled(connection, gallery):
-        connection.execute(labels.delete().where(labels.c.subject_pk == row.pk))
-        said = sorted(labels_of(row.tags, row.metadata))
+    for pk, said in _mislabelled(connection, gallery):
+        connection.execute(labels.delete().where(labels.c.subject_pk == pk))
         if said:
-            one = {"gallery_pk": gallery.pk, "subject_pk": row.pk}
-            connection.execute(labels.insert(), [one | {"label": label} for label in said])
+            one = {"gallery_pk": gallery.pk, "subject_pk": pk}
+            connection.execute(labels.insert(), [one | {"label": label} for label in sorted(said)])
 
 
 # Vectors
@@ -193,20 +241,32 @@ def _stored_vectors(connection: Connection, gallery: Gallery) -> Iterator[tuple[
             yield dimension, list(rows)
 
 
-def _lengths(rows: list[sa.Row[Any]], dimension: int) -> tuple[Double, Double]:
-    """(n, d) vectors, zero where the bytes are not so many, and their (n,) lengths, NaN where they are no numbers."""
-    size = dimension * VECTOR_TYPE.itemsize
-    whole = [row.vector if len(row.vector) == size else bytes(size) for row in rows]
-    stacked = np.frombuffer(b"".join(whole), VECTOR_TYPE).reshape(len(rows), dimension).astype(np.float64)
+def _lengths(seal: Seal, rows: list[sa.Row[Any]], dimension: int) -> tuple[Double, Double]:
+    """(n, d) vectors of one generation, zero where they do not open or have other dimensions, and their (n,) lengths,
+    NaN where they are no numbers."""
+    stacked = _opened(seal, rows, dimension).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         return stacked, np.linalg.norm(stacked, axis=1)
 
 
+def _opened(seal: Seal, rows: list[sa.Row[Any]], dimension: int) -> Float:
+    sealed = [row.vector for row in rows]
+    sound = all(len(value) == dimension * VECTOR_TYPE.itemsize + OVERHEAD_BYTES for value in sealed)
+    try:
+        if sound:
+            return seal.open_vectors(sealed, rows[0].generation, dimension)
+    except SealBrokenError:
+        pass
+    if len(rows) == 1:
+        return np.zeros((1, dimension), np.float32)
+    return np.concatenate([_opened(seal, [row], dimension) for row in rows])
+
+
 def _damaged(connection: Connection, gallery: Gallery) -> list[sa.Row[Any]]:
-    """Of another length than the recogniser's, not finite, or without direction."""
+    """Not to be opened, of other dimensions than the recogniser's, not finite, or without direction."""
     found = []
     for dimension, rows in _stored_vectors(connection, gallery):
-        _, lengths = _lengths(rows, dimension)
+        _, lengths = _lengths(gallery.seal, rows, dimension)
         found += [row for row, length in zip(rows, lengths, strict=True) if not (np.isfinite(length) and length > 0)]
     return found
 
@@ -224,10 +284,10 @@ def _not_unit(connection: Connection, gallery: Gallery) -> list[tuple[sa.Row[Any
     """Rows, each with what its vector should be."""
     found = []
     for dimension, rows in _stored_vectors(connection, gallery):
-        stacked, lengths = _lengths(rows, dimension)
+        stacked, lengths = _lengths(gallery.seal, rows, dimension)
         off = np.isfinite(lengths) & (lengths > 0) & (np.abs(lengths - 1) > LENGTH_TOLERANCE)
-        mended = (stacked[off] / lengths[off, None]).astype(VECTOR_TYPE)
-        found += [(rows[i], vector.tobytes()) for i, vector in zip(np.flatnonzero(off), mended, strict=True)]
+        mended = gallery.seal.close_vectors((stacked[off] / lengths[off, None]).astype(np.float32), rows[0].generation)
+        found += [(rows[i], vector) for i, vector in zip(np.flatnonzero(off), mended, strict=True)]
     return found
 
 
@@ -443,6 +503,13 @@ GALLERY_CHECKS: Final = (
         _add_generation,
         "It is entered as the gallery names it.",
     ),
+    Check(
+        "sealed",
+        "subjects, crops or answers were altered, or are another's: the gallery's key does not open them",
+        _sealed,
+        None,
+        "Restore a backup, or delete the gallery and enrol everybody again.",
+    ),
     Check("counts", "counts are not those of the rows", _wrong_counts, _count_again, "The rows are counted again."),
     Check(
         "labels",
@@ -460,7 +527,7 @@ GALLERY_CHECKS: Final = (
     ),
     Check(
         "vectors_damaged",
-        "vectors are of the wrong length, not finite, or zero: searches of the gallery may fail",
+        "vectors do not open, are of the wrong length, not finite, or zero: searches of the gallery may fail",
         lambda connection, gallery: len(_damaged(connection, gallery)),
         _set_aside,
         "They are set aside, where no search reads them.",

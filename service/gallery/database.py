@@ -6,6 +6,7 @@ default. A reading transaction sees one moment of the database, however many sta
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 import threading
@@ -34,6 +35,7 @@ from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries
 from service.gallery.vault import Vault
 from service.security.master import MasterKeys
+from service.security.sealing import SealBrokenError
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -58,10 +60,13 @@ POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
     "XX002": StorageDamagedError,  # index_corrupted
 }
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
+SEALED: Final = 7
+"""SQLite's user_version of a file that holds nothing in clear, not in free pages either: the migration's number."""
 UNUSABLE: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
 """The database said no, broke off in the middle, or had no connection to spare."""
 MIGRATION_LOCK: Final = 0x4B697468
 """Of PostgreSQL's advisory locks, the one that a start holds while it brings the tables up to date."""
+log = logging.getLogger(__name__)
 
 
 def open_database(url: str, master: MasterKeys) -> Database:
@@ -87,11 +92,10 @@ def _up_to_date(url: str, vault: Vault) -> Engine:
         engine = _engine(sa.make_url(url))
         config = alembic.config.Config()
         config.set_main_option("script_location", str(MIGRATIONS))
-        with engine.execution_options(write=True).begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        with _migrating(engine) as connection:
             config.attributes |= {"connection": connection, "vault": vault}
             alembic.command.upgrade(config, "head")
+        _leave_nothing_in_clear(engine)
         return engine
     except ModuleNotFoundError as error:
         raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
@@ -99,6 +103,41 @@ def _up_to_date(url: str, vault: Vault) -> Engine:
         raise storage_error("the database cannot be opened", error) from error
     except (CommandError, OSError) as error:
         raise StorageError(f"the database cannot be opened: {error}") from error
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Iterator[Connection]:
+    """One transaction, alone, on a connection of its own."""
+    with engine.execution_options(write=True).connect() as connection:
+        if engine.dialect.name == "sqlite":
+            # With them on, a table that is replaced by another takes along whatever refers to it
+            # (sqlite.org/lang_altertable.html#otheralter).
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys=OFF")
+        connection.detach()
+        with connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            yield connection
+
+
+def _leave_nothing_in_clear(engine: Engine) -> None:
+    """Once after everything was sealed: SQLite's file is written anew, and the log beside it is emptied, so that no
+    page holds what was there before. What fails, as others are using the file, is tried again at the next start."""
+    if engine.dialect.name != "sqlite":
+        return
+    with closing(sqlite3.connect(engine.url.database or "", BUSY_TIMEOUT_MS / 1000, isolation_level=None)) as file:
+        try:
+            ((done,),) = file.execute("PRAGMA user_version").fetchall()
+            if done >= SEALED:
+                return
+            file.execute("VACUUM")
+            ((busy, _, _),) = file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if busy:
+                raise sqlite3.OperationalError("others are reading it")
+            file.execute(f"PRAGMA user_version = {SEALED}")
+        except sqlite3.Error as error:
+            log.warning("what was stored in clear before may still lie in free pages of %s: %s", engine.url, error)
 
 
 def storage_error(what: str, error: SQLAlchemyError) -> StorageError:
@@ -235,6 +274,8 @@ class Database:
                 yield connection
         except UNUSABLE as error:
             raise storage_error("reading failed", error) from error
+        except SealBrokenError as error:
+            raise StorageDamagedError(str(error)) from error
 
     def first(self, query: sa.Select[Any], values: Mapping[str, Any]) -> sa.Row[Any] | None:
         """The first row of one statement, which sees one moment by itself: PostgreSQL is spared a transaction.
@@ -263,6 +304,8 @@ class Database:
             raise conflict from error
         except UNUSABLE as error:
             raise storage_error("writing failed", error) from error
+        except SealBrokenError as error:
+            raise StorageDamagedError(str(error)) from error
 
     @contextmanager
     def change(self, gallery: Gallery) -> Iterator[Connection]:

@@ -18,17 +18,23 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import SubjectErasedError
+from service.errors import ReceiptNotFoundError, SubjectErasedError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
+from service.gallery.sealed_rows import ITEM, lookup_of
 from service.gallery.subjects import Gallery
 from service.gallery.tables import (
+    audit,
     changes,
     crops,
+    data_keys,
     erasures,
+    evidence,
     galleries,
     generations,
     idempotency,
+    job_items,
+    jobs,
     labels,
     subjects,
     templates,
@@ -68,6 +74,21 @@ class Receipt:
         return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": self.at.isoformat()}
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the database says of a receipt. ``line_found``: the audit has the line that it names; ``gone``: what it
+    names is not there; ``enrolled_since``: it is, by a request that began after the erasure."""
+
+    receipt: Receipt
+    line_found: bool
+    gone: bool
+    enrolled_since: bool
+
+    @property
+    def holds(self) -> bool:
+        return self.line_found and (self.gone or self.enrolled_since)
+
+
 class Erasures:
     """What was erased. All methods block."""
 
@@ -80,16 +101,37 @@ class Erasures:
         """A gallery's receipts with their keys, latest first; of one subject, if given."""
         query = sa.select(erasures).where(erasures.c.gallery_pk == gallery.pk).order_by(erasures.c.pk.desc())
         if subject_id is not None:
-            query = query.where(erasures.c.subject == lookup(gallery.seal, subject_id))
+            query = query.where(erasures.c.subject == lookup_of(gallery.seal, subject_id))
         if before is not None:
             query = query.where(erasures.c.pk < before)
         with self._database.read() as connection:
-            return [(row.pk, _receipt(row)) for row in connection.execute(query.limit(limit))]
+            return [(row.pk, receipt_of(row)) for row in connection.execute(query.limit(limit))]
+
+    def verdict(self, receipt_id: str) -> Verdict:
+        """Raises ReceiptNotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(erasures).where(erasures.c.id == receipt_id)).first()
+            if row is None:
+                raise ReceiptNotFoundError(f"there is no receipt {receipt_id!r}")
+            receipt = receipt_of(row)
+            named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line)
+            line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
+            line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
+            since = connection.execute(_what_is_there(receipt)).scalar()
+            return Verdict(receipt, line_found, since is None, since is not None and since > receipt.at)
 
 
-def lookup(seal: Seal, subject_id: str) -> str:
-    """By which what concerns a subject is found."""
-    return seal.pseudonym("subject", subject_id)
+def _what_is_there(receipt: Receipt) -> sa.Select[datetime]:
+    """When what the receipt names came, if it is there."""
+    match receipt.kind:
+        case "subject":
+            own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
+            return sa.select(subjects.c.created_at).where(own)
+        case "template":
+            own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
+            return sa.select(templates.c.created_at).where(own)
+        case "gallery":
+            return sa.select(galleries.c.created_at).where(galleries.c.pk == receipt.gallery_pk)
 
 
 def key_name(seal: Seal) -> str:
@@ -145,7 +187,12 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     """Delete subjects who have no templates any more, with what else names them; returns rows by kind."""
     if not subject_pks:
         return Counter()
+    lookups = sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))
+    own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
+    blank = {"sealed": blank_item(gallery.seal), "subject": None}
+    blanked = job_items.update().where(job_items.c.subject.in_(lookups), own).values(**blank)
     removed = Counter(
+        job_items=connection.execute(blanked).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
         disagreements=_remove_disagreements(connection, gallery, frozenset(subject_pks)),
@@ -153,6 +200,15 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     )
     _count(connection, gallery, subject_count=galleries.c.subject_count - removed["subjects"])
     return removed
+
+
+def remove_gallery(connection: Connection, gallery: Gallery) -> None:
+    """Delete everything of a gallery but receipts and audit; its key first: without it the rest is noise, wherever else
+    it may lie."""
+    # Vectors and crops go with their templates, a job's items with the job.
+    for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
+        connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
+    connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
 
 def _remove_disagreements(connection: Connection, gallery: Gallery, subject_pks: frozenset[int]) -> int:
@@ -193,7 +249,7 @@ def write_down(
         kind,
         gallery.pk,
         gallery.name,
-        None if subject_id is None else lookup(gallery.seal, subject_id),
+        None if subject_id is None else lookup_of(gallery.seal, subject_id),
         template_id,
         counts,
         datetime.now(UTC),
@@ -217,40 +273,47 @@ def remember(connection: Connection, receipt: Receipt, key: str) -> int:
 
 
 def erased_since(
-    connection: Connection, gallery: Gallery, subject_ids: Collection[str], since: int | None = None
+    connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
-    """Those of the subjects that were erased after ``gallery`` was read, or after the erasure of number ``since``.
-    Within a transaction of ``Database.change``."""
-    since = gallery.erased if since is None else since
-    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery.pk)).scalar_one()
-    if last <= since:
+    """Those of a gallery's subjects that were erased after the erasure of number ``since``."""
+    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
+    if not subject_ids or last is None or last <= since:
         return set()
-    query = sa.select(erasures.c.subject).where(
-        erasures.c.gallery_pk == gallery.pk, erasures.c.kind == "subject", erasures.c.pk > since
-    )
-    erased = set(connection.execute(query).scalars())
-    return {subject_id for subject_id in subject_ids if lookup(gallery.seal, subject_id) in erased}
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "subject") & (erasures.c.pk > since)
+    erased = set(connection.execute(sa.select(erasures.c.subject).where(own)).scalars())
+    return {subject_id for subject_id in subject_ids if lookup_of(seal, subject_id) in erased}
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
-    """Raises SubjectErasedError: see :func:`erased_since`."""
-    if erased_since(connection, gallery, [subject_id]):
-        raise was_erased(subject_id)
+    """Within a transaction of ``Database.change``. Raises SubjectErasedError: since ``gallery`` was read."""
+    if erased_since(connection, gallery.pk, gallery.seal, [subject_id], gallery.erased):
+        raise was_erased()
 
 
-def was_erased(subject_id: str) -> SubjectErasedError:
-    return SubjectErasedError(f"subject {subject_id!r} was erased after this had begun")
+def was_erased() -> SubjectErasedError:
+    return SubjectErasedError("the subject was erased after this had begun")
+
+
+def blank_item(seal: Seal) -> bytes:
+    """What is left of a job's item: that there was one, so that it is not done again."""
+    return seal.close_json({"item": "", "problem": None}, ITEM)
+
+
+def receipts(connection: Connection, gallery: Gallery, subject: str) -> list[Receipt]:
+    """Of a subject, by its keyed hash, and of its templates; the latest first."""
+    own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == subject)
+    return [
+        receipt_of(row) for row in connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
+    ]
 
 
 def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
     """Of the subject's latest erasure."""
-    own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == lookup(gallery.seal, subject_id))
-    query = sa.select(erasures).where(own, erasures.c.kind == "subject").order_by(erasures.c.pk.desc()).limit(1)
-    row = connection.execute(query).first()
-    return None if row is None else _receipt(row)
+    found = receipts(connection, gallery, lookup_of(gallery.seal, subject_id))
+    return next((receipt for receipt in found if receipt.kind == "subject"), None)
 
 
-def _receipt(row: sa.Row[Any]) -> Receipt:
+def receipt_of(row: sa.Row[Any]) -> Receipt:
     return Receipt(
         row.id,
         row.kind,

@@ -22,8 +22,7 @@ from service.errors import InvalidRequestError, MigrationIncompleteError, Migrat
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.job_store import ItemOutcome, Job, create_in, record_in
-from service.gallery.store import VECTOR_TYPE
-from service.gallery.subjects import Crop, Gallery, Generation
+from service.gallery.subjects import Gallery, Generation
 from service.gallery.tables import (
     changes,
     crops,
@@ -61,11 +60,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A template that a generation has not seen; ``id``: as it is known outside."""
+    """A template that a generation has not seen; ``id``: as it is known outside; ``sealed``: its crop, to be opened by
+    whoever can do without it (service.gallery.sealed_rows.open_crop)."""
 
     pk: int
     id: str
-    crop: Crop
+    sealed: bytes
 
 
 @dataclass(frozen=True)
@@ -269,15 +269,16 @@ class Generations:
         with self._database.read() as connection:
             return sorted(connection.execute(query).scalars())
 
-    def waiting(self, keys: Sequence[int]) -> list[Waiting]:
+    def waiting(self, gallery: Gallery, keys: Sequence[int]) -> list[Waiting]:
         """These templates with their crops; without those deleted since."""
         query = (
-            sa.select(templates.c.pk, templates.c.id, crops.c.image, crops.c.landmarks)
+            sa.select(templates.c.pk, templates.c.id, crops.c.sealed)
             .join(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.pk.in_(list(keys)))
+            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(keys)))
         )
         with self._database.read() as connection:
-            return [Waiting(row.pk, row.id, Crop(row.image, row.landmarks)) for row in connection.execute(query)]
+            rows = connection.execute(query)
+            return [Waiting(row.pk, row.id, row.sealed) for row in rows]
 
     def add(
         self,
@@ -323,7 +324,7 @@ class Generations:
                 .join(templates, templates.c.pk == vectors.c.template_pk)
                 .where(templates.c.subject_pk == subject_pk, vectors.c.generation == generation)
             ).scalars()
-            if any(float(np.frombuffer(stored, VECTOR_TYPE) @ vector) > NEAR_COPY for stored in known):
+            if (gallery.seal.open_vectors(known.all(), generation, len(vector)) @ vector).max(initial=-1) > NEAR_COPY:
                 return False
             _add(connection, gallery, generation, [(template.pk, subject_pk, vector)])
             _tally(connection, gallery, generation, by_sight=1)
@@ -405,11 +406,12 @@ def _switch(
 
 def _add(connection: Connection, gallery: Gallery, generation: int, made: Sequence[tuple[int, int, Float]]) -> None:
     """Write vectors, and lines of the change log for them: (template, subject, (d,) vector)."""
+    sealed = gallery.seal.close_vectors(np.stack([vector for *_, vector in made]), generation)
     connection.execute(
         vectors.insert(),
         [
-            {"template_pk": pk, "generation": generation, "vector": vector.astype(VECTOR_TYPE).tobytes()}
-            for pk, _, vector in made
+            {"template_pk": pk, "generation": generation, "vector": value}
+            for (pk, *_), value in zip(made, sealed, strict=True)
         ],
     )
     connection.execute(

@@ -19,14 +19,16 @@ from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.database import Database
-from service.gallery.erasure import erased_since, was_erased
+from service.gallery.erasure import blank_item, erased_since, was_erased
+from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
-from service.gallery.tables import galleries, job_items, jobs
+from service.gallery.tables import data_keys, galleries, job_items, jobs
+from service.security.acting import acting
+from service.security.sealing import Seal
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
-ITEM_LENGTH: Final = 512
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
@@ -54,8 +56,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """``gallery``: its name. ``parameters``: what was asked, as JSON. ``problem``: why it failed.
-    ``erased``: of the gallery's last erasure when the job was asked for."""
+    """``gallery``: its name. ``parameters``: what was asked, as JSON, lying in clear. ``problem``: why it failed.
+    ``actor``: who asked for it, as whom it acts. ``erased``: of the gallery's last erasure when the job was asked
+    for."""
 
     pk: int
     id: str
@@ -65,27 +68,45 @@ class Job:
     parameters: dict[str, Any]
     progress: Progress
     problem: dict[str, Any] | None
+    actor: str
     cancel: bool
     owner: str | None
     created_at: datetime
     updated_at: datetime
+    seal: Seal = field(repr=False, compare=False)
     erased: int = 0
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What became of an item (at most ITEM_LENGTH characters): a word to count it by, and why it failed."""
+    """What became of an item: a word to count it by, and why it failed. ``subject``: the id of whom it concerns."""
 
     item: str
     outcome: str
     problem: dict[str, Any] | None = None
+    subject: str | None = None
 
 
 @dataclass(frozen=True)
 class JobItem:
+    pk: int
     item: str
     problem: dict[str, Any] | None
     at: datetime
+
+
+@dataclass(frozen=True)
+class Done:
+    """Items, by keyed hashes: of those of people who were erased the names are gone."""
+
+    seal: Seal = field(repr=False)
+    lookups: frozenset[str]
+
+    def __contains__(self, item: str) -> bool:
+        return self.seal.pseudonym(ITEM, item) in self.lookups
+
+    def __len__(self) -> int:
+        return len(self.lookups)
 
 
 class JobStore:
@@ -104,7 +125,7 @@ class JobStore:
     def job(self, job_id: str) -> Job:
         """Raises JobNotFoundError."""
         with self._database.read() as connection:
-            return _found(connection, job_id)
+            return self._found(connection, job_id)
 
     def list_jobs(
         self, gallery: Gallery | None, states: Collection[JobState], before: int | None, limit: int
@@ -118,22 +139,24 @@ class JobStore:
         if before is not None:
             query = query.where(jobs.c.pk < before)
         with self._database.read() as connection:
-            return [_job(row) for row in connection.execute(query)]
+            return [self._job(row) for row in connection.execute(query)]
 
-    def items(self, job: Job, after: str | None, limit: int, failed_only: bool = False) -> list[JobItem]:
-        """What was done already, by item."""
-        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.item).limit(limit)
+    def items(self, job: Job, after: int | None, limit: int, failed_only: bool = False) -> list[JobItem]:
+        """What was done already, in this order; ``after``: only those of a greater key."""
+        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.pk).limit(limit)
         if after is not None:
-            query = query.where(job_items.c.item > after)
+            query = query.where(job_items.c.pk > after)
         if failed_only:
-            query = query.where(sa.cast(job_items.c.problem, sa.Text) != "null")
+            query = query.where(job_items.c.failed)
         with self._database.read() as connection:
-            return [JobItem(row.item, row.problem, row.at) for row in connection.execute(query)]
+            opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
+            return [JobItem(row.pk, said["item"], said["problem"], row.at) for row, said in opened]
 
-    def done(self, job: Job) -> set[str]:
+    def done(self, job: Job) -> Done:
         """The items that need not be looked at again."""
+        query = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk)
         with self._database.read() as connection:
-            return set(connection.execute(sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk)).scalars())
+            return Done(job.seal, frozenset(connection.execute(query).scalars()))
 
     def unfinished(self, job_ids: Collection[str]) -> set[str]:
         """Those of the given jobs that may still be run."""
@@ -160,7 +183,7 @@ class JobStore:
             rows = connection.execute(active).all()
         owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
         free = (jobs.c.state == "queued") | (jobs.c.lease_until < now) | jobs.c.owner.in_(owners)
-        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(_job(row))]
+        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(self._job(row))]
         if not waiting:
             return None
         with self._database.write(_UNFORESEEN) as connection:
@@ -176,7 +199,7 @@ class JobStore:
                 .where(jobs.c.pk == row.pk)
                 .values(state="running", owner=owner, lease_until=_in(lease_s), progress=progress, updated_at=now)
             )
-            return _found(connection, row.id)
+            return self._found(connection, row.id)
 
     def renew(self, job: Job, lease_s: float) -> bool:
         """Keep the lease; tells whether somebody asked to cancel. Raises LeaseLostError."""
@@ -210,8 +233,8 @@ class JobStore:
             LeaseLostError: nothing was stored.
         """
         with self._database.change(gallery) as connection:
-            if erased_since(connection, gallery, [subject_id], job.erased):
-                gone = [ItemOutcome(item, ERASED, was_erased(subject_id).document()) for item, _ in admitted]
+            if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
+                gone = [ItemOutcome(item, ERASED, was_erased().document(), subject_id) for item, _ in admitted]
                 return record_in(connection, job, [*gone, *refused], seconds)
             known = known_templates(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
@@ -219,7 +242,11 @@ class JobStore:
                 add_templates(connection, gallery, subject_id, list(new.values()), _now())
             first = {template.id: item for item, template in reversed(admitted)}
             outcomes = [
-                ItemOutcome(item, ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED)
+                ItemOutcome(
+                    item,
+                    ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED,
+                    subject=subject_id,
+                )
                 for item, template in admitted
             ]
             return record_in(connection, job, [*outcomes, *refused], seconds)
@@ -228,7 +255,7 @@ class JobStore:
         """Raises LeaseLostError."""
         with self._database.write(_UNFORESEEN) as connection:
             _own(connection, job)
-            _end(connection, job.pk, state, problem)
+            _end(connection, job.pk, state, None if problem is None else job.seal.close_json(problem, PROBLEM))
 
     def release(self, job: Job) -> None:
         """Give the job back, for any process to take at once. Raises LeaseLostError."""
@@ -249,7 +276,7 @@ class JobStore:
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
-            return _found(connection, job_id)
+            return self._found(connection, job_id)
 
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
         """Fail the jobs that no process could run for so long; tells how many. ``ready``: whether this one could, which
@@ -258,16 +285,21 @@ class JobStore:
         free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < now))
         stale = free & (jobs.c.updated_at < _in(-days * 86400 / 2))
         with self._database.read() as connection:
-            found = [_job(row) for row in connection.execute(_rows().where(stale))]
+            found = [self._job(row) for row in connection.execute(_rows().where(stale))]
         if not found:
             return 0
         could = {job.pk for job in found if ready(job)}
         with self._database.write(_UNFORESEEN) as connection:
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
             problem = JobUnrunnableError(f"no server that could run it was there for {days:g} days").document()
-            hopeless = stale & (jobs.c.updated_at < _in(-days * 86400)) & jobs.c.pk.in_([job.pk for job in found])
-            ended = {"state": "failed", "problem": problem, "owner": None, "lease_until": None, "updated_at": now}
-            return int(connection.execute(jobs.update().where(hopeless).values(**ended)).rowcount)
+            hopeless, given_up = stale & (jobs.c.updated_at < _in(-days * 86400)), 0
+            for job in found:
+                sealed = job.seal.close_json(problem, PROBLEM)
+                ended = {"state": "failed", "problem": sealed, "owner": None, "lease_until": None, "updated_at": now}
+                given_up += connection.execute(
+                    jobs.update().where(hopeless, jobs.c.pk == job.pk).values(**ended)
+                ).rowcount
+            return given_up
 
     def forget(self, days: float) -> int:
         """Delete the jobs that were finished so long ago; tells how many."""
@@ -277,6 +309,32 @@ class JobStore:
                 return 0
         with self._database.write(_UNFORESEEN) as connection:
             return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+    def _found(self, connection: Connection, job_id: str) -> Job:
+        row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
+        if row is None:
+            raise _missing(job_id)
+        return self._job(row)
+
+    def _job(self, row: sa.Row[Any]) -> Job:
+        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        return Job(
+            row.pk,
+            row.id,
+            row.kind,
+            row.gallery,
+            row.state,
+            row.parameters,
+            Progress(**row.progress),
+            None if row.problem is None else seal.open_json(row.problem, PROBLEM),
+            row.actor,
+            row.cancel,
+            row.owner,
+            row.created_at,
+            row.updated_at,
+            seal,
+            row.erased,
+        )
 
 
 def create_in(
@@ -292,6 +350,7 @@ def create_in(
             state="queued",
             parameters=parameters,
             progress=vars(Progress()),
+            actor=acting().name,
             cancel=False,
             erased=gallery.erased,
             created_at=now,
@@ -320,14 +379,16 @@ def record_in(
     """
     row = _own(connection, job)
     now = _now()
-    keys = [outcome.item for outcome in outcomes]
-    known = sa.select(job_items.c.item).where(job_items.c.job_pk == job.pk, job_items.c.item.in_(keys))
-    before = set(connection.execute(known).scalars()) if keys else set()
-    new = list({o.item: o for o in outcomes if o.item not in before}.values())
+    given = {job.seal.pseudonym(ITEM, outcome.item): outcome for outcome in outcomes}
+    known = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk, job_items.c.lookup.in_(list(given)))
+    before = set(connection.execute(known).scalars()) if given else set()
+    unknown = {lookup: outcome for lookup, outcome in given.items() if lookup not in before}
+    new = list(unknown.values())
     if new:
-        connection.execute(
-            job_items.insert(), [{"job_pk": job.pk, "item": o.item, "problem": o.problem, "at": now} for o in new]
-        )
+        concerned = {outcome.subject for outcome in new if outcome.subject is not None}
+        erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
+        rows = [_item(job, lookup, o, o.subject in erased) | {"at": now} for lookup, o in unknown.items()]
+        connection.execute(job_items.insert(), rows)
     progress = Progress(**row.progress)
     document = vars(progress) | {
         "total": progress.total if total is None else total,
@@ -340,6 +401,17 @@ def record_in(
     }
     connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=document, updated_at=now))
     return bool(row.cancel)
+
+
+def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
+    said = {"item": outcome.item, "problem": outcome.problem}
+    return {
+        "job_pk": job.pk,
+        "lookup": lookup,
+        "sealed": blank_item(job.seal) if erased else job.seal.close_json(said, ITEM),
+        "failed": outcome.problem is not None,
+        "subject": None if outcome.subject is None or erased else lookup_of(job.seal, outcome.subject),
+    }
 
 
 _UNFORESEEN: Final = StorageError("a constraint of the jobs was refused")
@@ -357,7 +429,8 @@ def _is_free(row: sa.Row[Any], now: datetime) -> bool:
     return bool(row.state == "queued" or row.lease_until < now)
 
 
-def _end(connection: Connection, pk: int, state: JobState, problem: dict[str, Any] | None) -> None:
+def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
+    """``problem``: sealed."""
     ended = {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": _now()}
     connection.execute(jobs.update().where(jobs.c.pk == pk).values(**ended))
 
@@ -371,33 +444,12 @@ def _in(seconds: float) -> datetime:
 
 
 def _rows() -> sa.Select[Any]:
-    return sa.select(jobs, galleries.c.name.label("gallery")).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
+    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).join(
+        data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk
+    )
+    gallery = galleries.c.name.label("gallery")
+    return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
 
 
 def _missing(job_id: str) -> JobNotFoundError:
     return JobNotFoundError(f"there is no job {job_id!r}")
-
-
-def _found(connection: Connection, job_id: str) -> Job:
-    row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
-    if row is None:
-        raise _missing(job_id)
-    return _job(row)
-
-
-def _job(row: sa.Row[Any]) -> Job:
-    return Job(
-        row.pk,
-        row.id,
-        row.kind,
-        row.gallery,
-        row.state,
-        row.parameters,
-        Progress(**row.progress),
-        row.problem,
-        row.cancel,
-        row.owner,
-        row.created_at,
-        row.updated_at,
-        row.erased,
-    )

@@ -13,7 +13,8 @@ import orjson
 
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.gallery.transfer import VECTOR_TYPE, Header, Items, microseconds, moment, rows_in_block
+from service.gallery.transfer import Header, Items, microseconds, moment, rows_in_block
+from service.security.sealing import VECTOR_TYPE
 
 LONGEST_LINE: Final = 10_000_000
 MOST_BYTES: Final = 64_000_000

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.ndjson import FIELDS, LONGEST_LINE, MOST_BYTES
-from service.gallery.transfer import MOST_METADATA, VECTOR_TYPE, Header, Items, rows_in_block
+from service.gallery.transfer import MOST_METADATA, Header, Items, rows_in_block
+from service.security.sealing import VECTOR_TYPE
 
 READ_BYTES: Final = 1 << 20
 MOST_GROUP_BYTES: Final = 500_000_000

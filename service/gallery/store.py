@@ -36,6 +36,16 @@ from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
+from service.gallery.sealed_rows import (
+    ANSWER,
+    DIGEST,
+    REQUEST,
+    About,
+    close_about,
+    close_crop,
+    lookup_of,
+    open_about,
+)
 from service.gallery.subjects import (
     AuditLine,
     Change,
@@ -62,15 +72,14 @@ from service.gallery.tables import (
     generations,
     idempotency,
     index_states,
-    jobs,
     labels,
     subjects,
     templates,
     vectors,
 )
 from service.gallery.vault import Vault
+from service.security.sealing import Seal
 
-VECTOR_TYPE: Final = np.dtype("<f4")
 OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
@@ -110,6 +119,7 @@ class Store:
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now, version = _now(), new_version()
+        fresh = self._database.vault.fresh()
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -123,7 +133,7 @@ class Store:
                     )
                 )
             )
-            seal = self._database.vault.create(connection, pk)
+            seal = self._database.vault.create(connection, pk, fresh)
             first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
             connection.execute(
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
@@ -197,10 +207,7 @@ class Store:
         with self._database.change(gallery) as connection:
             removed = Counter(subjects=gallery.subjects, templates=gallery.templates)
             receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
-            # Vectors and crops go with their templates, a job's items with the job.
-            for table in (evidence, idempotency, jobs, changes, labels, templates, subjects):
-                connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
-            connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
+            erasure.remove_gallery(connection, gallery)
         self._database.vault.forget(gallery.pk)
         self._kept.forget(name)
         return gallery, self._overwritten(receipt)
@@ -211,27 +218,26 @@ class Store:
         self, gallery: Gallery, subject_id: str, name: str | None, metadata: dict[str, Any], tags: list[str]
     ) -> tuple[Subject, bool]:
         """Create or replace; returns whether it was created. Raises SubjectErasedError: as :meth:`enrol`."""
-        now = _now()
-        values = {"name": name, "metadata": metadata, "tags": tags, "updated_at": now}
+        now, about = _now(), About(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
             erasure.refuse_erased(connection, gallery, subject_id)
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             created = subject_pk is None
             if subject_pk is None:
-                subject_pk = _add_subject(connection, gallery, subject_id, created_at=now, **values)
+                subject_pk = _add_subject(connection, gallery, about, now)
             else:
-                connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
-            _relabel(connection, gallery, subject_pk, metadata, tags)
+                _rewrite(connection, gallery, subject_pk, about, now)
+            _relabel(connection, gallery, subject_pk, about)
         return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
-        """Change the given columns (name, metadata, tags). Raises SubjectNotFoundError."""
+        """Change what is given (name, metadata, tags). Raises SubjectNotFoundError."""
         with self._database.change(gallery) as connection:
             subject = self._subject(connection, gallery, subject_id)
-            connection.execute(subjects.update().where(subjects.c.pk == subject.pk).values(**given, updated_at=_now()))
-            now = self._subject(connection, gallery, subject_id)
-            _relabel(connection, gallery, now.pk, now.metadata, now.tags)
-        return now
+            about = replace(About(subject.id, subject.name, subject.metadata, subject.tags), **given)
+            _rewrite(connection, gallery, subject.pk, about, _now())
+            _relabel(connection, gallery, subject.pk, about)
+            return self._subject(connection, gallery, subject_id)
 
     def subject(self, gallery: Gallery, subject_id: str) -> Subject:
         """Raises SubjectNotFoundError."""
@@ -243,22 +249,23 @@ class Store:
         row = connection.execute(_subject_rows().where(_is(gallery, subject_id))).first()
         if row is None:
             raise _no_subject(gallery, subject_id)
-        return _subject(row)
+        return _subject(gallery.seal, row)
 
-    def list_subjects(self, gallery: Gallery, after: str | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
-        """Page by id: those after ``after``, at most ``limit``, that pass the filter."""
-        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.id).limit(limit)
+    def list_subjects(self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
+        """Page by age, the oldest first: those of a key after ``after``, at most ``limit``, that pass the filter."""
+        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.pk).limit(limit)
         if after is not None:
-            query = query.where(subjects.c.id > after)
-        if wanted := _wanted(chosen):
+            query = query.where(subjects.c.pk > after)
+        if wanted := _wanted(gallery, chosen):
             query = query.where(subjects.c.pk.in_(_bearing(gallery, wanted)))
         with self._database.read() as connection:
-            return [_subject(row) for row in connection.execute(query)]
+            return [_subject(gallery.seal, row) for row in connection.execute(query)]
 
-    def subjects_by_pk(self, pks: Sequence[int]) -> dict[int, Subject]:
+    def subjects_by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
+        chosen = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(list(pks))
         with self._database.read() as connection:
-            rows = connection.execute(_subject_rows().where(subjects.c.pk.in_(list(pks))))
-            return {row.pk: _subject(row) for row in rows}
+            rows = connection.execute(_subject_rows().where(chosen))
+            return {row.pk: _subject(gallery.seal, row) for row in rows}
 
     def named(self, gallery: Gallery, pks: Collection[int]) -> dict[int, Named]:
         """Who subjects are, as of ``gallery``'s version or later; without those deleted since."""
@@ -269,7 +276,8 @@ class Store:
             return known
         query = NAMES.where(subjects.c.pk.in_([pk for pk in pks if pk not in known]))
         with self._database.read() as connection:
-            read = {row.pk: Named(row.id, row.name) for row in connection.execute(query)}
+            opened = ((row.pk, open_about(gallery.seal, row.sealed)) for row in connection.execute(query))
+            read = {pk: Named(about.id, about.name) for pk, about in opened}
         if page is not None:
             self._kept.add_names(page, read)
         return known | read
@@ -282,7 +290,7 @@ class Store:
 
     def matching_subjects(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Ascending keys of the subjects that pass the filter."""
-        wanted = _wanted(chosen)
+        wanted = _wanted(gallery, chosen)
         passing = (_bearing(gallery, wanted) if wanted else _keys_of(gallery)).subquery()
         (key,) = passing.c
         # As one text: a row for each would take most of a search's time.
@@ -330,10 +338,10 @@ class Store:
                 connection.execute(
                     idempotency.insert().values(
                         gallery_pk=gallery.pk,
-                        key=keyed.key,
+                        lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
                         subject_pk=subject_pk,
-                        digest=keyed.digest,
-                        response=keyed.response,
+                        digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
+                        sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
                         created_at=now,
                     )
                 )
@@ -352,15 +360,16 @@ class Store:
     @staticmethod
     def _answered(connection: Connection, gallery: Gallery, key: str, digest: str) -> str | None:
         row = connection.execute(
-            sa.select(idempotency.c.digest, idempotency.c.response).where(
-                idempotency.c.gallery_pk == gallery.pk, idempotency.c.key == key
+            sa.select(idempotency.c.digest, idempotency.c.sealed).where(
+                idempotency.c.gallery_pk == gallery.pk,
+                idempotency.c.lookup == gallery.seal.pseudonym(REQUEST, key),
             )
         ).first()
         if row is None:
             return None
-        if row.digest != digest:
+        if row.digest != gallery.seal.pseudonym(DIGEST, digest):
             raise IdempotencyConflictError(f"the key {key!r} was used for another request")
-        return str(row.response)
+        return gallery.seal.open(row.sealed, ANSWER).decode()
 
     def list_templates(self, gallery: Gallery, subject_id: str) -> list[Template]:
         """A subject's templates, oldest first. Raises SubjectNotFoundError."""
@@ -372,16 +381,17 @@ class Store:
                 for row in connection.execute(query)
             ]
 
-    def templates_by_pk(self, pks: Sequence[int]) -> dict[int, Template]:
+    def templates_by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         query = (
-            sa.select(templates, subjects.c.id.label("subject_id"))
+            sa.select(templates, subjects.c.sealed)
             .join(subjects, subjects.c.pk == templates.c.subject_pk)
-            .where(templates.c.pk.in_(list(pks)))
+            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(pks)))
         )
         with self._database.read() as connection:
+            owned = ((row, open_about(gallery.seal, row.sealed).id) for row in connection.execute(query))
             return {
-                row.pk: Template(row.id, row.subject_id, row.kind, row.quality, row.detection_score, row.created_at)
-                for row in connection.execute(query)
+                row.pk: Template(row.id, owner, row.kind, row.quality, row.detection_score, row.created_at)
+                for row, owner in owned
             }
 
     def subject_vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
@@ -520,14 +530,12 @@ class Store:
         )
         with self._database.read() as connection:
             _check_floor(connection, gallery, sequence)
+            rows = connection.execute(query).all()
+            sealed = [row.vector for row in rows if row.vector is not None]
+            opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
             return [
-                Change(
-                    row.sequence,
-                    row.template_pk,
-                    row.subject_pk,
-                    None if row.vector is None else np.frombuffer(row.vector, VECTOR_TYPE).astype(np.float32),
-                )
-                for row in connection.execute(query)
+                Change(row.sequence, row.template_pk, row.subject_pk, None if row.vector is None else next(opened))
+                for row in rows
             ]
 
     def trim_log(self, gallery: Gallery, keep: int = KEEP_LINES, stopped: Callable[[], bool] = lambda: False) -> int:
@@ -593,7 +601,7 @@ def add_templates(
     Returns the subject's key."""
     subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
     if subject_pk is None:
-        subject_pk = _add_subject(connection, gallery, subject_id, metadata={}, tags=[], created_at=now, updated_at=now)
+        subject_pk = _add_subject(connection, gallery, About(subject_id, None, {}, []), now)
     for template in new:
         template_pk = _key(
             connection.execute(
@@ -610,11 +618,11 @@ def add_templates(
         )
         made = {gallery.generation: template.vector, **_kept(connection, gallery, template.others)}
         for generation, vector in made.items():
-            stored = vector.astype(VECTOR_TYPE).tobytes()
-            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=stored))
+            (sealed,) = gallery.seal.close_vectors(vector[None], generation)
+            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=sealed))
         if template.crop is not None:
-            face = {"image": template.crop.image, "landmarks": template.crop.landmarks_xy}
-            connection.execute(crops.insert().values(template_pk=template_pk, **face))
+            face = close_crop(gallery.seal, template.crop)
+            connection.execute(crops.insert().values(template_pk=template_pk, sealed=face))
         _log(connection, gallery, [(template_pk, subject_pk)])
     _count(connection, gallery, templates=len(new))
     return subject_pk
@@ -631,7 +639,7 @@ def _now() -> datetime:
 
 
 def _is(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
-    return (subjects.c.gallery_pk == gallery.pk) & (subjects.c.id == subject_id)
+    return (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == lookup_of(gallery.seal, subject_id))
 
 
 def _key_of(gallery: Gallery, subject_id: str) -> sa.Select[int]:
@@ -661,10 +669,17 @@ def _key(result: sa.CursorResult[Any]) -> int:
     return int(inserted[0])
 
 
-def _add_subject(connection: Connection, gallery: Gallery, subject_id: str, **values: Any) -> int:
-    pk = _key(connection.execute(subjects.insert().values(gallery_pk=gallery.pk, id=subject_id, **values)))
+def _add_subject(connection: Connection, gallery: Gallery, about: About, now: datetime) -> int:
+    values = {"lookup": lookup_of(gallery.seal, about.id), "sealed": close_about(gallery.seal, about)}
+    times = {"created_at": now, "updated_at": now}
+    pk = _key(connection.execute(subjects.insert().values(gallery_pk=gallery.pk, **values, **times)))
     _count(connection, gallery, subjects=1)
     return pk
+
+
+def _rewrite(connection: Connection, gallery: Gallery, subject_pk: int, about: About, now: datetime) -> None:
+    values = {"sealed": close_about(gallery.seal, about), "updated_at": now}
+    connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
 
 
 def _count(connection: Connection, gallery: Gallery, subjects: int = 0, templates: int = 0) -> None:
@@ -686,19 +701,17 @@ def _log(connection: Connection, gallery: Gallery, lines: Sequence[tuple[int, in
     )
 
 
-def _relabel(
-    connection: Connection, gallery: Gallery, subject_pk: int, metadata: dict[str, Any], tags: list[str]
-) -> None:
+def _relabel(connection: Connection, gallery: Gallery, subject_pk: int, about: About) -> None:
     connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
-    if borne := sorted(labels_of(tags, metadata)):
+    if borne := sorted(labels_of(gallery.seal, about.tags, about.metadata)):
         connection.execute(
             labels.insert(),
             [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in borne],
         )
 
 
-def _wanted(chosen: SubjectFilter) -> list[str]:
-    return sorted(labels_of(chosen.tags, dict(chosen.metadata)))
+def _wanted(gallery: Gallery, chosen: SubjectFilter) -> list[str]:
+    return sorted(labels_of(gallery.seal, chosen.tags, dict(chosen.metadata)))
 
 
 def _bearing(gallery: Gallery, wanted: list[str]) -> sa.Select[int]:
@@ -771,8 +784,8 @@ def read_snapshot(
         pks += [row.pk for row in rows]
         owners += [row.subject_pk for row in rows]
         qualities += [(row.quality or {}).get("score", np.nan) for row in rows]
-        block = np.frombuffer(b"".join(row.vector for row in rows), VECTOR_TYPE)
-        blocks.append(block.reshape(-1, gallery.dimension).astype(np.float32))
+        sealed = [row.vector for row in rows]
+        blocks.append(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
     template_pks, subject_pks = np.array(pks, np.int64), np.array(owners, np.int64)
     order = np.lexsort((template_pks, subject_pks))
     place = np.empty(len(order), np.int64)
@@ -818,11 +831,12 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     )
 
 
-def _subject(row: sa.Row[Any]) -> Subject:
-    return Subject(row.pk, row.id, row.name, row.metadata, row.tags, row.created_at, row.updated_at, row.template_count)
+def _subject(seal: Seal, row: sa.Row[Any]) -> Subject:
+    about = vars(open_about(seal, row.sealed))
+    return Subject(row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, templates=row.template_count)
 
 
 # Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
 GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version).where(galleries.c.name == sa.bindparam("gallery"))
-NAMES: Final = sa.select(subjects.c.pk, subjects.c.id, subjects.c.name)
+NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)

@@ -79,22 +79,21 @@ generations = Table(
     Column("updated_at", Utc, nullable=False),
 )
 
+# ``lookup``: a keyed hash of the id; ``sealed``: id, name, metadata and tags (service.gallery.sealed_rows).
 subjects = Table(
     "subjects",
     metadata,
     Column("pk", Key, primary_key=True, autoincrement=True),
     Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    Column("id", String(128), nullable=False),
-    Column("name", Text),
-    Column("metadata", JSON, nullable=False),
-    Column("tags", JSON, nullable=False),
+    Column("lookup", String(32), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
     Column("created_at", Utc, nullable=False),
     Column("updated_at", Utc, nullable=False),
-    UniqueConstraint("gallery_pk", "id"),
+    UniqueConstraint("gallery_pk", "lookup"),
     sqlite_autoincrement=True,
 )
 
-# What a subject can be asked for by, tags and metadata alike: a hash each, so that a filter is an index lookup.
+# What a subject can be asked for by, tags and metadata alike: a keyed hash each, so that a filter is an index lookup.
 labels = Table(
     "labels",
     metadata,
@@ -121,7 +120,7 @@ templates = Table(
     sqlite_autoincrement=True,
 )
 
-# A template's embedding by each recogniser that has seen it.
+# A template's embedding by each recogniser that has seen it, sealed.
 vectors = Table(
     "vectors",
     metadata,
@@ -135,8 +134,7 @@ crops = Table(
     "crops",
     metadata,
     Column("template_pk", ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
-    Column("image", LargeBinary, nullable=False),
-    Column("landmarks", JSON, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
 )
 
 # No foreign key to templates: a removal outlives its template, so that followers learn of it.
@@ -151,14 +149,15 @@ changes = Table(
     sqlite_autoincrement=True,
 )
 
+# ``lookup``, ``digest``: keyed hashes of the key and of what was asked; ``sealed``: the answer.
 idempotency = Table(
     "idempotency",
     metadata,
     Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
-    Column("key", String(255), primary_key=True),
+    Column("lookup", String(32), primary_key=True),
     Column("subject_pk", ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("response", Text, nullable=False),
+    Column("digest", String(32), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
     Column("created_at", Utc, nullable=False),
 )
 
@@ -186,7 +185,8 @@ index_states = Table(
     Column("updated_at", Utc, nullable=False),
 )
 
-# Long work. Whoever runs a job renews its lease; a job whose lease ran out belongs to whoever takes it.
+# Long work. Whoever runs a job renews its lease; a job whose lease ran out belongs to whoever takes it. ``problem`` is
+# sealed, as it may name a person's file; ``actor``: who asked for it.
 jobs = Table(
     "jobs",
     metadata,
@@ -197,7 +197,8 @@ jobs = Table(
     Column("state", String(16), nullable=False),
     Column("parameters", JSON, nullable=False),
     Column("progress", JSON, nullable=False),
-    Column("problem", JSON),
+    Column("problem", LargeBinary),
+    Column("actor", String(64), nullable=False),
     Column("cancel", Boolean, nullable=False),
     Column("owner", String(64)),
     Column("lease_until", Utc),
@@ -209,14 +210,22 @@ jobs = Table(
     sqlite_autoincrement=True,
 )
 
-# What a job has done already, so that it resumes, and what became of each item.
+# What a job has done already, so that it resumes, and what became of each item. ``lookup``: a keyed hash of the item;
+# ``sealed``: the item and its problem; ``subject``: a keyed hash of whom it concerns.
 job_items = Table(
     "job_items",
     metadata,
-    Column("job_pk", ForeignKey("jobs.pk", ondelete="CASCADE"), primary_key=True),
-    Column("item", String(512), primary_key=True),
-    Column("problem", JSON),
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("job_pk", ForeignKey("jobs.pk", ondelete="CASCADE"), nullable=False),
+    Column("lookup", String(32), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("failed", Boolean, nullable=False),
+    Column("subject", String(32)),
     Column("at", Utc, nullable=False),
+    UniqueConstraint("job_pk", "lookup"),
+    Index("job_items_by_job", "job_pk", "pk"),
+    Index("job_items_by_subject", "subject"),
+    sqlite_autoincrement=True,
 )
 
 # What opens a gallery's sealed columns, wrapped by the master key. Without it the gallery is gone.

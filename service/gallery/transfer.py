@@ -18,13 +18,13 @@ import orjson
 
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
+from service.security.sealing import VECTOR_TYPE
 
 VERSION: Final = 1
 TIMES: Final = "must be from 1970 to 2199"
 BLOCK_BYTES: Final = 16_000_000
 """Of embeddings, in one block: what is in memory, and in one transaction."""
 MOST_IN_BLOCK: Final = 8192
-VECTOR_TYPE: Final = np.dtype("<f4")
 ID: Final = re.compile("[0-9a-f]{32}")
 FINGERPRINT: Final = re.compile("[0-9a-f]{1,64}")
 KINDS: Final = frozenset({"photo", "embedding"})

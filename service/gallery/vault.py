@@ -1,9 +1,14 @@
-"""The keys in the database: each gallery's own, and the service's secrets, wrapped by the master key."""
+"""The keys in the database: each gallery's own, and the service's secrets, wrapped by the master key.
+
+Which master key that is, of those at hand, the service's secrets say: they are all wrapped by it, and what is new is,
+too. Another one takes its place in one transaction (service.gallery.rewrapping): there is no moment between the two.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,12 +16,21 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.gallery.tables import data_keys, secrets
-from service.security.master import MasterKeys
+from service.security.master import MasterKeys, Wrapper
 from service.security.sealing import Seal, new_key
 
 GALLERY: Final = "gallery"
 """What a data key is wrapped for. Not for which gallery: a restored one has another key in SQL."""
 MOST_OPEN: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A key that nothing is sealed by yet."""
+
+    key: bytes
+    wrapped: bytes
+    master_key: str
 
 
 class Vault:
@@ -26,14 +40,31 @@ class Vault:
         self.master = master
         self._open: OrderedDict[int, Seal] = OrderedDict()
         self._secrets: dict[bytes, bytes] = {}
+        self._in_use: str | None = None
+        """The master key's id, as it last was."""
         self._lock = threading.Lock()
 
-    def create(self, connection: Connection, gallery_pk: int) -> Seal:
+    def fresh(self) -> Fresh:
+        """A gallery's key to be, made before the transaction that makes the gallery: whoever wraps it may take seconds,
+        and writers wait for each other. Raises MasterKeyError."""
+        by = self.master.first() if self._in_use is None else self.master.of(self._in_use)
+        return _wrapped(by)
+
+    def create(self, connection: Connection, gallery_pk: int, fresh: Fresh | None = None) -> Seal:
         """A new gallery's, within the transaction that makes the gallery. Raises MasterKeyError."""
-        key, current = new_key(), self.master.current
-        row = {"wrapped": current.wrap(key, GALLERY), "master_key": current.id, "created_at": datetime.now(UTC)}
+        by = self.in_use(connection)
+        if fresh is None or fresh.master_key != by.id:  # another one took its place since
+            fresh = _wrapped(by)
+        row = {"wrapped": fresh.wrapped, "master_key": fresh.master_key, "created_at": datetime.now(UTC)}
         connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **row))
-        return Seal(key)
+        return Seal(fresh.key)
+
+    def in_use(self, connection: Connection) -> Wrapper:
+        """The master key that wraps what is new, until the end of a writing transaction: whoever would put another in
+        its place waits. Raises MasterKeyError."""
+        query = sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1).with_for_update(read=True)
+        self._in_use = connection.execute(query).scalar()
+        return self.master.first() if self._in_use is None else self.master.of(self._in_use)
 
     def seal(self, gallery_pk: int, wrapped: bytes, master_key: str) -> Seal:
         """Of a row of ``data_keys``. Raises MasterKeyError."""
@@ -67,8 +98,8 @@ class Vault:
 
     def create_secret(self, connection: Connection, name: str) -> None:
         """Raises MasterKeyError."""
-        current = self.master.current
-        row = {"wrapped": current.wrap(new_key(), name), "master_key": current.id, "created_at": datetime.now(UTC)}
+        made = _wrapped(self.in_use(connection), name)
+        row = {"wrapped": made.wrapped, "master_key": made.master_key, "created_at": datetime.now(UTC)}
         connection.execute(secrets.insert().values(name=name, **row))
 
     def secret(self, connection: Connection, name: str) -> bytes:
@@ -80,3 +111,8 @@ class Vault:
         if wrapped not in self._secrets:
             self._secrets[wrapped] = self.master.unwrap(wrapped, name, row.master_key)
         return self._secrets[wrapped]
+
+
+def _wrapped(by: Wrapper, purpose: str = GALLERY) -> Fresh:
+    key = new_key()
+    return Fresh(key, by.wrap(key, purpose), by.id)

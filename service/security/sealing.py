@@ -70,7 +70,7 @@ class Seal:
 
     def close_vectors(self, vectors: Float, generation: int) -> list[bytes]:
         """(n, d) vectors of a generation, each by itself: all as long as one another."""
-        purpose, encrypt = _vector(generation).encode(), self._cipher.encrypt
+        purpose, encrypt = vector_purpose(generation).encode(), self._cipher.encrypt
         nonces = os.urandom(NONCE_BYTES * len(vectors))
         each = (nonces[i : i + NONCE_BYTES] for i in range(0, len(nonces), NONCE_BYTES))
         stored = np.ascontiguousarray(vectors, VECTOR_TYPE)
@@ -78,7 +78,7 @@ class Seal:
 
     def open_vectors(self, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
         """(n, d) float32. Raises SealBrokenError."""
-        purpose, decrypt = _vector(generation).encode(), self._cipher.decrypt
+        purpose, decrypt = vector_purpose(generation).encode(), self._cipher.decrypt
         try:
             opened = [decrypt(value[:NONCE_BYTES], value[NONCE_BYTES:], purpose) for value in sealed]
             return np.frombuffer(b"".join(opened), VECTOR_TYPE).reshape(len(sealed), dimension).astype(np.float32)
@@ -113,5 +113,5 @@ def _nonce(place: int, last: bool) -> bytes:
     return place.to_bytes(NONCE_BYTES - 1, "big") + bytes([last])
 
 
-def _vector(generation: int) -> str:
+def vector_purpose(generation: int) -> str:
     return f"vector {generation}"

@@ -138,7 +138,7 @@ def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], t
     for one in kept:
         view = gallery.under(one.number)
         stored = store.snapshot(view)
-        names = {pk: subject.id for pk, subject in store.subjects_by_pk(stored.subject_pks.tolist()).items()}
+        names = {pk: subject.id for pk, subject in store.subjects_by_pk(view, stored.subject_pks.tolist()).items()}
         chosen = np.random.default_rng(2).permutation(len(stored.subject_pks))[:20]
         for row in chosen.tolist():
             vector, crop = people[names[int(stored.subject_pks[row])]]

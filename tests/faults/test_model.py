@@ -19,6 +19,7 @@ from service.client import Kith
 from service.gallery.fusion import Fusion
 from service.gallery.labels import labels_of
 from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from service.security.sealing import Seal, new_key
 from tests.faults import LONG
 from tests.faults.history import NEVER, Kind, Operation, has_an_order
 from tests.faults.judging import operations_of, without_an_order
@@ -26,6 +27,8 @@ from tests.faults.servers import serving
 from tests.faults.workers import CONTEXT, Answered, Asked, Found, Node, Task, Worker, Writer, seen
 from tests.postgres import DatabaseUrl
 from tests.service.test_fusion import RULES, fused_similarity
+
+SEAL = Seal(new_key())
 
 SUBJECTS = 8
 DIMENSION = 32
@@ -56,7 +59,7 @@ class Model:
 
     def _passes(self, subject: str, chosen: SubjectFilter) -> bool:
         metadata, tags = self.said.get(subject, ({}, []))
-        return labels_of(chosen.tags, dict(chosen.metadata)) <= labels_of(tags, metadata)
+        return labels_of(SEAL, chosen.tags, dict(chosen.metadata)) <= labels_of(SEAL, tags, metadata)
 
 
 def _quality(template: NewTemplate) -> float:

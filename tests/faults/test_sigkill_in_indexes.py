@@ -43,7 +43,7 @@ class Served:
         gallery = self.store.gallery("g")
         probes = np.stack([vector_of(template, DIMENSION) for template in templates])
         results, _ = self.followers.of(gallery).search(probes, 1)
-        named = self.store.subjects_by_pk([hits[0].subject_pk for hits in results if hits])
+        named = self.store.subjects_by_pk(gallery, [hits[0].subject_pk for hits in results if hits])
         return sum(
             bool(hits) and named[hits[0].subject_pk].id == f"s{template}"
             for template, hits in zip(templates, results, strict=True)

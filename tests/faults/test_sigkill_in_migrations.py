@@ -181,7 +181,7 @@ def _judge(place: Place, enrolled: set[str], state: str | None) -> str:
     assert covered.embedded == covered.templates or waiting
     for generation in place.generations.kept(gallery):
         taken = place.store.snapshot(gallery.under(generation.number))
-        named = place.store.templates_by_pk(taken.template_pks.tolist())
+        named = place.store.templates_by_pk(gallery, taken.template_pks.tolist())
         for row in range(0, len(taken.template_pks), 9):
             expected = place.embedding(named[int(taken.template_pks[row])].id, generation.fingerprint)
             assert float(taken.vectors[row] @ expected) > 0.999

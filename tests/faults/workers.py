@@ -95,7 +95,7 @@ class Node:
         """Of each template, its subject, by SQL."""
         found = self.store.gallery(gallery)
         taken = self.store.snapshot(found)
-        listed = self.store.templates_by_pk(taken.template_pks.tolist())
+        listed = self.store.templates_by_pk(found, taken.template_pks.tolist())
         return {template.id: template.subject for template in listed.values()}
 
 

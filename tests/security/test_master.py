@@ -1,26 +1,71 @@
-"""The master key: from a file, by its id, and refused where it is another."""
+"""The master key: from where it is said, by its id, made once, and refused where it is another."""
 
 from __future__ import annotations
 
 import base64
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Barrier, Thread
 
 import pytest
+from typer.testing import CliRunner
 
+from service.cli import app
+from service.doctor import find_master_key
+from service.engines import open_own_database
 from service.errors import MasterKeyError
-from service.security.master import LocalKey, MasterKeys, make_key, read_key
+from service.gallery.backup import back_up
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings
+from service.security.master import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key
+from service.settings import Settings, load_settings
+from tests.faults.servers import Server
+from tests.postgres import DatabaseUrl
+
+KEY = b"k" * 32
+Run = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _keys_by_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KITH_MASTER_KEY")
+
+
+def in_folder(folder: Path, **given: object) -> Settings:
+    return load_settings(data_dir=folder, **given)
+
+
+@contextmanager
+def closing_store(settings: Settings) -> Iterator[Store]:
+    with closing(Store(open_own_database(settings))) as store:
+        yield store
+
+
+def start(settings: Settings) -> None:
+    open_own_database(settings).close()
+
+
+def key_file(path: Path, text: str, mode: int = 0o600) -> KeyFile:
+    path.write_text(text)
+    path.chmod(mode)
+    return KeyFile(path)
+
+
+# Where it comes from
 
 
 def test_a_key_that_was_made_is_read_and_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "data" / "master.key"
-    make_key(path)
+    made = KeyFile(path, may_make=True).first()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    wrapped = read_key(path).wrap(b"k" * 32, "gallery")
-    assert read_key(path).unwrap(wrapped, "gallery") == b"k" * 32
+    wrapped = made.wrap(KEY, "gallery")
+    assert KeyFile(path).first().unwrap(wrapped, "gallery") == KEY
     with pytest.raises(MasterKeyError, match="altered"):
-        read_key(path).unwrap(wrapped, "audit")
+        made.unwrap(wrapped, "audit")
+    assert [file.name for file in path.parent.iterdir()] == ["master.key"]
 
 
 def test_a_key_in_base64_or_hexadecimal_digits_is_the_same_key() -> None:
@@ -29,14 +74,260 @@ def test_a_key_in_base64_or_hexadecimal_digits_is_the_same_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "00" * 31, "00" * 33, "é" * 32, base64.b64encode(b"k" * 31).decode()])
-def test_what_is_no_key(text: str) -> None:
+def test_what_is_no_key(text: str, tmp_path: Path) -> None:
     with pytest.raises(MasterKeyError, match="32 bytes"):
         LocalKey.of_text(text)
+    for read in (key_file(tmp_path / "f", text).first, lambda: GivenKeys(text, str(tmp_path / "f"))):
+        with pytest.raises(MasterKeyError, match=str(tmp_path / "f")):
+            read()
 
 
-def test_what_an_older_key_wrapped_is_opened_while_that_is_known() -> None:
-    old, new = LocalKey(new_key()), LocalKey(new_key())
-    wrapped = old.wrap(b"k" * 32, "gallery")
-    assert MasterKeys(new, [old]).unwrap(wrapped, "gallery", old.id) == b"k" * 32
-    with pytest.raises(MasterKeyError, match=old.id):
-        MasterKeys(new).unwrap(wrapped, "gallery", old.id)
+def test_what_an_older_key_wrapped_is_opened_while_that_is_known(tmp_path: Path) -> None:
+    old, new = new_key_text(), new_key_text()
+    wrapped, known = LocalKey.of_text(old).wrap(KEY, "gallery"), LocalKey.of_text(old).id
+    assert MasterKeys(GivenKeys(f"{new}, {old}", "here")).first().id == LocalKey.of_text(new).id
+    for both in (GivenKeys(f"{new}, {old}", "here"), key_file(tmp_path / "f", f"{new}\n{old}\n")):
+        assert MasterKeys(both).unwrap(wrapped, "gallery", known) == KEY
+    assert MasterKeys(GivenKeys(new, "here"), GivenKeys(old, "there")).unwrap(wrapped, "gallery", known) == KEY
+    with pytest.raises(MasterKeyError, match=f"needs master key {known}, and there is {LocalKey.of_text(new).id}"):
+        MasterKeys(GivenKeys(new, "here")).unwrap(wrapped, "gallery", known)
+
+
+def test_a_file_that_was_read_is_read_again_for_a_key_that_it_did_not_have(tmp_path: Path) -> None:
+    first, other = KeyFile(tmp_path / "f", may_make=True), KeyFile(tmp_path / "f")
+    before = first.first()
+    assert first.find(before.id) is not None
+    added = other.add()
+    assert other.ids() == first.ids() == [added.id, before.id]
+    assert first.find(added.id) is not None
+    assert first.find("another") is None
+    other.forget(before.id)
+    assert first.ids() == [added.id]
+    with pytest.raises(MasterKeyError, match="the only one"):
+        other.forget(added.id)
+
+
+def test_a_group_may_read_and_nobody_else(tmp_path: Path) -> None:
+    for mode in (0o400, 0o600, 0o440, 0o640):
+        key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
+    for mode in (0o644, 0o604, 0o660, 0o602, 0o666):
+        with pytest.raises(MasterKeyError, match=f"mode {mode:o}.*chmod 600"):
+            key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
+
+
+def test_a_file_keeps_its_mode_when_a_key_is_added(tmp_path: Path) -> None:
+    file = key_file(tmp_path / "f", new_key_text(), 0o640)
+    file.add()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o640
+
+
+# Mistakes
+
+
+def test_a_database_whose_key_is_gone_gets_no_other_one(tmp_path: Path) -> None:
+    start(in_folder(tmp_path))
+    kept = (tmp_path / "master.key").rename(tmp_path / "elsewhere.key")
+    for _ in range(2):
+        with pytest.raises(MasterKeyError, match=rf"needs master key {KeyFile(kept).ids()[0]}, and there is none"):
+            start(in_folder(tmp_path))
+        assert not (tmp_path / "master.key").exists()
+    start(in_folder(tmp_path, master_key_file=kept))
+    start(in_folder(tmp_path, master_key=kept.read_text()))
+
+
+def test_a_file_that_is_named_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(MasterKeyError, match="No such file"):
+        start(in_folder(tmp_path, master_key_file=tmp_path / "there.key"))
+    assert not (tmp_path / "there.key").exists()
+
+
+def test_nodes_of_one_database_have_one_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
+    url = database_url()
+    start(in_folder(tmp_path / "one", database_url=url))
+    with pytest.raises(MasterKeyError, match="there is none"):
+        start(in_folder(tmp_path / "two", database_url=url))
+    assert not (tmp_path / "two" / "master.key").exists()
+    KeyFile(tmp_path / "two" / "master.key", may_make=True).first()
+    with pytest.raises(MasterKeyError, match=r"and there is [0-9a-f]{16}"):
+        start(in_folder(tmp_path / "two", database_url=url))
+    start(in_folder(tmp_path / "two", database_url=url, master_key_file=tmp_path / "one" / "master.key"))
+
+
+def test_a_truncated_file_is_said_to_be(tmp_path: Path) -> None:
+    start(in_folder(tmp_path))
+    path = tmp_path / "master.key"
+    whole = path.read_bytes()
+    for kept in (0, 1, 20, len(whole) - 2):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(MasterKeyError, match=f"{path}.*(cut off|empty)"):
+            start(in_folder(tmp_path))
+        assert path.read_bytes() == whole[:kept]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.files.os.fsync", full)
+        with pytest.raises(MasterKeyError, match=r"cannot be written.*No space left"):
+            start(in_folder(tmp_path))
+    assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == []
+    start(in_folder(tmp_path))
+
+
+def test_of_those_that_start_at_once_one_makes_the_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
+    settings, together, failed = in_folder(tmp_path, database_url=database_url()), Barrier(6), []
+
+    def one() -> None:
+        together.wait()
+        try:
+            start(settings)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [Thread(target=one) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == ["master.key"]
+    start(settings)
+
+
+def test_keys_added_at_once_are_all_there(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "f", may_make=True)
+    added = [file.first().id]
+    threads = [Thread(target=lambda: added.append(KeyFile(file.path).add().id)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(file.ids()) == sorted(added)
+
+
+def test_two_servers_that_start_at_once_on_nothing(tmp_path: Path) -> None:
+    servers = [Server(tmp_path) for _ in range(2)]
+    try:
+        for server in servers:
+            server.wait_until_ready()
+        with servers[0].client() as one, servers[1].client() as other:
+            one.create_gallery("g")
+            assert other.gallery("g").name == "g"
+    finally:
+        for server in servers:
+            server.kill()
+
+
+# What is said of it
+
+
+def test_the_doctor_says_where_it_is(tmp_path: Path) -> None:
+    found = find_master_key(in_folder(tmp_path))
+    assert (found.verdict, "made at the first start" in found.detail) == ("warning", True)
+    assert not (tmp_path / "master.key").exists()
+    start(in_folder(tmp_path))
+    found = find_master_key(in_folder(tmp_path))
+    assert found.verdict == "warning"
+    assert f"{KeyFile(tmp_path / 'master.key').ids()[0]} from {tmp_path / 'master.key'}" in found.detail
+    elsewhere = key_file(tmp_path.parent / f"{tmp_path.name}.key", new_key_text()).path
+    assert find_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "ok"
+    assert find_master_key(in_folder(tmp_path, master_key=new_key_text())).verdict == "ok"
+    assert find_master_key(in_folder(tmp_path, master_key="no key")).verdict == "error"
+    elsewhere.chmod(0o644)
+    assert find_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "error"
+
+
+# By hand
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "data"))
+
+    def call(*arguments: str, fails: bool = False) -> str:
+        result = CliRunner().invoke(app, [*arguments])
+        if fails:
+            assert isinstance(result.exception, Exception)
+            return f"{result.exception} {' '.join(result.output.split())}"
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+    return call
+
+
+def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
+    settings = in_folder(tmp_path / "data")
+    store = Store(open_own_database(settings))
+    gallery = store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    sealed = gallery.seal.close(b"Ada", "name")
+    file = KeyFile(tmp_path / "data" / "master.key")
+    (old,) = file.ids()
+    assert "still wraps 1 galleries' keys" in run("master", "forget", old, "--yes", fails=True)
+    assert "wraps 1 galleries' keys that another one wrapped" in run("master", "rotate", "--new")
+    new, before = file.ids()
+    assert before == old
+    shown = run("master", "show", "--json")
+    assert f'"id": "{new}", "place": "{file.path}", "in_use": true, "secrets": 2, "galleries": 1' in shown
+    assert "everything already" in run("master", "rotate")
+    assert old in run("master", "show")
+    store.create_gallery("later", "f" * 32, 8, GallerySettings())  # by a store that was open before
+    run("master", "forget", old, "--yes")
+    assert file.ids() == [new]
+    again = Store(open_own_database(settings))
+    assert again.gallery("g").seal.open(sealed, "name") == b"Ada"
+    assert again.gallery("later").seal.pseudonym("a", "b")
+    with again._database.read() as connection:
+        lines = connection.exec_driver_sql("SELECT actor, details FROM audit WHERE event = 'master_key_rotated'").all()
+    assert [(actor, old in details, new in details) for actor, details in lines] == [("operator", True, True)]
+    for each in (store, again):
+        each.close()
+    assert KeyFile(file.path).first().id == new
+
+
+def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None:
+    settings = in_folder(tmp_path / "data")
+    store = Store(open_own_database(settings))
+    run("master", "new")
+    new, old = KeyFile(settings.default_key_path).ids()
+    store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    with closing_store(in_folder(tmp_path / "data")) as another:
+        another.create_gallery("h", "f" * 32, 8, GallerySettings())
+    assert (
+        f'"id": "{old}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 2, "galleries": 2'
+        in run("master", "show", "--json")
+    )
+    run("master", "rotate")
+    store.create_gallery("i", "f" * 32, 8, GallerySettings())
+    assert (
+        f'"id": "{new}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 2, "galleries": 3'
+        in run("master", "show", "--json")
+    )
+    store.close()
+
+
+def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, file = in_folder(tmp_path / "data"), tmp_path / "backup"
+    with closing_store(settings) as store:
+        store.create_gallery("g", "f" * 32, 8, GallerySettings())
+        manifest = back_up(store._database, file)
+    key = settings.default_key_path.read_text().strip()
+    assert manifest.master_keys == KeyFile(settings.default_key_path).ids()
+    for form in (key.encode(), base64.b64decode(key)):
+        assert form not in file.read_bytes()
+
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "other"))
+    said = run("restore", str(file), fails=True)
+    assert f"needs master key {manifest.master_keys[0]}" in said
+    assert not (tmp_path / "other").exists()
+    with closing_store(in_folder(tmp_path / "other")) as store:  # which has a key of its own now
+        store.create_gallery("own", "f" * 32, 8, GallerySettings())
+    assert f"needs master key {manifest.master_keys[0]}" in run("restore", str(file), "--replace", fails=True)
+    own = (tmp_path / "other" / "master.key").read_text()
+    (tmp_path / "other" / "master.key").write_text(own + key)
+    run("restore", str(file), "--replace")
+    with closing_store(in_folder(tmp_path / "other")) as store:
+        assert [gallery.name for gallery in store.list_galleries(None, 9)] == ["g"]
+        store.create_gallery("new", "f" * 32, 8, GallerySettings())
+    assert f'"id": "{manifest.master_keys[0]}"' in run("master", "show", "--json")

@@ -27,13 +27,13 @@ from service.gallery.database import Database
 from service.gallery.follower import Followers
 from service.gallery.generations import Disagreement, Generations
 from service.gallery.replicas import in_process
+from service.gallery.sealed_rows import ITEM, close_crop, lookup_of
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
+from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import (
     api_keys,
     changes,
     crops,
-    erasures,
     galleries,
     index_states,
     job_items,
@@ -92,15 +92,17 @@ def filled(database: Database) -> Store:
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
-        connection.execute(crops.insert().values(template_pk=template_pk, image=b"\0\xff", landmarks=[[1, 2.5]]))
+        connection.execute(
+            crops.insert().values(template_pk=template_pk, sealed=close_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
+        )
         record(database.vault, connection, "e", one, a=None)
         record(database.vault, connection, "of none")
         key = {"id": "a", "digest": "d", "name": "n", "scopes": ["read"], "galleries": ["one"], "created_at": now}
         connection.execute(api_keys.insert().values(**key))
-        connection.execute(erasures.insert().values(gallery_pk=one.pk, subject="s", at=now))
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
-        connection.execute(jobs.insert().values(**job, cancel=False, created_at=now, updated_at=now))
-        connection.execute(job_items.insert().values(job_pk=1, item="photo", problem={"code": "c"}, at=now))
+        connection.execute(jobs.insert().values(**job, actor="service", cancel=False, created_at=now, updated_at=now))
+        item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
+        connection.execute(job_items.insert().values(job_pk=1, **item, failed=False, subject="s", at=now))
         state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
         connection.execute(index_states.insert().values(**state))
     return store
@@ -130,7 +132,7 @@ def names(store: Store, gallery: str, followers: Followers) -> list[str]:
     """Whom a search for each of the vectors finds."""
     found = store.gallery(gallery)
     hits, _ = followers.of(found).search(vectors(20), 1)
-    subjects = store.subjects_by_pk([hit.subject_pk for (hit,) in hits])
+    subjects = store.subjects_by_pk(found, [hit.subject_pk for (hit,) in hits])
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 
 
@@ -162,7 +164,6 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     before = store.gallery("one")
     expected = names(store, "one", followers)
     back_up(database, file)
-    store.delete_subject(before, "s3")
     enrol(store, before, "s4", *vectors(20))
     assert names(store, "one", followers) != expected
     restore(database, file, replace=True)
@@ -330,7 +331,9 @@ def test_whom_recognisers_disagreed_about_is_found_after_a_restore(fresh: Open, 
     migrations.start(store.gallery("one"), "e" * 32, 4, "other", on_sight=False)
     one = store.gallery("one")
     with database.read() as connection:
-        key = connection.execute(sa.select(subjects.c.pk).where(subjects.c.id == "s7")).scalar_one()
+        key = connection.execute(
+            sa.select(subjects.c.pk).where(subjects.c.lookup == lookup_of(one.seal, "s7"))
+        ).scalar_one()
     disagreement = Disagreement(("match", "no_match"), (key, None), (0.9, None))
     migrations.note(one, one.other.number, {"searches": 1}, [disagreement])  # type: ignore[union-attr]
     back_up(database, file)
@@ -340,7 +343,7 @@ def test_whom_recognisers_disagreed_about_is_found_after_a_restore(fresh: Open, 
     (kept,) = other.details["disagreements"]
     moved, nobody = kept["subject_pks"]
     assert moved != key and nobody is None
-    assert store.subjects_by_pk([moved])[moved].id == "s7"
+    assert store.subjects_by_pk(store.gallery("one"), [moved])[moved].id == "s7"
 
 
 def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

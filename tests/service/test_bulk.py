@@ -576,13 +576,13 @@ def kith_has_done(kith: Kith, job: JobOut, photos: int) -> None:
 
 def stored(folder: Path) -> tuple[list[Any], list[Any]]:
     """Whose templates there are, and what became of each item."""
-    with sqlite3.connect(folder / "kith.db") as database:
-        templates = database.execute(
-            "SELECT subjects.id, templates.id FROM templates JOIN subjects ON subjects.pk = subject_pk ORDER BY 1, 2"
-        ).fetchall()
-        items = database.execute("SELECT item, problem FROM job_items ORDER BY item").fetchall()
+    database = open_database(f"sqlite:///{folder / 'kith.db'}")
+    store, jobs = Store(database), JobStore(database)
+    (gallery,), (job,) = store.list_galleries(None, 2), jobs.list_jobs(None, (), None, 2)
+    listed = store.templates_by_pk(gallery, store.snapshot(gallery).template_pks.tolist())
+    items = sorted((item.item, item.problem) for item in jobs.items(job, None, 10_000))
     database.close()
-    return templates, items
+    return sorted((template.subject, template.id) for template in listed.values()), items
 
 
 def test_killed_midway_it_ends_as_if_it_had_not_been(tmp_path: Path, photos: dict[str, bytes]) -> None:

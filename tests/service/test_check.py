@@ -27,9 +27,10 @@ from service.gallery.replicas import InProcess, in_process
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.gallery.tables import vectors
-from service.security.sealing import Seal, new_key
+from service.gallery.vault import Vault
+from service.security.sealing import Seal, new_key, vector_purpose
 from service.spool import ABANDONED_S, Spool
-from tests.databases import open_database
+from tests.databases import MASTER, open_database
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
 
@@ -75,11 +76,17 @@ def found(url: str, repair: bool = False, name: str | None = None) -> dict[str, 
         return {finding.kind: finding.repaired for finding in check.findings(name, repair)}
 
 
-def a_vector(value: bytes) -> Damage:
+def seal_of(connection: sa.Connection) -> Seal:
+    pk = connection.exec_driver_sql(f"SELECT pk FROM galleries WHERE pk = {G}").scalar_one()
+    return Vault(MASTER).of(connection, pk)
+
+
+def a_vector(value: bytes, sealed: bool = True) -> Damage:
     def change(connection: sa.Connection) -> None:
+        stored = seal_of(connection).close(value, vector_purpose(0)) if sealed else value
         pk = connection.exec_driver_sql(f"SELECT max(pk) FROM templates WHERE gallery_pk = {G}").scalar_one()
         statement = sa.text("UPDATE vectors SET vector = :value WHERE template_pk = :pk")
-        connection.execute(statement, {"value": value, "pk": pk})
+        connection.execute(statement, {"value": stored, "pk": pk})
 
     return change
 
@@ -95,7 +102,7 @@ def uncounted(connection: sa.Connection) -> None:
 LONG = np.full(DIMENSION, 3, "<f4").tobytes()
 NUMBERLESS = np.full(DIMENSION, np.nan, "<f4").tobytes()
 MENDED: Final[dict[str, list[str | Damage]]] = {
-    "orphans": [f"DELETE FROM subjects WHERE gallery_pk = {G} AND id = 's5'"],
+    "orphans": [f"DELETE FROM subjects WHERE pk = (SELECT max(pk) FROM subjects WHERE gallery_pk = {G})"],
     "counters": [uncounted],
     "generation": [f"DELETE FROM generations WHERE gallery_pk = {G}"],
     "counts": ["UPDATE galleries SET subject_count = 3, template_count = template_count + 1 WHERE name = 'g'"],
@@ -180,8 +187,9 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
     assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which nobody promised
     others = unit(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")
     with database.change(gallery) as connection:
-        for pk, vector in zip(store.snapshot(gallery).template_pks.tolist(), others, strict=True):
-            connection.execute(vectors.update().where(vectors.c.template_pk == pk).values(vector=vector.tobytes()))
+        pks = store.snapshot(gallery).template_pks.tolist()
+        for pk, vector in zip(pks, gallery.seal.close_vectors(others, 0), strict=True):
+            connection.execute(vectors.update().where(vectors.c.template_pk == pk).values(vector=vector))
     assert [finding.kind for finding in check.findings("g", False)] == ["index"]
     followers.close()
     store.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,16 @@ import sqlalchemy as sa
 
 from models.network import Float
 from models.recognition import unit
-from service.errors import SubjectErasedError, SubjectNotFoundError
+from service.errors import GalleryNotFoundError, InvalidRequestError, SubjectErasedError, SubjectNotFoundError
+from service.gallery.backup import back_up, restore
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database
-from service.gallery.erasure import Erasures, lookup
+from service.gallery.erasure import Erasures
 from service.gallery.job_store import ItemOutcome, JobStore
+from service.gallery.repeated_erasures import repeat_saved, saved
+from service.gallery.sealed_rows import lookup_of
 from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate
+from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import audit, crops, vectors
 from service.gallery.transfer import Items
 from tests.databases import open_database
@@ -27,10 +33,21 @@ DIMENSION = 8
 LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
 
 
-def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
+def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -> list[NewTemplate]:
+    """``others``: further generations that have seen them."""
     drawn: Float = unit(rng.normal(size=(count, DIMENSION)).astype(np.float32))
-    crop = Crop(rng.bytes(500), LANDMARKS)
-    return [NewTemplate(rng.bytes(16).hex(), vector, "photo", {"score": 0.5}, 0.9, crop=crop) for vector in drawn]
+    return [
+        NewTemplate(
+            rng.bytes(16).hex(),
+            vector,
+            "photo",
+            {"score": 0.5},
+            0.9,
+            dict.fromkeys(others, vector),
+            Crop(rng.bytes(500), LANDMARKS),
+        )
+        for vector in drawn
+    ]
 
 
 def made(database: Database, name: str = "g") -> Gallery:
@@ -61,7 +78,7 @@ def test_the_receipt_says_what_went_and_the_audit_bears_it_out(
     )
     receipt = store.delete_subject(gallery, "ada")
     assert receipt.removed == {"subjects": 1, "templates": 2, "vectors": 2, "crops": 2, "labels": 2}
-    assert receipt.subject == lookup(gallery.seal, "ada")
+    assert receipt.subject == lookup_of(gallery.seal, "ada")
     assert receipt.log_emptied is (True if database.file else None)
     with database.read() as connection:
         own = (audit.c.chain == gallery.pk) & (audit.c.number == receipt.line)
@@ -91,7 +108,7 @@ def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.
     with database.read() as connection:
         stored = [
             bytes(value)
-            for column in (vectors.c.vector, next(c for c in crops.c if c.type.python_type is bytes))
+            for column in (vectors.c.vector, crops.c.sealed)
             for value in connection.execute(sa.select(column).order_by(column.table.c.template_pk)).scalars()
         ]
 
@@ -142,3 +159,70 @@ def test_what_was_begun_before_does_not_bring_anybody_back(database_url: Databas
     assert store.gallery("g").subjects == 2
     assert bulk.add(now, items_of("ada", *some(rng))).templates == 1
     database.close()
+
+
+def test_a_restored_backup_brings_nobody_back(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    database, file = open_database(database_url()), tmp_path / "backup"
+    store, gallery = Store(database), made(database)
+    gone = Store(database).create_gallery("gone", "f" * 32, DIMENSION, GallerySettings())
+    for name in ("ada", "bob", "eve"):
+        store.enrol(gallery, name, some(rng, 2), None)
+    store.enrol(gone, "ada", some(rng), None)
+    store.delete_subject(gallery, "eve")
+    store.enrol(gallery := store.gallery("g"), "eve", some(rng), None)  # of before the backup: it knows better
+    back_up(database, file)
+
+    receipt = store.delete_subject(gallery, "ada")
+    template = store.list_templates(gallery, "bob")[0].id
+    store.delete_template(gallery, "bob", template)
+    store.delete_gallery("gone")
+    receipts = Erasures(database)
+    said = list[str]()
+    restore(database, file, replace=True, said=said.append)
+
+    after = store.gallery("g")
+    assert [s.id for s in store.list_subjects(after, None, 10, SubjectFilter())] == ["bob", "eve"]
+    assert (after.subjects, after.templates) == (2, 2)
+    assert template not in {t.id for t in store.list_templates(after, "bob")}
+    with pytest.raises(GalleryNotFoundError):
+        store.gallery("gone")
+    assert [line.partition(" erased since")[0] for line in said if "erased since" in line] == [
+        "subject",
+        "template",
+        "gallery",
+    ]
+    assert receipts.verdict(receipt.id).gone
+    (line,) = [line for line in store.audit_lines(after, None, 10) if line.event == "subject_deleted"][:1]
+    assert line.details["receipt"] == receipt.id
+    # Work that the backup brought back along with them began before, too.
+    with pytest.raises(SubjectErasedError):
+        store.enrol(replace(after, erased=0), "ada", some(rng), None)
+    restore(database, file, replace=True)
+    assert store.gallery("g").subjects == 2
+    database.close()
+
+
+def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    database, file = open_database(database_url()), tmp_path / "backup"
+    store, gallery = Store(database), made(database)
+    for name in ("ada", "bob"):
+        store.enrol(gallery, name, some(rng, 2), None)
+    back_up(database, file)
+    receipt = store.delete_subject(gallery, "ada")
+    with database.read() as connection:
+        kept = json.loads(json.dumps(saved(connection)))
+    database.close()
+
+    anew = open_database(database_url())
+    restore(anew, file)
+    assert Store(anew).gallery("g").subjects == 2  # nothing here knew
+    assert [each.id for each in repeat_saved(anew, kept)] == [receipt.id]
+    assert Store(anew).gallery("g").subjects == 1
+    assert repeat_saved(anew, kept) == []
+    with pytest.raises(InvalidRequestError):
+        repeat_saved(anew, [{"key": "1"}])
+    anew.close()

@@ -102,7 +102,7 @@ def test_pages_are_complete_and_in_order(store: Store, gallery: Gallery) -> None
     for i in range(7):
         store.put_subject(gallery, f"s{i}", None, {}, ["even"] if i % 2 == 0 else [])
     first = store.list_subjects(gallery, None, 3, SubjectFilter())
-    second = store.list_subjects(gallery, first[-1].id, 3, SubjectFilter())
+    second = store.list_subjects(gallery, first[-1].pk, 3, SubjectFilter())
     assert [s.id for s in first + second] == [f"s{i}" for i in range(6)]
     tagged = store.list_subjects(gallery, None, 10, SubjectFilter(tags=("even",)))
     assert [s.id for s in tagged] == ["s0", "s2", "s4", "s6"]
@@ -248,7 +248,7 @@ def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> Non
         store.enrol(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
     store.enrol(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
     ((hit,),), compared = Followers(in_process(store)).of(gallery).search(probe, 1)
-    assert (store.subjects_by_pk([hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
+    assert (store.subjects_by_pk(gallery, [hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
     assert hit.similarity == pytest.approx(0.75, abs=1e-5)
 
 
@@ -300,7 +300,7 @@ def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, 
         chosen = SubjectFilter(tags, tuple(facts.items()))
         keys = store.matching_subjects(gallery, chosen)
         assert [s.pk for s in store.list_subjects(gallery, None, 10, chosen)] == keys.tolist()
-        return {subject.id for subject in store.subjects_by_pk(keys.tolist()).values()}
+        return {subject.id for subject in store.subjects_by_pk(gallery, keys.tolist()).values()}
 
     assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
     assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
@@ -322,18 +322,16 @@ def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:
     """Measured against reading the rows of the same keys one by one, which is what costs."""
     count = 20_000
-    (label,), (other,) = labels_of(["staff"], {}), labels_of(["rare"], {})
+    (label,), (other,) = labels_of(gallery.seal, ["staff"], {}), labels_of(gallery.seal, ["rare"], {})
     at = datetime(2025, 1, 1, tzinfo=UTC)
     with store._database.change(gallery) as connection:
         row: dict[str, object] = {
             "gallery_pk": gallery.pk,
-            "name": None,
-            "metadata": {},
-            "tags": [],
+            "sealed": b"",
             "created_at": at,
             "updated_at": at,
         }
-        connection.execute(subjects.insert(), [{"pk": i, "id": f"s{i}", **row} for i in range(1, count + 1)])
+        connection.execute(subjects.insert(), [{"pk": i, "lookup": f"s{i}", **row} for i in range(1, count + 1)])
         borne = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": i} for i in range(count, 0, -1)]
         borne += [{"gallery_pk": gallery.pk, "label": other, "subject_pk": i} for i in range(7, count, 1000)]
         connection.execute(labels.insert(), borne)

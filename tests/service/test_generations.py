@@ -20,6 +20,7 @@ from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Gene
 from service.gallery.job_store import ItemOutcome, Job, JobStore
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
+from service.gallery.sealed_rows import open_crop
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from tests.databases import open_database
@@ -82,7 +83,7 @@ def fill(database: Database, generations: Generations, gallery: Gallery, generat
     """As the job does it."""
     rng = np.random.default_rng(seed)
     owned = job(database)
-    waiting = generations.waiting(generations.waiting_keys(gallery, generation))
+    waiting = generations.waiting(gallery, generations.waiting_keys(gallery, generation))
     made = {one.pk: vector(rng, NEW_D) for one in waiting}
     generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
 
@@ -314,9 +315,10 @@ def test_a_crop_goes_with_its_template(
     store.enrol(gallery, "s", [one], None)
     n = started(store, generations)
     keys = generations.waiting_keys(gallery, n)
-    (waiting,) = generations.waiting(keys)
-    assert (waiting.id, waiting.crop.image) == (one.id, CROP.image)
-    assert [tuple(point) for point in waiting.crop.landmarks_xy] == list(CROP.landmarks_xy)
+    (waiting,) = generations.waiting(gallery, keys)
+    kept = open_crop(gallery.seal, waiting.sealed)
+    assert (waiting.id, kept.image) == (one.id, CROP.image)
+    assert [tuple(point) for point in kept.landmarks_xy] == list(CROP.landmarks_xy)
     store.delete_template(now(store), "s", one.id)
-    assert generations.waiting(keys) == []
+    assert generations.waiting(gallery, keys) == []
     assert generations.waiting_keys(gallery, n) == []

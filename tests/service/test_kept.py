@@ -264,7 +264,7 @@ def test_a_subject_that_somebody_else_removed_is_told_as_damage(tmp_path: Path, 
         for i, vector in enumerate(vectors):
             kith.enrol("g", f"s{i}", embeddings=[vector], allow_duplicate=True)
         with closing(sqlite3.connect(tmp_path / "kith.db")) as by_hand:
-            by_hand.execute("DELETE FROM subjects WHERE id = 's0'")
+            by_hand.execute("DELETE FROM subjects WHERE pk = (SELECT min(pk) FROM subjects)")
             by_hand.commit()
         with pytest.raises(KithClientError) as refused:
             kith.identify("g", embeddings=[vectors[0]])

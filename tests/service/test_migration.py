@@ -24,6 +24,9 @@ from service.api.migration_schemas import MigrationOut
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.errors import StorageError
+from service.gallery.sealed_rows import close_crop
+from service.gallery.store import Store
+from service.gallery.subjects import Crop
 from service.gallery.tables import crops, templates
 from service.server import embedded
 from service.settings import load_settings
@@ -375,7 +378,7 @@ def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path
         crops.c.template_pk == sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
     )
     with database.write(StorageError("unforeseen")) as connection:
-        connection.execute(damaged.values(image=b"RIFF"))
+        connection.execute(damaged.values(sealed=b"RIFF"))
     database.close()
     (job,) = both.migrate(g, "projected").jobs
     done = both.wait_for(job, WAIT_S)
@@ -405,19 +408,20 @@ def test_no_crop_keeps_the_others_from_being_embedded(
             raise ValueError("an embedding must be finite and must not be zero")
         return embed(self, faces)
 
-    points = [[38, 51], [73, 51], [56, 71], [41, 92], [70, 92]]
-    damages: dict[str, dict[str, Any]] = {
-        "eileen": {"image": huge},
-        "tom": {"landmarks": [[10**400, 1]] * 5},
-        "friend0": {"image": black, "landmarks": points},
+    points = ((38, 51), (73, 51), (56, 71), (41, 92), (70, 92))
+    damages = {
+        "eileen": Crop(huge, points),
+        "tom": Crop(black, ((10**400, 1),) * 5),
+        "friend0": Crop(black, points),
     }
     g = enrolled(both, "damages", people, keep_crops=True)
     database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
+    seal = Store(database).gallery(g).seal
     with database.write(StorageError("unforeseen")) as connection:
         for subject, damage in damages.items():
             (template,) = both.templates(g, subject).templates
             key = sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
-            connection.execute(crops.update().where(crops.c.template_pk == key).values(**damage))
+            connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=close_crop(seal, damage)))
     database.close()
     monkeypatch.setattr(Recogniser, "embed", none_of_black)
     (job,) = both.migrate(g, "projected").jobs

@@ -180,7 +180,9 @@ def test_many_nodes_write_and_search_at_once(nodes: Nodes, rng: np.random.Genera
 
         def holder(new: NewTemplate) -> str | None:
             (hits,), _ = node.follower().search(new.vector[None], 1)
-            found = node.store.subjects_by_pk([hits[0].subject_pk]) if hits and hits[0].similarity > 0.9999 else {}
+            found = (
+                node.store.subjects_by_pk(gallery, [hits[0].subject_pk]) if hits and hits[0].similarity > 0.9999 else {}
+            )
             return next((subject.id for subject in found.values()), None)
 
         for step in range(8):

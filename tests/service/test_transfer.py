@@ -200,7 +200,7 @@ def test_followers_see_what_was_imported(database_url: DatabaseUrl, rng: np.rand
     place.take(line("one", one) + line("other", other) + line("third", third))
     hits, compared = followers.of(place.gallery).search(other[None], 3)
     assert compared == 3
-    assert place.store.subjects_by_pk([hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
+    assert place.store.subjects_by_pk(place.gallery, [hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
     place.store.close()
 
 
@@ -553,9 +553,10 @@ def big_file(path: Path, count: int, dimension: int) -> None:
 IMPORTER = textwrap.dedent("""
     import sys
     from service.gallery.bulk import BulkStore
-        from service.gallery.importing import Import
+    from service.gallery.importing import Import
     from service.gallery.parquet import Reader
     from service.gallery.store import Store
+    from tests.databases import open_database
     database = open_database(sys.argv[1])
     taking = Import(BulkStore(database), Store(database).gallery("g"))
     with open(sys.argv[2], "rb") as file:

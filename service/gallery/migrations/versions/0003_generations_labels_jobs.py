@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service.gallery.labels import labels_of
-
 revision = "0003"
 down_revision = "0002"
 
@@ -46,7 +44,7 @@ def upgrade() -> None:
         "updated_at) SELECT pk, 0, fingerprint, dimension, 'current', '{}', created_at, created_at FROM galleries"
     )
     _split_templates()
-    _label_subjects()
+    _make_labels()
     op.create_table(
         "crops",
         _reference("template_pk", "templates.pk", primary_key=True),
@@ -144,25 +142,15 @@ def _split_templates() -> None:
     op.create_index("templates_by_subject", "templates", ["subject_pk"])
 
 
-def _label_subjects() -> None:
-    labels = op.create_table(
+def _make_labels() -> None:
+    """Empty: 0007 labels everybody, by keyed hashes."""
+    op.create_table(
         "labels",
         _reference("gallery_pk", "galleries.pk", primary_key=True),
         sa.Column("label", sa.String(32), primary_key=True),
         _reference("subject_pk", "subjects.pk", primary_key=True),
     )
     op.create_index("labels_by_subject", "labels", ["subject_pk"])
-    subjects = sa.table(
-        "subjects", sa.column("pk"), sa.column("gallery_pk"), sa.column("metadata", sa.JSON), sa.column("tags", sa.JSON)
-    )
-    connection = op.get_bind()
-    rows = [
-        {"gallery_pk": row.gallery_pk, "label": label, "subject_pk": row.pk}
-        for row in connection.execute(sa.select(subjects))
-        for label in sorted(labels_of(row.tags, row.metadata))
-    ]
-    if rows:
-        connection.execute(labels.insert(), rows)
 
 
 def downgrade() -> None:

@@ -1,0 +1,171 @@
+"""What Kith is made of: known vulnerabilities, licences, and a bill of materials of this environment.
+
+Writes build/sbom.json (CycloneDX) and build/licences.md. Ends with 1 where a package has a known vulnerability that
+requirements/vulnerabilities.toml does not let pass, or a licence that requirements/licences.toml does not know. Where
+the vulnerability service cannot be reached, or does not know a package, it says so, and does not fail for it.
+
+    python -m requirements.check
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+BUILD: Final = HERE.parent / "build"
+OURS: Final = "kith-face"
+BESIDE: Final = Path(sys.executable).parent
+TIMEOUT_S: Final = 120
+Document = Mapping[str, Any]
+
+
+def main() -> None:
+    BUILD.mkdir(exist_ok=True)
+    audited, licences = audit(), found_licences()
+    (BUILD / "licences.md").write_text(licence_table(licences), encoding="utf-8")
+    bill = bill_of_materials(BUILD / "sbom.json")
+    problems = [
+        *vulnerable(audited, read("vulnerabilities.toml"), datetime.now(UTC).date()),
+        *unlicensed(licences, read("licences.toml")),
+        *missing(bill, installed()),
+    ]
+    unknown = not_audited(audited)
+    if unknown:
+        print(
+            f"WARNING: {len(unknown)} of {len(installed())} packages were NOT looked up for known vulnerabilities "
+            f"({unknown[0][1]}). Run make supply where the vulnerability service can be reached."
+        )
+    print(f"{len(licences)} licences, {len(bill['components'])} components in {BUILD.name}/sbom.json")
+    print("\n".join(problems) or "no problem found")
+    sys.exit(bool(problems))
+
+
+def read(name: str) -> Document:
+    return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+def normal(name: str) -> str:
+    """As PEP 503 compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed() -> dict[str, str]:
+    """Version by name, without Kith itself."""
+    found = {normal(one.metadata["Name"]): one.version for one in distributions()}
+    found.pop(OURS, None)
+    return found
+
+
+# Vulnerabilities
+
+
+def audit(*arguments: str) -> list[Document]:
+    """What pip-audit says of each installed package; of none, where it gets no answer at all."""
+    command = [
+        str(BESIDE / "pip-audit"),
+        "--local",
+        "--skip-editable",
+        "--progress-spinner",
+        "off",
+        "--format",
+        "json",
+        *arguments,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        answer = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return [{"name": name, "skip_reason": "the vulnerability service did not answer"} for name in installed()]
+    found: list[Document] = answer["dependencies"]
+    return found
+
+
+def not_audited(audited: Sequence[Document]) -> list[tuple[str, str]]:
+    """Name and reason."""
+    return [(one["name"], one["skip_reason"]) for one in audited if "skip_reason" in one and one["name"] != OURS]
+
+
+def vulnerable(audited: Sequence[Document], accepted: Document, today: date) -> list[str]:
+    problems = []
+    for package in audited:
+        for found in package.get("vulns", []):
+            names = [found["id"], *found.get("aliases", [])]
+            entry = next((accepted[name] for name in names if name in accepted), None)
+            what = f"{package['name']} {package.get('version')} has {' = '.join(names)}"
+            fixed = ", ".join(found.get("fix_versions", [])) or "no version"
+            if entry is None:
+                problems.append(f"{what}; fixed in {fixed}")
+            elif entry["until"] < today:
+                problems.append(f"{what}, let pass until {entry['until']}: {entry['reason']}; fixed in {fixed}")
+    return problems
+
+
+# Licences
+
+
+def found_licences() -> dict[str, str]:
+    """By package, as its metadata tell."""
+    command = [str(BESIDE / "pip-licenses"), "--format=json", "--with-system", f"--python={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {normal(one["Name"]): str(one["License"]) for one in json.loads(done.stdout)}
+    found.pop(OURS, None)
+    return found
+
+
+def unlicensed(licences: Mapping[str, str], known: Document) -> list[str]:
+    problems = []
+    for package, licence in sorted(licences.items()):
+        own = known["packages"].get(package)
+        unknown = [part for part in parts(licence) if part not in known["licences"]]
+        if unknown and (own is None or own["licence"] != licence):
+            problems.append(f"{package} has the licence {licence!r}, which requirements/licences.toml does not know")
+    return problems
+
+
+def parts(licence: str) -> list[str]:
+    """Of an SPDX expression, or of several classifiers: each must be known, whichever one might choose."""
+    found: list[str] = []
+    for one in licence.split(";"):
+        expression = re.split(r" AND | OR ", one)
+        found += [part.strip(" ()") for part in expression] if len(expression) > 1 else [one.strip()]
+    return found
+
+
+def licence_table(licences: Mapping[str, str]) -> str:
+    versions = installed()
+    rows = [f"| {package} | {versions.get(package, '')} | {licence} |" for package, licence in sorted(licences.items())]
+    return "\n".join(["# Licences", "", "| Package | Version | Licence |", "|---|---|---|", *rows, ""])
+
+
+# Bill of materials
+
+
+def bill_of_materials(path: Path) -> Document:
+    """Of this environment, with what depends on what; the same for the same environment."""
+    command = [str(BESIDE / "cyclonedx-py"), "environment", "--output-reproducible", "--no-validate"]
+    command += ["--pyproject", str(HERE.parent / "pyproject.toml"), "--output-file", str(path), sys.executable]
+    subprocess.run(command, capture_output=True, check=True)
+    bill: Document = json.loads(path.read_text(encoding="utf-8"))
+    return bill
+
+
+def missing(bill: Document, packages: Mapping[str, str]) -> list[str]:
+    listed = {normal(one["name"]): one.get("version") for one in bill["components"]}
+    return [
+        f"the bill of materials does not list {name} {version}"
+        for name, version in sorted(packages.items())
+        if listed.get(name) != version
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Another master key in the place of the one in use: all keys of a database, wrapped anew, in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.errors import MasterKeyError, StorageError
+from service.gallery.audit_log import record
+from service.gallery.database import Database
+from service.gallery.tables import data_keys, secrets
+from service.gallery.vault import GALLERY
+from service.security.master import MasterKeys, Wrapper
+
+
+@dataclass(frozen=True)
+class Use:
+    """How many keys a master key wraps."""
+
+    secrets: int = 0
+    galleries: int = 0
+
+
+def uses(connection: Connection) -> dict[str, Use]:
+    """By the master key's id, the one in use first."""
+    found: dict[str, Use] = {}
+    for table, name in ((secrets, "secrets"), (data_keys, "galleries")):
+        query = sa.select(table.c.master_key, sa.func.count()).group_by(table.c.master_key)
+        for key, count in connection.execute(query):
+            found[key] = replace(found.get(key, Use()), **{name: count})
+    return found
+
+
+def rewrap(database: Database, to: Wrapper) -> Use:
+    """Have ``to`` wrap every key that another one wraps; how many those were. Servers that run meanwhile go on, if they
+    have the key, or are given it where they look (service.security.master.KeyFile).
+
+    Raises:
+        MasterKeyError: a key cannot be unwrapped, or not be wrapped; nothing was changed.
+        StorageError: the database cannot be used; nothing was changed.
+    """
+    master = database.vault.master
+    with database.read() as connection:
+        found = _others(connection, to)
+    # A service that wraps takes its time for each, in which nobody is to wait.
+    wrapped = {row.wrapped: _wrapped(master, row, to) for row in found}
+    with database.write(StorageError("the keys changed meanwhile: try again")) as connection:
+        # Whoever makes a gallery from here on waits, and then asks which key is in use.
+        connection.execute(sa.select(secrets.c.name).with_for_update()).all()
+        found = _others(connection, to)
+        for row in found:
+            new = wrapped.get(row.wrapped) or _wrapped(master, row, to)
+            connection.execute(row.table.update().where(row.key == row.value).values(wrapped=new, master_key=to.id))
+        galleries = sum(row.table is data_keys for row in found)
+        if found:
+            before = sorted({row.master_key for row in found})
+            record(database.vault, connection, "master_key_rotated", before=before, after=to.id, galleries=galleries)
+    return Use(len(found) - galleries, galleries)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Of ``table``, where ``key`` is ``value``."""
+
+    table: sa.Table
+    key: sa.Column[Any]
+    value: Any
+    purpose: str
+    wrapped: bytes
+    master_key: str
+
+
+def _others(connection: Connection, to: Wrapper) -> list[_Row]:
+    """What another key wraps."""
+    found = []
+    for table, key in ((secrets, secrets.c.name), (data_keys, data_keys.c.gallery_pk)):
+        query = sa.select(key.label("value"), table.c.wrapped, table.c.master_key)
+        for row in connection.execute(query.where(table.c.master_key != to.id)):
+            purpose = row.value if table is secrets else GALLERY
+            found.append(_Row(table, key, row.value, purpose, bytes(row.wrapped), row.master_key))
+    return found
+
+
+def _wrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes:
+    """Raises MasterKeyError."""
+    key = master.unwrap(row.wrapped, row.purpose, row.master_key)
+    wrapped = to.wrap(key, row.purpose)
+    if to.unwrap(wrapped, row.purpose) != key:
+        raise MasterKeyError(f"master key {to.id} does not unwrap what it wrapped")
+    return wrapped

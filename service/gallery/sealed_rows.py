@@ -1,0 +1,69 @@
+"""How a person lies in SQL: sealed by the gallery's key, and found by keyed hashes. Pure.
+
+Whatever does not open raises SealBrokenError, which Database makes a StorageDamagedError of.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from service.gallery.subjects import Crop
+from service.security.sealing import Seal
+
+SUBJECT: Final = "subject"
+CROP: Final = "crop"
+ANSWER: Final = "answer"
+ITEM: Final = "job item"
+PROBLEM: Final = "job problem"
+LABEL: Final = "label"
+PLACE: Final = "place"
+"""In a list: where its next page begins."""
+REQUEST: Final = "idempotency key"
+DIGEST: Final = "request digest"
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a subject besides faces."""
+
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+
+
+def lookup_of(seal: Seal, subject_id: str) -> str:
+    """What stands for a subject's id wherever one is looked for: its row, erasures, the audit."""
+    return seal.pseudonym(SUBJECT, subject_id)
+
+
+def close_about(seal: Seal, about: About) -> bytes:
+    return seal.close_json(asdict(about), SUBJECT)
+
+
+def open_about(seal: Seal, sealed: bytes) -> About:
+    """Raises SealBrokenError."""
+    return About(**seal.open_json(sealed, SUBJECT))
+
+
+def close_crop(seal: Seal, crop: Crop) -> bytes:
+    """Landmarks in a line of their own, then the image."""
+    return seal.close(json.dumps(crop.landmarks_xy).encode() + b"\n" + crop.image, CROP)
+
+
+def open_crop(seal: Seal, sealed: bytes) -> Crop:
+    """Raises SealBrokenError."""
+    landmarks, _, image = seal.open(sealed, CROP).partition(b"\n")
+    return Crop(image, json.loads(landmarks))
+
+
+def close_place(seal: Seal, key: int) -> str:
+    """A row's key for those who page through a list: it tells them nothing, as keys count through all galleries."""
+    return seal.close(str(key).encode(), PLACE).hex()
+
+
+def open_place(seal: Seal, text: str) -> int:
+    """Raises ValueError, SealBrokenError."""
+    return int(seal.open(bytes.fromhex(text), PLACE))

@@ -1,0 +1,156 @@
+"""What is installed is what was asked for: pinned, hashed, licensed, listed; and the check of it would notice."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from datetime import date
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from requirements import check
+from tests.conftest import ROOT
+
+FILES = {
+    "cpu": ["cpu", "postgres", "milvus"],
+    "gpu": ["gpu", "postgres", "milvus"],
+    "dev": ["cpu", "postgres", "milvus", "training", "demo", "dev"],
+}
+"""Of requirements/: the extras that each is for."""
+WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}
+"""Each kind of machine has a torch of its own, which brings the next two; the last comes without dependencies."""
+
+
+def locked(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes by package."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        package, version = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", line).groups()  # type: ignore[union-attr]
+        found[check.normal(package)] = (version, re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
+    return found
+
+
+def constraints() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pairs = [line.split("==") for line in lines]
+    return {check.normal(package): version for package, version in pairs}
+
+
+def project() -> dict[str, list[Requirement]]:
+    """By extra, and "" for what is always needed."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"": document["dependencies"], **document["optional-dependencies"]}
+    return {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_lists_are_those_of_the_project(name: str) -> None:
+    """If not: make lock."""
+    lines = locked(name)
+    pinned = constraints()
+    assert all(hashes for _, hashes in lines.values())
+    assert {
+        package: version for package, (version, _) in lines.items() if pinned.get(package, version) != version
+    } == {}
+    for extra in ("", *FILES[name]):
+        for requirement in project()[extra]:
+            package = check.normal(requirement.name)
+            version = pinned[package] if package in WITHOUT_HASH else lines[package][0]
+            assert requirement.specifier.contains(version), requirement
+
+
+def test_every_constraint_is_in_a_list() -> None:
+    everywhere = {package for name in FILES for package in locked(name)}
+    assert set(constraints()) - everywhere == WITHOUT_HASH
+    asked = {check.normal(one.name) for requirements in project().values() for one in requirements}
+    assert asked <= constraints().keys()
+
+
+def test_the_lists_name_no_place_of_this_machine() -> None:
+    for path in [*(ROOT / "requirements").glob("*.txt"), ROOT / "constraints.txt"]:
+        assert not re.search(r"://|@ |^-", path.read_text(), re.MULTILINE), path
+
+
+def test_what_is_needed_here_is_in_a_list() -> None:
+    """With all that is needed by what is needed, as the packages themselves say; but for what torch brings."""
+    lines = locked("dev").keys() | constraints().keys()
+    waiting = [one for extra in ("", *FILES["dev"]) for one in project()[extra]]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        one = waiting.pop()
+        package, extras = check.normal(one.name), frozenset(one.extras)
+        if (package, extras) in seen or package == "torch":
+            continue
+        seen.add((package, extras))
+        for line in requires(package) or []:
+            needed = Requirement(line)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                waiting.append(needed)
+    assert len(seen) > 100
+    assert {package for package, _ in seen} <= lines
+
+
+def test_the_image_is_built_from_hashes_alone() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    installs = [line for line in text.splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    assert "--require-hashes" in installs[0]
+    assert all("--no-deps" in line for line in installs)
+
+
+def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after() -> None:
+    audited: list[check.Document] = [
+        {"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["2"]}]},
+        {"name": "b", "version": "1", "vulns": []},
+        {"name": "kith-face", "skip_reason": "editable"},
+        {"name": "c", "skip_reason": "not found"},
+    ]
+    entry = {"CVE-1": {"reason": "not reached", "until": date(2026, 12, 31)}}
+    (problem,) = check.vulnerable(audited, {}, date(2026, 12, 31))
+    assert problem == "a 1 has PYSEC-1 = CVE-1; fixed in 2"
+    assert check.vulnerable(audited, entry, date(2026, 12, 31)) == []
+    (late,) = check.vulnerable(audited, entry, date(2027, 1, 1))
+    assert "let pass until 2026-12-31: not reached" in late
+    assert check.not_audited(audited) == [("c", "not found")]
+
+
+def test_a_vulnerability_service_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    audited = check.audit("--cache-dir", str(tmp_path))
+    assert {name for name, _ in check.not_audited(audited)} == check.installed().keys()
+    assert check.vulnerable(audited, {}, date.today()) == []
+
+
+def test_what_lets_a_vulnerability_pass_has_a_reason_and_a_day() -> None:
+    for name, entry in check.read("vulnerabilities.toml").items():
+        assert entry["reason"], name
+        assert isinstance(entry["until"], date), name
+
+
+def test_licences_are_known() -> None:
+    licences, known = check.found_licences(), check.read("licences.toml")
+    assert licences.keys() == check.installed().keys()
+    assert check.unlicensed(licences, known) == []
+    assert all(entry["reason"] for entry in known["packages"].values())
+    for new in ("GPL-3.0-only", "MIT AND GPL-3.0-only", "MIT License; GNU General Public License (GPL)", "UNKNOWN"):
+        (problem,) = check.unlicensed({"a": new}, known)
+        assert problem.startswith("a has the licence")
+    (changed,) = check.unlicensed({"psycopg": "AGPL-3.0-only"}, known)
+    assert "AGPL" in changed
+
+
+def test_the_bill_lists_all_that_is_installed(tmp_path: Path) -> None:
+    bill = check.bill_of_materials(tmp_path / "sbom.json")
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "kith-face"
+    assert check.missing(bill, check.installed()) == []
+    assert all(one["purl"].startswith("pkg:pypi/") for one in bill["components"])
+    root = next(one for one in bill["dependencies"] if one["ref"] == "root-component")
+    assert len(root["dependsOn"]) > 20, "what depends on what"
+    assert str(ROOT) not in (tmp_path / "sbom.json").read_text()
+    assert check.missing(bill, {"numpy": "0"}) == ["the bill of materials does not list numpy 0"]
