@@ -22,6 +22,7 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    documents,
     enrolments,
     erasures,
     faces,
@@ -29,7 +30,9 @@ from service.api import (
     hygiene,
     identify,
     jobs,
+    keys,
     migrate,
+    permissions,
     problems,
     risk,
     subjects,
@@ -52,12 +55,14 @@ from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
+from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers, Served, read_packs
@@ -143,6 +148,8 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                keys_known = KeyStore(database)
+                key_uses = await opened.enter_async_context(KeyUses(keys_known))
                 spool = Spool(settings.data_dir / "spool")
                 archives = ArchiveLimits(
                     settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
@@ -178,6 +185,8 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        keys_known,
+                        key_uses,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
@@ -199,6 +208,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("kith-face"),
         summary="Who is this, and how sure may I be?",
         lifespan=lifespan,
+        openapi_url=None,  # service.api.documents has it, behind the gate like all else
         redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
@@ -214,9 +224,11 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        keys,
         system,
+        documents,
     ):
-        app.include_router(module.router)
+        app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)

@@ -21,7 +21,15 @@ from rich.table import Table
 
 from models.errors import ModelError
 from models.pack import load_pack
-from service import job_commands, master_commands, migration_commands, model_commands, subject_commands
+from service import (
+    audit_commands,
+    job_commands,
+    key_commands,
+    master_commands,
+    migration_commands,
+    model_commands,
+    subject_commands,
+)
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.connection import AsJson, Key, Url, connect
@@ -39,8 +47,10 @@ app = typer.Typer(help="Face recognition that says how sure it may be.", no_args
 gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 app.command()(enroll)
+app.add_typer(audit_commands.app, name="audit")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(master_commands.app, name="master")
+app.add_typer(key_commands.app, name="keys")
 app.add_typer(model_commands.app, name="models")
 app.add_typer(subject_commands.subject_app, name="subject")
 app.add_typer(subject_commands.erasures_app, name="erasures")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, RootModel
 
+from service.api.key_schemas import DAY_S, KeyIn, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
@@ -44,6 +45,7 @@ from service.api.schemas import (
     VerdictOut,
     VerifyOut,
 )
+from service.security.keys import Scope
 
 Photo = Path | str | bytes
 Vector = NDArray[np.floating[Any]] | Sequence[float]
@@ -430,6 +432,24 @@ class Kith:
                 raise TimeoutError(f"job {job} is {found.state} after {timeout_s} s")
             time.sleep(pause_s)
             pause_s = min(1.0, pause_s * 1.5)
+
+    # API keys
+
+    def create_key(self, name: str, scopes: Iterable[Scope], **options: Any) -> NewKeyOut:
+        """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
+        body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
+        return self._send(NewKeyOut, "POST", "/v1/keys", json=body)
+
+    def api_keys(self, ended: bool = False) -> list[KeyOut]:
+        """``ended``: also those that were revoked or have expired."""
+        return self._send(KeysOut, "GET", "/v1/keys", params={"ended": ended}).keys
+
+    def revoke_key(self, key: str) -> KeyOut:
+        return self._send(KeyOut, "DELETE", f"/v1/keys/{quote(key, safe='')}")
+
+    def rotate_key(self, key: str, overlap_s: int = DAY_S) -> NewKeyOut:
+        """Another key in the place of one, which works on for ``overlap_s``."""
+        return self._send(NewKeyOut, "POST", f"/v1/keys/{quote(key, safe='')}/rotate", json={"overlap_s": overlap_s})
 
     # Service
 

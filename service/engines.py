@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from service.gallery.database import Database, open_database
+from service.gallery.key_store import KeyStore
 from service.gallery.shared_indexes import SharedIndexes
 from service.security.key_command import KeyCommand
 from service.security.master import GivenKeys, KeyFile, MasterKeys, Source
@@ -20,6 +22,12 @@ def open_own_database(settings: Settings) -> Database:
     return open_database(settings.sql_url, master_keys(settings))
 
 
+def has_keys(settings: Settings) -> bool:
+    """Whether API keys were ever made. Raises MasterKeyError, StorageError."""
+    with closing(open_own_database(settings)) as database:
+        return len(KeyStore(database).ring()) > 0
+
+
 def master_keys(settings: Settings) -> MasterKeys:
     """Those that the settings name, or else the data directory's own, of which the first is made where a database has
     none yet. Raises MasterKeyError."""
@@ -31,6 +39,12 @@ def master_keys(settings: Settings) -> MasterKeys:
     if settings.master_key_file is not None:
         sources.append(KeyFile(settings.master_key_file))
     return MasterKeys(*(sources or [KeyFile(settings.default_key_path, may_make=True)]))
+
+
+def master_keys_at_hand(settings: Settings) -> MasterKeys | None:
+    """As :func:`master_keys`; None is made where there is none. Raises MasterKeyError."""
+    given = settings.master_key is not None or settings.master_key_file is not None
+    return master_keys(settings) if given or (settings.data_dir / "master.key").exists() else None
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:

@@ -17,10 +17,12 @@ from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
+from service.gallery.key_store import KeyStore
 from service.gallery.store import Store
 from service.gallery.subject_access import SubjectAccess
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
@@ -51,6 +53,8 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    keys: KeyStore
+    key_uses: KeyUses
     shortfalls: Sequence[str]
     """Why networks do not run on the GPU that is wanted."""
     gpus: Devices | None

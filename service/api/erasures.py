@@ -9,10 +9,11 @@ from fastapi import APIRouter, Path, Query
 from service.api.context import Kith
 from service.api.galleries import GalleryPath, Limit
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import ReceiptOut, ReceiptsOut, SubjectId, VerdictOut
 from service.api.subjects import SubjectPath
 
-router = APIRouter(prefix="/v1", tags=["erasures"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1", tags=["erasures"], responses=PROBLEMS)
 ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 

@@ -14,6 +14,7 @@ from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS, body_of
+from service.api.permissions import Permitted, caller_of
 from service.api.requests import read_photos, read_verify
 from service.api.schemas import DetectIn, EmbedIn, FacesOut, Side, VerifyIn, VerifyOut
 from service.decision import RiskTarget, decide_pair, false_alarm_probability, thresholds_for
@@ -23,7 +24,7 @@ from service.gallery.subjects import Gallery
 from service.pipeline import Photo
 from service.recognisers import Served
 
-router = APIRouter(tags=["faces"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["faces"], responses=PROBLEMS)
 Result = TypeVar("Result")
 
 
@@ -85,9 +86,10 @@ async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
 async def verify(request: Request, kith: Kith) -> Response:
     """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
     body = await read_verify(request, kith.settings)
-    galleries = {
-        side.subject.gallery: await kith.gallery(side.subject.gallery) for side in (body.a, body.b) if side.subject
-    }
+    names = [side.subject.gallery for side in (body.a, body.b) if side.subject]
+    for name in names:
+        caller_of(request).check_gallery(name)
+    galleries = {name: await kith.gallery(name) for name in names}
     by = _recogniser(kith, body, list(galleries.values()))
     sides = await _together([_side(kith, side, by, galleries) for side in (body.a, body.b)])
     (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides

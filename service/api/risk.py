@@ -10,6 +10,7 @@ from service import risk_report
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath, Limit
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import (
     AuditLineOut,
     AuditOut,
@@ -25,7 +26,7 @@ from service.decision import thresholds_for
 from service.errors import RiskUncalibratedError
 from service.gallery.subjects import Gallery
 
-router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 Targets = Annotated[list[Probability], Query(max_length=20, description="FPIRs to give thresholds for; repeatable.")]
 
 

@@ -12,13 +12,14 @@ from models.network import Network
 from models.pack import ModelPack
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
 from service.batching import FAILING
 from service.errors import GpuUnavailableError, KithError
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
-router = APIRouter(tags=["system"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["system"], responses=PROBLEMS)
 
 
 @router.get("/healthz")

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.problems import problem
 from service.api.schemas import GalleryOut, GallerySettingsIn, ImportOut, ImportRefusalOut
 from service.errors import (
@@ -33,7 +34,7 @@ from service.gallery.subjects import Gallery, GallerySettings
 from service.gallery.transfer import Header, Items
 from service.security.sealed_files import TemporaryFile
 
-router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 MEDIA_TYPES: Final[dict[str, Format]] = {
     "application/x-ndjson": "ndjson",
     "application/vnd.apache.parquet": "parquet",

@@ -1,26 +1,53 @@
 """The audit in SQL: written with what it tells of, in the same transaction, one chain a gallery.
 
-A gallery's writers take turns already (Database.change), so that chains by gallery cost no writer a wait.
+A gallery's writers take turns already (Database.change), so that chains by gallery cost no writer a wait. Whoever
+writes to several chains takes the galleries' by ascending key and the service's own last: nobody waits in a circle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
+from service.errors import StorageError
+from service.gallery.database import Database
 from service.gallery.subjects import Gallery
-from service.gallery.tables import audit, audit_heads
+from service.gallery.tables import audit, audit_heads, galleries
 from service.gallery.vault import Vault
-from service.security.acting import acting
+from service.security.acting import Actor, acting
 from service.security.chain import BEFORE_ALL, Line, mac
+from service.security.trail import OF_SERVICE
 
-OF_SERVICE: Final = 0
-"""The chain of what concerns no gallery."""
 PURPOSE: Final = "audit"
 """Of the service's secret that heads are signed with."""
+CONFLICT: Final = StorageError("two lines of the audit would have had one number")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a line will say. ``gallery``: its key and name. ``subject``: a pseudonym."""
+
+    event: str
+    gallery: tuple[int, str] | None = None
+    subject: str | None = None
+    outcome: str = "done"
+    details: dict[str, Any] = field(default_factory=dict)
+    actor: Actor = field(default_factory=acting)
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a chain: how many lines, and the hash of the last."""
+
+    lines: int
+    hash: str
 
 
 def record(
@@ -31,44 +58,110 @@ def record(
     subject: str | None = None,
     outcome: str = "done",
     **details: Any,
-) -> tuple[int, str]:
-    """Write a line, within a transaction that holds the gallery's turn; returns its number and hash. ``subject``: its
-    id, of which a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
-    known = None if gallery is None or subject is None else gallery.seal.pseudonym("subject", subject)
-    return record_of(vault, connection, event, gallery, known, outcome, **details)
+) -> End:
+    """Write a line, within a transaction that holds the gallery's turn, and at its end, as writers of searches wait for
+    it from here on. ``subject``: its id, of which a pseudonym is kept that only who has the gallery's key can make.
+    Raises MasterKeyError."""
+    if gallery is None:
+        return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
+    known = None if subject is None else pseudonym(gallery, subject)
+    entry = Entry(event, (gallery.pk, gallery.name), known, outcome, details)
+    return append(vault, connection, gallery.pk, [entry])
 
 
-def record_of(
-    vault: Vault,
-    connection: Connection,
-    event: str,
-    gallery: Gallery | None,
-    known: str | None,
-    outcome: str,
-    **details: Any,
-) -> tuple[int, str]:
-    """As :func:`record`; ``known``: the subject's pseudonym."""
-    chain = OF_SERVICE if gallery is None else gallery.pk
-    query = sa.select(audit_heads.c.number, audit_heads.c.hash).where(audit_heads.c.chain == chain)
-    head = connection.execute(query.with_for_update()).first()
-    actor, name = acting(), None if gallery is None else gallery.name
-    line = Line(
-        1 if head is None else head.number + 1,
-        datetime.now(UTC),
-        event,
-        outcome,
-        actor.name,
-        actor.request_id,
-        name,
-        known,
-        details,
-    )
-    last = line.hash(BEFORE_ALL if head is None else head.hash)
-    whose = {"chain": chain, "gallery_pk": None if gallery is None else gallery.pk, "hash": last}
-    connection.execute(audit.insert().values(**vars(line), **whose))
-    now = {"number": line.number, "hash": last, "mac": mac(vault.secret(connection, PURPOSE), line.number, last)}
-    if head is None:
-        connection.execute(audit_heads.insert().values(chain=chain, **now))
-    else:
-        connection.execute(audit_heads.update().where(audit_heads.c.chain == chain).values(**now))
-    return line.number, last
+def record_creation(vault: Vault, connection: Connection, gallery: Gallery) -> None:
+    """The first line of a gallery's chain, which is named in the service's. Raises MasterKeyError."""
+    first = record(vault, connection, "gallery_created", gallery)
+    said = Entry("gallery_created", (gallery.pk, gallery.name), details={"chain": first.hash})
+    append(vault, connection, OF_SERVICE, [said])
+
+
+def record_deletion(
+    vault: Vault, connection: Connection, gallery: Gallery, outcome: str = "done", **details: Any
+) -> End:
+    """The last line of a gallery's chain; the service's says that it is the last. Raises MasterKeyError."""
+    last = record(vault, connection, "gallery_deleted", gallery, outcome=outcome, **details)
+    first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
+    said = {"chain": first, "lines": last.lines, "last": last.hash}
+    append(vault, connection, OF_SERVICE, [Entry("gallery_deleted", (gallery.pk, gallery.name), None, outcome, said)])
+    return last
+
+
+def record_entries(database: Database, entries: Iterable[Entry]) -> None:
+    """Write lines that no other write goes with, in one transaction; on disk when it returns. Those of a gallery that
+    is gone by now go to the service's chain.
+
+    Raises:
+        StorageError: it cannot be written.
+        MasterKeyError.
+    """
+    by_chain: dict[int, list[Entry]] = {}
+    for entry in entries:
+        by_chain.setdefault(OF_SERVICE if entry.gallery is None else entry.gallery[0], []).append(entry)
+    own = by_chain.pop(OF_SERVICE, [])
+    with database.write(CONFLICT) as connection:
+        for chain in sorted(by_chain):
+            # The head first: from here on the gallery cannot be deleted before these lines are written.
+            head = connection.execute(HEAD, {"chain": chain}).first()
+            if head is None or connection.execute(THERE, {"chain": chain}).first() is None:
+                own += by_chain[chain]
+            else:
+                append(database.vault, connection, chain, by_chain[chain])
+        if own:
+            append(database.vault, connection, OF_SERVICE, own)
+
+
+def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[Entry]) -> End:
+    """Raises MasterKeyError."""
+    head = connection.execute(HEAD, {"chain": chain}).first() or _begin(connection, chain)
+    number, last, rows = head.number, head.hash, []
+    for entry in entries:
+        number += 1
+        actor = entry.actor
+        name = None if entry.gallery is None else entry.gallery[1]
+        line = Line(
+            number,
+            entry.at,
+            entry.event,
+            entry.outcome,
+            actor.name,
+            actor.request_id,
+            name,
+            entry.subject,
+            entry.details,
+        )
+        last = line.hash(last)
+        rows.append({**vars(line), "chain": chain, "gallery_pk": chain or None, "hash": last})
+    connection.execute(LINE, rows)
+    signed = mac(vault.secret(connection, PURPOSE), number, last)
+    connection.execute(SIGN, {"of": chain, "now": number, "last": last, "signed": signed})
+    return End(number, last)
+
+
+def pseudonym(gallery: Gallery, subject: str) -> str:
+    """Of a subject's id: 32 hexadecimal digits."""
+    return gallery.seal.pseudonym("subject", subject)
+
+
+def _begin(connection: Connection, chain: int) -> Any:
+    """Of two processes that begin the service's chain at once, one does, and the other waits for it."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    first = insert(audit_heads).values(chain=chain, number=0, hash=BEFORE_ALL, mac="")
+    connection.execute(first.on_conflict_do_nothing())
+    return connection.execute(HEAD, {"chain": chain}).one()
+
+
+# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+HEAD: Final = (
+    sa.select(audit_heads.c.number, audit_heads.c.hash)
+    .where(audit_heads.c.chain == sa.bindparam("chain"))
+    .with_for_update()
+)
+THERE: Final = sa.select(galleries.c.pk).where(galleries.c.pk == sa.bindparam("chain"))
+FIRST: Final = sa.select(audit.c.hash).where(audit.c.chain == sa.bindparam("chain"), audit.c.number == 1)
+LINE: Final = audit.insert()
+SIGN: Final = (
+    audit_heads.update()
+    .where(audit_heads.c.chain == sa.bindparam("of"))
+    .values(number=sa.bindparam("now"), hash=sa.bindparam("last"), mac=sa.bindparam("signed"))
+)

@@ -25,6 +25,7 @@ from sqlalchemy.engine import Connection
 from service.errors import BackupError, MasterKeyError
 from service.files import replacing
 from service.gallery import repeated_erasures, rows
+from service.gallery.audit_guard import unguarded
 from service.gallery.database import Database
 from service.gallery.rewrapping import uses
 from service.gallery.tables import (
@@ -247,8 +248,9 @@ def _make_room(connection: Connection, replace: bool) -> None:
             "empty one, or say --replace to delete all that it holds"
         )
     if replace:
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(table.delete())
+        with unguarded(connection):
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(table.delete())
     connection.execute(secrets.delete())
 
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import ReceiptNotFoundError, SubjectErasedError
-from service.gallery.audit_log import record
+from service.gallery.audit_log import record, record_deletion
 from service.gallery.database import Database
 from service.gallery.sealed_rows import ITEM, lookup_of
 from service.gallery.subjects import Gallery
@@ -241,9 +241,13 @@ def write_down(
 ) -> Receipt:
     """Write the audit's line and the receipt; from here on nothing that began before may bring back who was erased."""
     receipt_id, counts = uuid.uuid4().hex, {what: count for what, count in sorted(removed.items()) if count}
-    line = record(
-        vault, connection, EVENTS[kind], gallery, subject_id, receipt=receipt_id, template=template_id, removed=counts
-    )
+    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts}
+    if template_id is not None:
+        about["template"] = template_id
+    if kind == "gallery":
+        end = record_deletion(vault, connection, gallery, **about)
+    else:
+        end = record(vault, connection, EVENTS[kind], gallery, subject_id, **about)
     receipt = Receipt(
         receipt_id,
         kind,
@@ -253,7 +257,8 @@ def write_down(
         template_id,
         counts,
         datetime.now(UTC),
-        *line,
+        end.lines,
+        end.hash,
     )
     pk = remember(connection, receipt, key_name(gallery.seal))
     if kind == "subject":

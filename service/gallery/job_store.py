@@ -128,10 +128,17 @@ class JobStore:
             return self._found(connection, job_id)
 
     def list_jobs(
-        self, gallery: Gallery | None, states: Collection[JobState], before: int | None, limit: int
+        self,
+        gallery: Gallery | None,
+        states: Collection[JobState],
+        before: int | None,
+        limit: int,
+        among: Collection[str] | None = None,
     ) -> list[Job]:
-        """The latest first; ``before``: only those of a smaller key."""
+        """The latest first; ``before``: only those of a smaller key; ``among``: only of galleries of these names."""
         query = _rows().order_by(jobs.c.pk.desc()).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if gallery is not None:
             query = query.where(jobs.c.gallery_pk == gallery.pk)
         if states:
@@ -271,7 +278,7 @@ class JobStore:
         with self._database.write(_UNFORESEEN) as connection:
             row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
             if row is None:
-                raise _missing(job_id)
+                raise missing(job_id)
             if row.state not in FINISHED and _is_free(row, _now()):
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
@@ -313,7 +320,7 @@ class JobStore:
     def _found(self, connection: Connection, job_id: str) -> Job:
         row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
         if row is None:
-            raise _missing(job_id)
+            raise missing(job_id)
         return self._job(row)
 
     def _job(self, row: sa.Row[Any]) -> Job:
@@ -451,5 +458,5 @@ def _rows() -> sa.Select[Any]:
     return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
 
 
-def _missing(job_id: str) -> JobNotFoundError:
+def missing(job_id: str) -> JobNotFoundError:
     return JobNotFoundError(f"there is no job {job_id!r}")

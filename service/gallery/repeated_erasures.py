@@ -6,7 +6,6 @@ of its people. A receipt that the backup holds is of before it, and tells nothin
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import InvalidRequestError, StorageError
-from service.gallery import audit_log, erasure
+from service.gallery import erasure
+from service.gallery.audit_log import Entry, append, record_deletion
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.store import gallery_of, gallery_rows
@@ -58,30 +58,35 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
         pk = erasure.remember(connection, moved, key)
         if receipt.kind == "subject":
             connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
-        removed = _removed(connection, gallery, receipt)
-        if removed:
-            about = {"receipt": receipt.id, "template": receipt.template, "removed": dict(sorted(removed.items()))}
-            event = erasure.EVENTS[receipt.kind]
-            audit_log.record_of(vault, connection, event, gallery, receipt.subject, REPEATED, **about)
+        if _erase(vault, connection, gallery, receipt):
             repeated.append(moved)
         if receipt.kind == "gallery":
-            erasure.remove_gallery(connection, gallery)
             del by_key[key]
     return repeated
 
 
-def _removed(connection: Connection, gallery: Gallery, receipt: Receipt) -> Counter[str]:
+def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> bool:
+    """Tells whether anything was there."""
+    about: dict[str, Any] = {"receipt": receipt.id}
     if receipt.kind == "gallery":
-        counted = {"subjects": subjects, "templates": templates}
-        query = {what: sa.select(sa.func.count()).where(t.c.gallery_pk == gallery.pk) for what, t in counted.items()}
-        return Counter({what: int(connection.execute(each).scalar_one()) for what, each in query.items()})
+        erasure.remove_gallery(connection, gallery)
+        record_deletion(vault, connection, gallery, REPEATED, **about)
+        return True
     if receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
-        return +erasure.remove_templates(connection, gallery, chosen)
-    own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
-    pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()
-    removed = erasure.remove_templates(connection, gallery, templates.c.subject_pk.in_(pks)) if pks else Counter()
-    return +(removed + erasure.remove_subjects(connection, gallery, pks))
+        removed = erasure.remove_templates(connection, gallery, chosen)
+        about["template"] = receipt.template
+    else:
+        own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
+        pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()
+        removed = erasure.remove_templates(connection, gallery, templates.c.subject_pk.in_(pks))
+        removed += erasure.remove_subjects(connection, gallery, pks)
+    counts = {what: count for what, count in sorted(removed.items()) if count}
+    if counts:
+        event, of = erasure.EVENTS[receipt.kind], (gallery.pk, gallery.name)
+        entry = Entry(event, of, receipt.subject, REPEATED, about | {"removed": counts})
+        append(vault, connection, gallery.pk, [entry])
+    return bool(counts)
 
 
 def saved(connection: Connection) -> list[dict[str, Any]]:

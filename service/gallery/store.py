@@ -31,7 +31,7 @@ from service.errors import (
     TemplateNotFoundError,
 )
 from service.gallery import erasure
-from service.gallery.audit_log import record
+from service.gallery.audit_log import record, record_creation
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.kept import Kept
@@ -139,7 +139,7 @@ class Store:
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record(self._database.vault, connection, "gallery_created", gallery)
+            record_creation(self._database.vault, connection, gallery)
         return gallery
 
     def gallery(self, name: str) -> Gallery:
@@ -180,8 +180,10 @@ class Store:
         for name in [name for name, known in kept.items() if now.get(name) != known]:
             self._kept.forget(name)
 
-    def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
+    def list_galleries(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if after is not None:
             query = query.where(galleries.c.name > after)
         with self._database.read() as connection:
@@ -206,8 +208,8 @@ class Store:
         gallery = self.gallery(name)
         with self._database.change(gallery) as connection:
             removed = Counter(subjects=gallery.subjects, templates=gallery.templates)
-            receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
             erasure.remove_gallery(connection, gallery)
+            receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
         self._database.vault.forget(gallery.pk)
         self._kept.forget(name)
         return gallery, self._overwritten(receipt)

@@ -1,0 +1,127 @@
+"""``kith audit``: what was done, by whom; and whether the record of it is what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
+from service.connection import AsJson
+from service.engines import master_keys_at_hand
+from service.errors import AuditFileError, MasterKeyError
+from service.files import replacing
+from service.gallery.audit_log import PURPOSE
+from service.gallery.audit_reading import Trail, Wrapped, trail_of
+from service.security.trail import SERVICE, Anchor, Fault, Report, examine
+from service.settings import load_settings
+
+app = typer.Typer(help="Who did what; and whether the record of it is whole.", no_args_is_help=True)
+SQLITE: Final = b"SQLite format 3\x00"
+Source = Annotated[
+    Path | None,
+    typer.Argument(help="An export, or a copy of SQLite's file; default: the database of the settings.", exists=True),
+]
+
+
+@app.command()
+def verify(
+    source: Source = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Anchors that 'head' printed, noted where the audit's writers cannot write.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine every chain, without the service; exit 1 if it is not what was written, and say where."""
+    anchors = [] if against is None else read_anchors(against)
+    report = _examine(source, anchors)
+    if as_json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        console = Console(soft_wrap=True)
+        for fault in report.faults:
+            console.print(_told(fault), markup=False, highlight=False)
+        _print_summary(console, report, against is not None)
+    if report.faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def head(source: Source = None) -> None:
+    """Print the end of each chain, to be noted elsewhere and given to 'verify --against'; exit 1 if it is unsound."""
+    report = _examine(source, [])
+    for fault in report.faults:
+        Console(stderr=True, soft_wrap=True).print(_told(fault), markup=False, highlight=False)
+    if report.faults:
+        raise typer.Exit(1)
+    print("\n".join(anchor_lines(report.ends, datetime.now(UTC))))
+
+
+@app.command()
+def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when the new one is complete.")]) -> None:
+    """Write the whole audit, as it is at this moment, to a file that 'verify' examines anywhere."""
+    with _trail(None) as trail, replacing(file) as to:
+        count = write_trail(trail, to)
+    print(f"wrote {file}, {file.stat().st_size:,} bytes: {count:,} lines")
+
+
+@contextmanager
+def _trail(source: Path | None) -> Iterator[Trail]:
+    if source is None:
+        with trail_of(load_settings().sql_url) as trail:
+            yield trail
+        return
+    try:
+        with source.open("rb") as file:
+            is_database = file.read(len(SQLITE)) == SQLITE
+    except OSError as error:
+        raise AuditFileError(f"{source} cannot be read: {error.strerror}") from error
+    with trail_of(f"sqlite:///{source.absolute()}") if is_database else trail_in(source) as trail:
+        yield trail
+
+
+def _examine(source: Path | None, anchors: list[Anchor]) -> Report:
+    with _trail(source) as trail:
+        return examine(trail.lines, trail.heads, _secret(trail.secret), trail.galleries, anchors)
+
+
+def _secret(wrapped: Wrapped | None) -> bytes | None:
+    """Of the heads' MACs, if the master key is at hand."""
+    if wrapped is None:
+        return None
+    try:
+        keys = master_keys_at_hand(load_settings())
+        return None if keys is None else keys.unwrap(wrapped.key, PURPOSE, wrapped.master_key)
+    except MasterKeyError as error:
+        Console(stderr=True, soft_wrap=True).print(f"the master key at hand is of no use: {error}", markup=False)
+        return None
+
+
+def _told(fault: Fault) -> str:
+    if fault.chain == SERVICE:
+        chain = "the service's chain"
+    else:
+        chain = f"gallery {fault.gallery or '?'}, chain {fault.chain[:16]}"
+    lines = ""
+    if fault.first is not None:
+        lines = f", line {fault.first}" if fault.first == fault.last else f", lines {fault.first} to {fault.last}"
+    return f"{chain}{lines}: {fault.kind}: {fault.what}"
+
+
+def _print_summary(console: Console, report: Report, anchored: bool) -> None:
+    verdict = f"{len(report.faults)} faults" if report.faults else "sound"
+    console.print(f"{report.lines:,} lines in {len(report.ends)} chains: {verdict}", highlight=False)
+    if not report.signed:
+        console.print(
+            "The heads' signatures were not checked, for the master key is not at hand: lines written anew by whoever "
+            "can write to the database would not show"
+            + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them."),
+            highlight=False,
+        )

@@ -1,0 +1,411 @@
+"""The audit: what is written of whom, and that whoever changes it afterwards is found out, and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
+from service.cli import app
+from service.errors import AuditFileError
+from service.gallery.audit_guard import REFUSAL, unguard
+from service.gallery.audit_log import Entry, record, record_entries
+from service.gallery.audit_reading import AuditReader, Chosen, trail_of
+from service.gallery.backup import back_up, restore
+from service.gallery.database import Database
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, GallerySettings
+from service.security.acting import Actor
+from service.security.chain import Line
+from service.security.trail import SERVICE, Anchor, Fault, Report, examine
+from tests.databases import TEXT, open_database
+from tests.faults.old_databases import at_revision, engine_of
+from tests.postgres import DatabaseUrl
+
+LINES = 6
+Tampering = Callable[[sa.Connection, int], object]
+
+
+@pytest.fixture
+def url(database_url: DatabaseUrl) -> str:
+    return database_url()
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    with closing(open_database(url)) as opened:
+        yield opened
+
+
+def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) -> Gallery:
+    """``lines``: with that of its creation."""
+    gallery = Store(database).create_gallery(name, "f", 8, GallerySettings())
+    for number in range(2, lines + 1):
+        with database.change(gallery) as connection:
+            record(database.vault, connection, "event", gallery, "ada", number=number, share=0.1 * number)
+    return gallery
+
+
+def report_of(url: str, secret: bytes | None, anchors: list[Anchor] | None = None) -> Report:
+    with trail_of(url) as trail:
+        return examine(trail.lines, trail.heads, secret, trail.galleries, anchors or [])
+
+
+def secret_of(database: Database) -> bytes:
+    with database.read() as connection:
+        return database.vault.secret(connection, "audit")
+
+
+def brief(faults: list[Fault]) -> list[tuple[str, str | None, int | None, int | None]]:
+    return [(fault.kind, fault.gallery, fault.first, fault.last) for fault in faults]
+
+
+def run(text: str, **values: Any) -> Tampering:
+    return lambda connection, chain: connection.execute(sa.text(text), {"chain": chain, **values})
+
+
+def cut(connection: sa.Connection, chain: int, head: bool = True) -> None:
+    run("DELETE FROM audit WHERE chain = :chain AND number = 6")(connection, chain)
+    if head:
+        now = "number = 5, hash = (SELECT hash FROM audit WHERE chain = :chain AND number = 5)"
+        run(f"UPDATE audit_heads SET {now} WHERE chain = :chain")(connection, chain)  # noqa: S608
+
+
+def insert_between(connection: sa.Connection, chain: int) -> None:
+    for number in (6, 5, 4):
+        run("UPDATE audit SET number = :n + 1 WHERE chain = :chain AND number = :n", n=number)(connection, chain)
+    columns = "chain, at, event, outcome, actor, request_id, gallery_pk, gallery, subject, details, hash"
+    run(
+        f"INSERT INTO audit (number, {columns}) SELECT 4, {columns} FROM audit "  # noqa: S608
+        "WHERE chain = :chain AND number = 3"
+    )(connection, chain)
+
+
+def swap(connection: sa.Connection, chain: int) -> None:
+    for old, new in ((3, 99), (4, 3), (99, 4)):
+        run("UPDATE audit SET number = :new WHERE chain = :chain AND number = :old", old=old, new=new)(
+            connection, chain
+        )
+
+
+def remove_chain(connection: sa.Connection, chain: int) -> None:
+    for table in ("audit", "audit_heads"):
+        run(f"DELETE FROM {table} WHERE chain = :chain")(connection, chain)  # noqa: S608
+
+
+def rewrite(connection: sa.Connection, chain: int, since: int = 3) -> None:
+    """As whoever knows how hashes are made, but not the secret."""
+    run("UPDATE audit SET actor = 'operator' WHERE chain = :chain AND number = :n", n=since)(connection, chain)
+    rows = connection.execute(
+        sa.text("SELECT * FROM audit WHERE chain = :chain ORDER BY number"), {"chain": chain}
+    ).all()
+    last = "0" * 64
+    for row in rows:
+        at = row.at if isinstance(row.at, datetime) else datetime.fromisoformat(row.at)
+        details = row.details if isinstance(row.details, dict) else json.loads(row.details)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        line = Line(
+            row.number, at, row.event, row.outcome, row.actor, row.request_id, row.gallery, row.subject, details
+        )
+        last = line.hash(last)
+        run("UPDATE audit SET hash = :h WHERE pk = :pk", h=last, pk=row.pk)(connection, chain)
+    run("UPDATE audit_heads SET hash = :h WHERE chain = :chain", h=last)(connection, chain)
+
+
+TAMPERED: dict[str, tuple[Tampering, list[tuple[str, str | None, int | None, int | None]]]] = {
+    "an altered event": (
+        run("UPDATE audit SET event = 'searched' WHERE chain = :chain AND number = 3"),
+        [("altered", "g", 3, 3)],
+    ),
+    "altered details": (
+        run("""UPDATE audit SET details = '{"number": 4}' WHERE chain = :chain AND number = 4"""),
+        [("altered", "g", 4, 4)],
+    ),
+    "an altered time": (
+        run("UPDATE audit SET at = '2020-01-01 00:00:00.000000' WHERE chain = :chain AND number = 6"),
+        [("altered", "g", 6, 6)],
+    ),
+    "another person": (
+        run("UPDATE audit SET subject = :s WHERE chain = :chain AND number = 2", s="0" * 32),
+        [("altered", "g", 2, 2)],
+    ),
+    "an altered hash": (
+        run("UPDATE audit SET hash = :h WHERE chain = :chain AND number = 3", h="0" * 64),
+        [("altered", "g", 3, 4)],
+    ),
+    "a line removed": (run("DELETE FROM audit WHERE chain = :chain AND number = 3"), [("missing", "g", 3, 3)]),
+    "lines removed": (run("DELETE FROM audit WHERE chain = :chain AND number IN (3, 4)"), [("missing", "g", 3, 4)]),
+    "the end cut off": (lambda c, chain: cut(c, chain, head=False), [("cut", "g", 6, 6)]),
+    "the end cut off, head and all": (cut, [("mac", "g", None, 5)]),
+    "a line inserted": (insert_between, [("altered", "g", 4, 7), ("head", "g", None, None)]),
+    "two lines swapped": (swap, [("altered", "g", 3, 5)]),
+    "a chain removed": (remove_chain, [("chain_missing", "g", None, None), ("chain_missing", "g", None, None)]),
+    "a chain written anew": (rewrite, [("mac", "g", None, 6)]),
+    "a head replaced": (
+        run("UPDATE audit_heads SET hash = :h WHERE chain = :chain", h="1" * 64),
+        [("head", "g", None, None)],
+    ),
+    "a signature replaced": (
+        run("UPDATE audit_heads SET mac = :m WHERE chain = :chain", m="1" * 64),
+        [("mac", "g", None, 6)],
+    ),
+    "a head removed": (run("DELETE FROM audit_heads WHERE chain = :chain"), [("head", "g", None, None)]),
+    "a gallery deleted behind the service's back": (
+        run("DELETE FROM galleries WHERE pk = :chain"),
+        [("gallery", "g", None, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_tampering_is_found_and_located(database: Database, url: str, what: str) -> None:
+    """By another connection, while the service has the database open and goes on afterwards."""
+    gallery_with_lines(database, "before")
+    gallery = gallery_with_lines(database)
+    assert report_of(url, secret_of(database)).faults == []
+    tamper, expected = TAMPERED[what]
+    other = engine_of(url)
+    with other.begin() as connection:
+        unguard(connection)
+        tamper(connection, gallery.pk)
+    other.dispose()
+    assert brief(report_of(url, secret_of(database)).faults) == expected
+    gallery_with_lines(database, "after")
+    assert brief(report_of(url, secret_of(database)).faults) == expected
+
+
+def test_what_is_no_line_at_all_is_found(tmp_path: Path) -> None:
+    """SQLite stores anything in any column."""
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    for number, (column, value) in enumerate(
+        [("details", "no json"), ("details", "[]"), ("at", "noon"), ("actor", b"\xff"), ("details", None)]
+    ):
+        with closing(open_database(url)) as database:
+            gallery = gallery_with_lines(database, f"g{number}")
+            secret = secret_of(database)
+        other = engine_of(url)
+        with other.begin() as connection:
+            connection.exec_driver_sql("PRAGMA ignore_check_constraints = on")
+            if number == 0:
+                unguard(connection)
+            if value is None:
+                continue  # the table refuses it
+            statement = f"UPDATE audit SET {column} = :v WHERE chain = :chain AND number = 3"  # noqa: S608
+            run(statement, v=value)(connection, gallery.pk)
+        other.dispose()
+        assert ("unreadable", f"g{number}", 3, 3) in brief(report_of(url, secret).faults)
+
+
+def test_without_the_master_key_what_was_written_anew_shows_by_anchors_alone(database: Database, url: str) -> None:
+    gallery, secret = gallery_with_lines(database), secret_of(database)
+    before = report_of(url, None)
+    assert not before.signed and [end.number for end in before.ends] == [1, LINES]
+    with trail_of(url) as trail:
+        early = [
+            Anchor(one.hash, 1, one.hash, "g") for one in trail.lines if (one.chain, one.number) == (gallery.pk, 1)
+        ]
+    other = engine_of(url)
+    with other.begin() as connection:
+        unguard(connection)
+        rewrite(connection, gallery.pk)
+    assert report_of(url, None).faults == []
+    assert brief(report_of(url, None, [*early, *before.ends]).faults) == [("anchor", "g", 2, 6)]
+    assert brief(report_of(url, secret, before.ends).faults) == [("anchor", "g", 1, 6), ("mac", "g", None, 6)]
+    with other.begin() as connection:
+        rewrite(connection, gallery.pk, since=1)
+    other.dispose()
+    # From its first line on: it is another chain.
+    kinds = [fault.kind for fault in report_of(url, None, before.ends).faults]
+    assert sorted(kinds) == ["chain_missing", "chain_missing", "chain_unknown"]
+
+
+def test_a_head_that_was_signed_once_and_is_put_back_shows_by_anchors(database: Database, url: str) -> None:
+    gallery = gallery_with_lines(database, lines=5)
+    other = engine_of(url)
+    with other.begin() as connection:
+        signed = connection.execute(sa.text("SELECT * FROM audit_heads WHERE chain = :c"), {"c": gallery.pk}).one()
+    with database.change(gallery) as connection:
+        record(database.vault, connection, "event", gallery)
+    noted = report_of(url, None).ends
+    with other.begin() as connection:
+        unguard(connection)
+        cut(connection, gallery.pk)
+        run("UPDATE audit_heads SET mac = :m WHERE chain = :chain", m=signed.mac)(connection, gallery.pk)
+    other.dispose()
+    assert report_of(url, secret_of(database)).faults == []
+    assert brief(report_of(url, secret_of(database), noted).faults) == [("anchor", "g", 6, 6)]
+
+
+def test_the_database_itself_refuses_to_alter_or_delete_lines(database: Database, url: str) -> None:
+    gallery = gallery_with_lines(database)
+    other = engine_of(url)
+    for statement in ("UPDATE audit SET event = 'x' WHERE chain = :chain", "DELETE FROM audit WHERE chain = :chain"):
+        with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.begin() as connection:
+            run(statement)(connection, gallery.pk)
+    other.dispose()
+    assert report_of(url, secret_of(database)).faults == []
+
+
+def test_a_chain_ends_with_its_gallery_and_is_kept(database: Database, url: str) -> None:
+    store = Store(database)
+    gallery_with_lines(database)
+    store.delete_gallery("g")
+    again = gallery_with_lines(database)
+    report = report_of(url, secret_of(database))
+    assert report.faults == [] and [end.gallery for end in report.ends] == [None, "g", "g"]
+    # A line that came too late, as of a search that was under way, belongs to no gallery any more.
+    record_entries(database, [Entry("searched", (again.pk - 1, "g")), Entry("searched", (again.pk, "g"))])
+    report = report_of(url, secret_of(database))
+    assert report.faults == [] and [end.number for end in report.ends] == [4, LINES + 1, LINES + 1]
+
+
+def test_a_restored_backup_is_sound_although_keys_have_moved(
+    database: Database, url: str, database_url: DatabaseUrl, tmp_path: Path
+) -> None:
+    file, other_url = tmp_path / "kith.backup", database_url()
+    gallery = gallery_with_lines(database)
+    noted = report_of(url, None).ends
+    back_up(database, file)
+    with closing(open_database(other_url)) as other:
+        gallery_with_lines(other, "else")
+        restore(other, file, replace=True)
+        gallery_with_lines(other, "later")
+        secret = secret_of(other)
+        assert Store(other).gallery("g").pk != gallery.pk
+        report = report_of(other_url, secret, noted)
+        assert report.faults == [] and len(report.ends) == 3
+        with database.change(gallery) as connection:
+            record(database.vault, connection, "event", gallery)
+        # What was written after the backup is not there.
+        assert brief(report_of(other_url, secret, report_of(url, None).ends).faults) == [("anchor", "g", 7, 7)]
+        with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM audit")
+
+
+def test_an_export_is_examined_like_the_database(database: Database, url: str, tmp_path: Path) -> None:
+    gallery, secret = gallery_with_lines(database), secret_of(database)
+    file = tmp_path / "audit.ndjson"
+    with trail_of(url) as trail, file.open("wb") as to:
+        assert write_trail(trail, to) == LINES + 1
+
+    def faults() -> list[tuple[str, str | None, int | None, int | None]]:
+        with trail_in(file) as trail:
+            keys = database.vault.master
+            assert trail.secret is not None
+            assert keys.unwrap(trail.secret.key, "audit", trail.secret.master_key) == secret
+            return brief(examine(trail.lines, trail.heads, secret, trail.galleries).faults)
+
+    assert faults() == []
+    whole = file.read_text()
+    file.write_text(
+        whole.replace('"details":{"number":3', '"details":[],"were":{"number":3').replace('"share":0.4', '"share":0.5')
+    )
+    assert faults() == [("unreadable", "g", 3, 3), ("altered", "g", 4, 4)]
+    lines = whole.splitlines(keepends=True)
+    file.write_text("".join(lines[:5] + lines[6:]))
+    assert [kind for kind, *_ in faults()] == ["missing"]
+    for broken in ("".join(lines[:-1]), "".join(lines[1:]), whole[:-20], ""):
+        file.write_text(broken)
+        with pytest.raises(AuditFileError):
+            faults()
+    assert gallery.name == "g"
+
+
+def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "data"))
+    file = tmp_path / "data" / "kith.db"
+    with closing(open_database(f"sqlite:///{file}")) as database:
+        gallery = gallery_with_lines(database)
+
+    def kith(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, ["audit", *arguments])
+        assert result.exit_code == code, result.output
+        return result.stdout
+
+    assert "7 lines in 2 chains: sound" in kith("verify")
+    assert "not checked" not in kith("verify", "--against", str(noted(tmp_path, kith("head"))))
+    assert "7 lines" in kith("export", str(tmp_path / "audit.ndjson"))
+    copy = tmp_path / "copy.db"
+    shutil.copy(file, copy)
+    copy.chmod(0o400)
+    for source in (copy, tmp_path / "audit.ndjson"):
+        assert json.loads(kith("verify", str(source), "--json"))["signed"] is True
+    other = engine_of(f"sqlite:///{file}")
+    with other.begin() as connection:
+        unguard(connection)
+        rewrite(connection, gallery.pk)
+    other.dispose()
+    assert "gallery g, chain " in kith("verify", code=1)
+    assert kith("head", code=1) == ""
+    # Elsewhere, without the master key: what cannot be told is said.
+    monkeypatch.delenv("KITH_MASTER_KEY")
+    assert "not checked" in kith("verify")
+    assert "anchor: " in kith("verify", "--against", str(tmp_path / "anchors"), code=1)
+    assert not (tmp_path / "data" / "master.key").exists()
+    monkeypatch.setenv("KITH_MASTER_KEY", TEXT.replace("07", "08"))
+    assert "not checked" in kith("verify")
+    (tmp_path / "nothing").write_text("nothing")
+    assert isinstance(CliRunner().invoke(app, ["audit", "verify", str(tmp_path / "nothing")]).exception, AuditFileError)
+
+
+def noted(folder: Path, printed: str) -> Path:
+    file = folder / "anchors"
+    file.write_text(printed)
+    assert anchor_lines(read_anchors(file), datetime.now(UTC))
+    return file
+
+
+def test_lines_are_listed_by_what_they_say(database: Database) -> None:
+    gallery, reader = gallery_with_lines(database), AuditReader(database)
+    whose = gallery.seal.pseudonym("subject", "bob")
+    late = datetime.now(UTC)
+    entries = [
+        Entry("searched", (gallery.pk, "g"), whose, actor=Actor("key:a", "r1")),
+        Entry("searched", (gallery.pk, "g"), details={"subjects": ["0" * 32, whose]}, actor=Actor("key:b")),
+        Entry("access_refused", actor=Actor("key:b")),
+    ]
+    record_entries(database, entries)
+
+    def events(**chosen: Any) -> list[str]:
+        return [listed.line.event for listed in reader.lines(Chosen(**chosen), None, 100)]
+
+    assert events(chain=gallery.pk, event="searched") == ["searched"] * 2
+    assert events(actor="key:b") == ["access_refused", "searched"]
+    assert events(subject=whose) == ["searched"] * 2
+    assert events(since=late) == ["access_refused", "searched", "searched"]
+    assert events(chain=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
+    assert events(gallery="g", event="gallery_created") == ["gallery_created"] * 2
+    first, second = reader.lines(Chosen(), None, 2)
+    assert [one.pk for one in reader.lines(Chosen(), second.pk, 1)] < [first.pk]
+    assert reader.lines(Chosen(actor="key:a"), None, 1)[0].line.request_id == "r1"
+
+
+def test_an_audit_of_before_is_named_in_the_services_chain(url: str) -> None:
+    at_revision(url, "0006")
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        for pk in (1, 2):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO galleries (pk, name, fingerprint, dimension, settings, created_at) "
+                    "VALUES (:pk, :name, 'f', 8, '{}', '2026-01-01')"
+                ),
+                {"pk": pk, "name": f"g{pk}"},
+            )
+    engine.dispose()
+    with closing(open_database(url)) as database:
+        report = report_of(url, secret_of(database))
+    assert report.faults == [] and [(end.chain == SERVICE, end.gallery) for end in report.ends] == [
+        (True, None),
+        (False, "g1"),
+        (False, "g2"),
+    ]
