@@ -18,6 +18,7 @@ from models.cuda import CUDA, TENSORRT, load_libraries, why_not_cuda
 from models.errors import RuntimeUnavailableError
 from models.half_precision import half_precision
 from models.network import Engine, Float, Precision
+from models.onnx_check import check_network
 from models.runtime import NodeRun, bucket, library, nodes_run
 
 MIN_COSINE: Final = 0.999
@@ -104,6 +105,7 @@ class CudaNetwork:
             self._sizes[shape[1:]].append(shape[0])
         self._bound: dict[tuple[int, ...], _Bound] = {}
         self._inputs: dict[int, Any] = {}
+        check_network(path)
         try:
             self._thread.submit(self._start, numbers).result()
         except Exception as error:

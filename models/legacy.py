@@ -1,18 +1,16 @@
 """Directories of ONNX files without a manifest: InsightFace packs of old, OpenCV Zoo's YuNet and SFace.
 
 Routing follows InsightFace: files in sorted order, the kind told by outputs and input shape, the first of a kind wins;
-a recogniser whose first nodes subtract and multiply normalises by itself. The ``onnx`` package is used here alone.
+a recogniser whose first nodes subtract and multiply normalises by itself.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from models.alignment import standard
 from models.errors import PackError
+from models.onnx_check import read_model
 from models.pack import DetectionSpec, ModelPack, Normalisation, RecognitionSpec
 
 SCRFD_OUTPUTS = (6, 9, 10, 15)
@@ -42,10 +40,7 @@ def route_directory(directory: Path) -> ModelPack:
 
 
 def _classify(path: Path) -> DetectionSpec | RecognitionSpec | None:
-    try:
-        graph = onnx.load(str(path), load_external_data=False).graph
-    except (DecodeError, OSError, ValueError) as error:
-        raise PackError(path.name, f"is not an ONNX file ({error})") from error
+    graph = read_model(path).graph
     initialised = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in initialised]
     if not inputs:

@@ -12,6 +12,7 @@ import numpy as np
 
 from models.errors import RuntimeUnavailableError
 from models.network import Engine, Float, Precision
+from models.onnx_check import check_network
 from models.runtime import available_cores, cut, filled, has_fast_int8
 
 BATCHES: Final = (1, 4)
@@ -72,6 +73,7 @@ class OpenVinoNetwork:
             multiplies it, else fp32.
 
     Raises:
+        PackError: the file holds what is not opened (models.onnx_check).
         RuntimeUnavailableError: OpenVINO is not installed, or cannot read the file.
     """
 
@@ -90,6 +92,7 @@ class OpenVinoNetwork:
             "INFERENCE_NUM_THREADS": threads or available_cores(),
             "PERFORMANCE_HINT": "LATENCY",
         }
+        check_network(path)
         try:
             self._model = self._core.read_model(path)
         except Exception as error:  # OpenVINO raises RuntimeError and its own kinds

@@ -19,12 +19,17 @@ from typing import Any, Final, Literal
 from models.alignment import POINTS, STANDARD, Alignment, standard
 from models.errors import PackError
 from models.network import Engine, Precision
+from models.onnx_check import check_network
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
 CALIBRATION: Final = "calibration.json"
 """Where calibrations are written; an unversioned directory has its own under this name too."""
 MAX_NUMBER: Final = 1e6
+MAX_JSON_BYTES: Final = 16_000_000
+MAX_SIDE_PX: Final = 2048
+"""Of a crop."""
+MAX_DIMENSION: Final = 65_536
 LICENSE_FILE: Final = "MODEL.LICENSE"
 VARIANTS: Final[tuple[Precision, ...]] = ("bf16", "fp16", "int8")
 BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
@@ -131,10 +136,12 @@ class ModelPack:
         return path.relative_to(self.directory).as_posix()
 
     def verify(self) -> None:
-        """Check every declared sha256, and that the calibration is of this recogniser where it names one.
+        """Check every declared sha256, what the networks' files hold, and that the calibration is of this recogniser
+        where it names one.
 
         Raises:
-            PackError: a file is missing or differs from the manifest, or the calibration is another recogniser's.
+            PackError: a file is missing or differs from the manifest, or holds what is not opened
+                (models.onnx_check), or the calibration is another recogniser's.
         """
         for name, spec in (("detection", self.detection), ("recognition", self.recognition)):
             if not spec.path.is_file():
@@ -144,6 +151,7 @@ class ModelPack:
                     f"tasks.{name}.sha256",
                     f"{spec.path.name} has {actual[:12]}..., the manifest says {spec.sha256[:12]}...",
                 )
+            check_network(spec.path)
             for variant in spec.variants:
                 _verify_variant(variant, spec.path, f"variants.{name}.{variant.precision}")
         measured = (self.calibration or {}).get("recogniser")
@@ -166,6 +174,8 @@ def _verify_variant(variant: Variant, main: Path, name: str) -> None:
             f"{name}.sha256",
             f"{variant.path.name} has {actual[:12]}..., the manifest says {str(variant.sha256)[:12]}...",
         )
+    if variant.path is not None:
+        check_network(variant.path)
 
 
 def sha256_of(path: Path) -> str:
@@ -206,8 +216,10 @@ def load_pack(directory: Path) -> ModelPack:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise PackError(path.name, f"has more than {MAX_JSON_BYTES} bytes")
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PackError(path.name, f"is not readable JSON ({error})") from error
     if not isinstance(document, dict):
         raise PackError(path.name, "must hold a JSON object")
@@ -243,7 +255,9 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
             sha256=_sha256(recognition, "tasks.recognition.sha256"),
             normalisation=_normalisation(recognition, "tasks.recognition", std=127.5),
             alignment=_alignment(recognition),
-            dimension=_positive(recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension"),
+            dimension=_positive(
+                recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension", MAX_DIMENSION
+            ),
             preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
             variants=_variants(directory, document, "recognition"),
         ),
@@ -356,16 +370,16 @@ def _head(task: Mapping[str, Any]) -> HeadKind:
             raise PackError("tasks.detection.head", f"{other!r} is not a known head (scrfd, yunet)")
 
 
-def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise PackError(name, "must be a positive integer")
+def _positive(value: Any, name: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise PackError(name, f"must be a positive integer, {most} at most")
     return value
 
 
 def _square(value: Any, name: str) -> int:
     if not isinstance(value, list) or len(value) != 2 or value[0] != value[1]:
         raise PackError(name, "must be two equal integers")
-    return _positive(value[0], name)
+    return _positive(value[0], name, MAX_SIDE_PX)
 
 
 def _alignment(task: Mapping[str, Any]) -> Alignment:

@@ -17,6 +17,7 @@ import numpy as np
 
 from models.errors import RuntimeUnavailableError
 from models.network import Engine, Float, Precision
+from models.onnx_check import check_network
 
 # Read when the library is imported: without it onnxruntime 1.31 writes a device id and an event database under the
 # home directory, which a face service must not.
@@ -120,8 +121,9 @@ class OnnxNetwork:
     up to the next size would cost a processor as much as the filling is long.
 
     Raises:
-        RuntimeUnavailableError: the file is no network this runtime can open, or ``provider`` was demanded and cannot
-            start here.
+        PackError: the file holds what is not opened (models.onnx_check).
+        RuntimeUnavailableError: it is no network this runtime can open, or ``provider`` was demanded and cannot start
+            here.
     """
 
     engine: Engine = "onnxruntime"
@@ -138,6 +140,7 @@ class OnnxNetwork:
             raise RuntimeUnavailableError(
                 f"{provider} is not in this onnxruntime; it has {', '.join(available_providers())}"
             )
+        check_network(path)
         self._session = self._open(wanted, self._options())
         if provider and provider not in self._session.get_providers():
             raise RuntimeUnavailableError(f"{provider} is installed but could not start on this machine")

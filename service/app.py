@@ -22,6 +22,7 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    audit,
     documents,
     enrolments,
     erasures,
@@ -44,6 +45,7 @@ from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
+from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
@@ -131,6 +133,8 @@ def create_app(settings: Settings) -> FastAPI:
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
+                audit_writer = AuditWriter(database, settings.audit_searches)
+                opened.callback(audit_writer.close)
                 transfers = Transfers(database)
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
@@ -185,6 +189,7 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        audit_writer,
                         keys_known,
                         key_uses,
                         shortfalls,
@@ -224,6 +229,7 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        audit,
         keys,
         system,
         documents,

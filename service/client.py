@@ -218,12 +218,15 @@ class Kith:
         """As :meth:`risk`, from evidence that is derived anew first."""
         return self._send(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
-    def audit(self, gallery: str) -> Iterator[AuditLineOut]:
-        """What the service changed by itself, latest first."""
+    def audit(self, gallery: str | None = None, /, **chosen: str | None) -> Iterator[AuditLineOut]:
+        """What was done, latest first; None: everywhere. ``chosen``: event, actor, since, until; subject, of a gallery;
+        gallery's name, of one that was deleted."""
         cursor: int | None = None
+        path = "/v1/audit" if gallery is None else f"{_path(gallery)}/audit"
         while True:
-            params = {} if cursor is None else {"cursor": cursor}
-            page = self._send(AuditOut, "GET", f"{_path(gallery)}/audit", params=params)
+            given = {name: value for name, value in chosen.items() if value is not None}
+            params = given | ({} if cursor is None else {"cursor": str(cursor)})
+            page = self._send(AuditOut, "GET", path, params=params)
             yield from page.lines
             if (cursor := page.next) is None:
                 return

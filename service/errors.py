@@ -371,6 +371,11 @@ class BackupError(KithError):
     remedy = "Nothing was changed."
 
 
+class AuditUnwrittenError(KithError):
+    status, code, title = 503, "audit_unwritten", "The audit cannot be written at the moment"
+    remedy = "See that the database can be written; what was refused for this was not done. docs/audit.md."
+
+
 class AuditFileError(KithError):
     """What an audit is to be read from, or compared with, cannot be."""
 

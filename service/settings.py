@@ -166,6 +166,9 @@ class Settings(BaseSettings):
         description="Bytes of vectors to hold in memory; galleries searched least lately make room. Default: all.",
     )
     index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
+    audit_searches: Literal["soon", "before", "off"] = Field(
+        "soon", description="When a search is written to the audit: within a second, before it is answered, or not."
+    )
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property

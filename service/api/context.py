@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 from fastapi import Depends, Request
 
 from models.network import Network
+from service.audit_writer import AuditWriter
 from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
@@ -53,6 +54,7 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    audit: AuditWriter
     keys: KeyStore
     key_uses: KeyUses
     shortfalls: Sequence[str]

@@ -95,6 +95,7 @@ async def verify(request: Request, kith: Kith) -> Response:
     (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
     reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
     if vectors_a is None or vectors_b is None:
+        await _write_down(kith, body, galleries, "no_face")
         return answer({"model": by.pack.model_id, "outcome": "no_face", "reasons": reasons, "a": out_a, "b": out_b})
     target = body.risk.target("fmr")
     # Every template of one side meets every template of the other, and the best counts: for the two people together
@@ -107,10 +108,12 @@ async def verify(request: Request, kith: Kith) -> Response:
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
+    outcome = decide_pair(similarity, thresholds) if outcome_known else "rejected_quality"
+    await _write_down(kith, body, galleries, outcome)
     return answer(
         with_values(
             model=by.pack.model_id,
-            outcome=decide_pair(similarity, thresholds) if outcome_known else "rejected_quality",
+            outcome=outcome,
             similarity=round(similarity, 4),
             threshold=round(thresholds.accept, 4),
             review_threshold=round(thresholds.review, 4),
@@ -121,6 +124,13 @@ async def verify(request: Request, kith: Kith) -> Response:
             b=out_b,
         )
     )
+
+
+async def _write_down(kith: Context, body: VerifyIn, galleries: dict[str, Gallery], outcome: str) -> None:
+    """Who was asked after."""
+    for side in (body.a, body.b):
+        if side.subject:
+            await kith.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
 
 
 def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Served:

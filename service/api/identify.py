@@ -70,6 +70,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
             seen = zip(searched, found_each, strict=True)
             answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]
             kith.shadow.observe(found, answered, target, among)
+    await kith.audit.searched(found, results)
     kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
     return answer({"gallery": found.name, "model": by.pack.model_id, "recogniser": by.fingerprint, "results": results})
 

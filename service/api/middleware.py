@@ -21,6 +21,7 @@ WITHOUT_PHOTOS_BYTES = 1_000_000
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
 ARCHIVE_PATHS = ("/enrolments",)
 IMPORT_PATH = "/import"  # read and stored piece by piece
+REFUSED = {401: "unauthorized", 403: "forbidden", 429: "rate_limited"}
 log = logging.getLogger("service.access")
 
 
@@ -73,9 +74,19 @@ class Gate:
                 with acting_as(Actor(caller.name, request_id)):
                     await self._app(scope, counted, identified)
         finally:
+            self._note_refusal(scope, status)
             route = getattr(scope.get("route"), "path", "-")
             elapsed_ms = (time.perf_counter() - start) * 1000
             log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
+
+    @staticmethod
+    def _note_refusal(scope: Scope, status: int) -> None:
+        """In the audit: also of a gallery that is not there for this key, whether it is there for others or not."""
+        caller: Caller = scope["state"].get("caller", ANONYMOUS)
+        gallery = scope.get("path_params", {}).get("gallery")
+        hidden = status == 404 and gallery is not None and not caller.rights.sees(gallery)
+        if (code := "gallery_not_found" if hidden else REFUSED.get(status)) is not None:
+            scope["app"].state.context.audit.record_refusal(caller.name, code)
 
     def _limit(self, path: str) -> int:
         if path.endswith(ARCHIVE_PATHS):
@@ -94,6 +105,7 @@ class Gate:
         headers, caller = Headers(scope=scope), ANONYMOUS
         if scope["path"] not in self._unguarded:
             caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
+            scope["state"]["caller"] = caller
             if kept_to is not None:
                 standing = self._callers.standing(caller, kept_to)
                 added += limit_fields(kept_to, standing)

@@ -85,6 +85,7 @@ PERMISSIONS: Final[dict[str, Need]] = {
     "GET /v1/jobs/{job}": READ,
     "GET /v1/jobs/{job}/items": READ,
     "DELETE /v1/jobs/{job}": ENROL,
+    "GET /v1/audit": ADMIN_ALL,
     "GET /v1/keys": ADMIN_ALL,
     "POST /v1/keys": ADMIN_ALL,
     "GET /v1/keys/{key}": ADMIN_ALL,

@@ -42,6 +42,7 @@ async def ready(kith: Kith) -> HealthOut:
     await asyncio.to_thread(kith.store.check)
     if kith.shared_engine is not None:
         await asyncio.to_thread(kith.shared_engine.check)
+    kith.audit.check()
     return HealthOut(version=version("kith-face"))
 
 

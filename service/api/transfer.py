@@ -28,6 +28,7 @@ from service.errors import (
     StorageError,
     UnsupportedMediaTypeError,
 )
+from service.gallery.audit_log import Entry
 from service.gallery.importing import Export, Format, Import, Report, check_header, export
 from service.gallery.ndjson import Lines
 from service.gallery.subjects import Gallery, GallerySettings
@@ -267,6 +268,7 @@ async def export_gallery(
     pieces = Export(export(kith.transfers.bulk, gallery, format, settings_of, embeddings, crops))
     try:
         first = await kith.transfers.exporting(pieces.next)  # what is wrong shows before anything is answered
+        await kith.audit.write(_exported(await kith.gallery(gallery), format, embeddings, crops))
     except BaseException:
         kith.transfers.end_export(pieces.close)
         raise
@@ -277,6 +279,11 @@ async def export_gallery(
         media_type=next(name for name, kind in MEDIA_TYPES.items() if kind == format),
         headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
     )
+
+
+def _exported(gallery: Gallery, kind: Format, embeddings: bool, crops: bool) -> Entry:
+    details = {"format": kind, "embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
+    return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
 
 
 class _Exported(StreamingResponse):

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import ReceiptNotFoundError, SubjectErasedError
-from service.gallery.audit_log import record, record_deletion
+from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.sealed_rows import ITEM, lookup_of
 from service.gallery.subjects import Gallery
@@ -244,10 +244,7 @@ def write_down(
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts}
     if template_id is not None:
         about["template"] = template_id
-    if kind == "gallery":
-        end = record_deletion(vault, connection, gallery, **about)
-    else:
-        end = record(vault, connection, EVENTS[kind], gallery, subject_id, **about)
+    end = record(vault, connection, EVENTS[kind], gallery, subject_id, **about)
     receipt = Receipt(
         receipt_id,
         kind,

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
+from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
 from service.gallery.erasure import blank_item, erased_since, was_erased
 from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
@@ -120,6 +121,7 @@ class JobStore:
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         with self._database.write(deleted) as connection:
             created = create_in(connection, gallery, kind, parameters, job_id)
+            record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
         return self.job(created)
 
     def job(self, job_id: str) -> Job:
@@ -256,7 +258,11 @@ class JobStore:
                 )
                 for item, template in admitted
             ]
-            return record_in(connection, job, [*outcomes, *refused], seconds)
+            cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
+            if new:
+                counts: dict[str, Any] = {"templates": len(new), "job": job.id}
+                record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, **counts)
+            return cancelled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
@@ -283,6 +289,9 @@ class JobStore:
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
+            if row.state not in FINISHED:
+                whose = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
+                append(self._database.vault, connection, row.gallery_pk, [whose])
             return self._found(connection, job_id)
 
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:

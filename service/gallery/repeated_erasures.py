@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from service.errors import InvalidRequestError, StorageError
 from service.gallery import erasure
-from service.gallery.audit_log import Entry, append, record_deletion
+from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.store import gallery_of, gallery_rows
@@ -70,7 +70,7 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Rece
     about: dict[str, Any] = {"receipt": receipt.id}
     if receipt.kind == "gallery":
         erasure.remove_gallery(connection, gallery)
-        record_deletion(vault, connection, gallery, REPEATED, **about)
+        record(vault, connection, erasure.EVENTS["gallery"], gallery, outcome=REPEATED, **about)
         return True
     if receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)

@@ -31,7 +31,7 @@ from service.errors import (
     TemplateNotFoundError,
 )
 from service.gallery import erasure
-from service.gallery.audit_log import record, record_creation
+from service.gallery.audit_log import pseudonym, record
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.kept import Kept
@@ -139,7 +139,7 @@ class Store:
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record_creation(self._database.vault, connection, gallery)
+            record(self._database.vault, connection, "gallery_created", gallery)
         return gallery
 
     def gallery(self, name: str) -> Gallery:
@@ -201,6 +201,8 @@ class Store:
             settings = change(gallery_of(row, self._database.vault).settings)
             changed = {"settings": asdict(settings), "version": new_version()}
             connection.execute(galleries.update().where(galleries.c.name == name).values(**changed))
+            before = gallery_of(row, self._database.vault)
+            record(self._database.vault, connection, "gallery_updated", before, **_differing(before.settings, settings))
         return self.gallery(name)
 
     def delete_gallery(self, name: str) -> tuple[Gallery, Receipt]:
@@ -230,6 +232,7 @@ class Store:
             else:
                 _rewrite(connection, gallery, subject_pk, about, now)
             _relabel(connection, gallery, subject_pk, about)
+            record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
         return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
@@ -239,6 +242,7 @@ class Store:
             about = replace(About(subject.id, subject.name, subject.metadata, subject.tags), **given)
             _rewrite(connection, gallery, subject.pk, about, _now())
             _relabel(connection, gallery, subject.pk, about)
+            record(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return self._subject(connection, gallery, subject_id)
 
     def subject(self, gallery: Gallery, subject_id: str) -> Subject:
@@ -347,6 +351,7 @@ class Store:
                         created_at=now,
                     )
                 )
+            record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
         return None
 
     def known_templates(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
@@ -426,6 +431,8 @@ class Store:
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == here.pk))
             # Both are other people than before.
             _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])
+            moved = {"template": template_id, "to": pseudonym(gallery, to)}
+            record(self._database.vault, connection, "template_moved", gallery, subject_id, **moved)
 
     def snapshot(self, gallery: Gallery) -> Snapshot:
         """All templates at one moment."""
@@ -710,6 +717,11 @@ def _relabel(connection: Connection, gallery: Gallery, subject_pk: int, about: A
             labels.insert(),
             [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in borne],
         )
+
+
+def _differing(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:
+    was, now = asdict(before), asdict(after)
+    return {"changed": {name: now[name] for name in now if now[name] != was[name]}}
 
 
 def _wanted(gallery: Gallery, chosen: SubjectFilter) -> list[str]:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, load, save
 from models.cuda import CUDA, visible_gpus, why_not_cuda
 from models.cuda_network import BEST, CudaNetwork, Device, Numbers
 from models.detection import Detector
-from models.errors import RuntimeUnavailableError
+from models.errors import PackError, RuntimeUnavailableError
 from models.half_precision import half_precision
 from models.network import Float
 from models.pack import ModelPack
@@ -200,5 +200,5 @@ def test_a_file_that_is_no_network(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
     with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
         half_precision(tmp_path / "x.onnx", tmp_path)
-    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+    with pytest.raises(PackError, match=r"x\.onnx"):
         CudaNetwork(tmp_path / "x.onnx", [(1, *CROP)], np.zeros((1, *CROP), np.float32), tmp_path, Device("cpu"))

@@ -84,7 +84,7 @@ def test_each_engine_gives_the_same_vectors(rng: np.random.Generator) -> None:
 
 def test_a_file_that_is_no_network(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
-    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+    with pytest.raises(PackError, match=r"x\.onnx"):
         open_network(replace(spec(), path=tmp_path / "x.onnx"), Wish())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from models.errors import RuntimeUnavailableError
+from models.errors import PackError, RuntimeUnavailableError
 from models.pack import BUNDLED, ModelPack
 from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, bucket, cut
 
@@ -53,7 +53,7 @@ def test_a_provider_that_is_absent_is_not_silently_replaced(pack: ModelPack) -> 
 
 def test_a_file_that_is_no_network(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
-    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+    with pytest.raises(PackError, match=r"x\.onnx"):
         OnnxNetwork(tmp_path / "x.onnx")
 
 

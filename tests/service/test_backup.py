@@ -164,7 +164,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     before = store.gallery("one")
     expected = names(store, "one", followers)
     back_up(database, file)
-    enrol(store, before, "s0", *vectors(20))
+    store.move_template(before, "s3", store.list_templates(before, "s3")[0].id, "s4")
     assert names(store, "one", followers) != expected
     restore(database, file, replace=True)
     assert names(store, "one", followers) == expected

@@ -1,0 +1,309 @@
+"""Hostile ONNX files are refused by what is wrong with them, before a runtime sees them; honest ones are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from models import onnx_check, openvino_network
+from models.errors import PackError
+from models.onnx_check import check_model, check_network, read_model
+from models.openvino_network import OpenVinoNetwork
+from models.pack import BUNDLED, MANIFEST, load_pack, sha256_of
+from models.runtime import OnnxNetwork
+
+Edit = Callable[[onnx.ModelProto], object]
+
+
+def network(*nodes: onnx.NodeProto, weights: list[onnx.TensorProto] | None = None) -> onnx.ModelProto:
+    """Whatever the nodes do, what goes in comes out."""
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("Identity", ["x"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 112, 112])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 112, 112])],
+        initializer=[numpy_helper.from_array(np.ones((2, 3), np.float32), "w")] if weights is None else weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def edited(edit: Edit) -> onnx.ModelProto:
+    model = network()
+    edit(model)
+    return model
+
+
+def with_weight(**fields: Any) -> onnx.ModelProto:
+    """Its fields as they are given, whether or not they fit together."""
+    whole: dict[str, Any] = {"name": "w", "data_type": TensorProto.FLOAT, "dims": [2, 3]} | fields
+    return network(weights=[TensorProto(**whole)])
+
+
+def outside(location: str, **more: str) -> onnx.ModelProto:
+    entries = [onnx.StringStringEntryProto(key=k, value=v) for k, v in ({"location": location} | more).items()]
+    return with_weight(data_location=TensorProto.EXTERNAL, external_data=entries)
+
+
+def branches(depth: int, innermost: onnx.NodeProto) -> onnx.NodeProto:
+    node = innermost
+    for _ in range(depth):
+        branch = helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)])
+        node = helper.make_node("If", ["condition"], ["b"], then_branch=branch, else_branch=branch)
+    return node
+
+
+def shape(*sides: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(sides, np.int64), "shape")
+
+
+def _function(model: onnx.ModelProto, domain: str) -> None:
+    node = helper.make_node("Relu", ["a"], ["b"])
+    model.functions.append(helper.make_function(domain, "Mine", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
+
+
+BODY = helper.make_graph([helper.make_node("Identity", ["c"], ["d"])], "body", [], [])
+HUGE = 2**62
+HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
+    "IR of the future": (edited(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
+    "no IR": (edited(lambda m: m.ClearField("ir_version")), "IR version 0"),
+    "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
+    "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
+    "custom operator": (network(helper.make_node("Steal", ["x"], ["z"], domain="evil")), "'Steal' of 'evil'"),
+    "runtime's own": (network(helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft")), "com.microsoft"),
+    "unknown operator": (network(helper.make_node("Steal", ["x"], ["z"])), "'Steal' that the standard"),
+    "own function": (edited(lambda m: _function(m, "evil")), "operator of its own"),
+    "standard's name for an own function": (edited(lambda m: _function(m, "")), "operator of its own"),
+    "loop": (network(helper.make_node("Loop", ["n", ""], ["z"], body=BODY)), "Loop"),
+    "reads files": (network(helper.make_node("ImageDecoder", ["x"], ["z"])), "ImageDecoder"),
+    "hidden in a branch": (network(branches(2, helper.make_node("Steal", ["x"], ["b"], domain="evil"))), "'evil'"),
+    "graphs without end": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "graphs in graphs"),
+    "training": (edited(lambda m: m.training_info.add()), "training graph"),
+    "outside, absolute": (outside("/etc/passwd"), "another file"),
+    "outside, above": (outside("../../secret"), "another file"),
+    "outside, beside": (outside("weights.bin", offset="0", length="24"), "another file"),
+    "outside without a word": (
+        with_weight(external_data=[onnx.StringStringEntryProto(key="location", value="a")]),
+        "another",
+    ),
+    "outside, in a constant": (
+        network(helper.make_node("Constant", [], ["c"], value=outside("a").graph.initializer[0])),
+        "another",
+    ),
+    "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape says 24"),
+    "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
+    "too few numbers": (with_weight(float_data=[1.0]), "1 bytes or numbers"),
+    "no numbers": (with_weight(), "0 bytes or numbers"),
+    "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "claims a shape"),
+    "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "claims a shape"),
+    "sides that overflow to what is there": (
+        with_weight(dims=[2**33, 2**31, 6], raw_data=b"\0" * 24),
+        "claims a shape",
+    ),
+    "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "claims a shape"),
+    "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "no number"),
+    "unknown type": (with_weight(data_type=77, raw_data=b"\0" * 24), "no number"),
+    "sparse": (edited(lambda m: m.graph.sparse_initializer.add()), "sparse"),
+    "grows": (
+        network(helper.make_node("ConstantOfShape", ["shape"], ["z"]), weights=[shape(2**20, 2**20)]),
+        "ConstantOfShape",
+    ),
+    "grows by a constant": (
+        network(
+            helper.make_node("Constant", [], ["s"], value=shape(HUGE)), helper.make_node("Expand", ["x", "s"], ["z"])
+        ),
+        "Expand",
+    ),
+    "no input": (edited(lambda m: m.graph.ClearField("input")), "0 inputs"),
+    "no output": (edited(lambda m: m.graph.ClearField("output")), "0 outputs"),
+    "two inputs": (edited(lambda m: m.graph.input.append(helper.make_tensor_value_info("b", 1, [1]))), "2 inputs"),
+    "input of texts": (
+        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, [1]))),
+        "no tensor of numbers",
+    ),
+    "input of a sequence": (
+        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", 1, [1]))),
+        "no tensor of numbers",
+    ),
+    "input as large as the sea": (
+        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1, 3, 2**19, 2**19]))),
+        "has a shape",
+    ),
+    "input of nine sides": (
+        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1] * 9))),
+        "has a shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_is_wrong_is_said(what: str) -> None:
+    model, says = HOSTILE[what]
+    with pytest.raises(PackError) as refused:
+        check_model(model, "x.onnx")
+    assert says in str(refused.value)
+    assert str(refused.value).startswith("x.onnx: ")
+
+
+def test_an_honest_network_passes() -> None:
+    for dtype in (np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32, np.int64, np.bool_):
+        weight = numpy_helper.from_array(np.ones((2, 3), dtype), "w")
+        check_model(network(branches(2, helper.make_node("Identity", ["x"], ["b"])), weights=[weight]), "x.onnx")
+    for kind in (TensorProto.INT4, TensorProto.UINT4, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN):
+        check_model(network(weights=[helper.make_tensor("w", kind, [3], [1, 0, 1])]), "x.onnx")
+    check_model(network(weights=[numpy_helper.from_array(np.ones((0, 3), np.float32), "w")]), "x.onnx")
+
+
+def test_nothing_has_more_nodes_than_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_check, "MAX_NODES", 100)
+    nodes = [helper.make_node("Identity", ["x"], [f"n{i}"]) for i in range(60)]
+    check_model(network(*nodes), "x.onnx")
+    branch = helper.make_graph(nodes, "branch", [], [])
+    inside = helper.make_node("If", ["condition"], ["z"], then_branch=branch, else_branch=branch)
+    with pytest.raises(PackError, match="more than 100 nodes"):
+        check_model(network(inside), "x.onnx")
+
+
+def test_the_packs_that_kith_knows_pass(reference: Path) -> None:
+    for path in (*sorted(BUNDLED.rglob("*.onnx")), *sorted(reference.glob("*.onnx"))):
+        check_model(read_model(path), path.name)
+
+
+@pytest.mark.parametrize("opens", [OnnxNetwork, OpenVinoNetwork])
+def test_no_runtime_sees_what_is_refused(opens: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.onnx"
+    onnx.save(HOSTILE["custom operator"][0], path)
+    seen: list[str] = []
+    monkeypatch.setattr(OnnxNetwork, "_open", lambda *_: seen.append("onnxruntime"))
+
+    read = openvino_network._openvino().Core.read_model
+    monkeypatch.setattr(openvino_network._openvino().Core, "read_model", lambda *a: seen.append("openvino") or read(*a))  # type: ignore[func-returns-value]
+    with pytest.raises(PackError, match="evil"):
+        opens(path)
+    assert seen == []
+
+
+def test_a_file_is_looked_at_again_once_it_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx"
+    onnx.save(network(), path)
+    check_network(path)
+    before = path.stat()
+    onnx.save(HOSTILE["loop"][0], tmp_path / "y.onnx")
+    os.utime(tmp_path / "y.onnx", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (tmp_path / "y.onnx").replace(path)
+    for _ in range(2):
+        with pytest.raises(PackError, match="Loop"):
+            check_network(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx"
+    with path.open("wb") as file:
+        file.truncate(onnx_check.MAX_BYTES + 1)  # a hole
+    with pytest.raises(PackError, match="more than"):
+        check_network(path)
+    with pytest.raises(PackError, match="is not a file"):
+        check_network(tmp_path)
+    with pytest.raises(PackError, match="cannot be read"):
+        check_network(tmp_path / "absent.onnx")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draw=st.data())
+def test_a_damaged_file_passes_or_is_refused_and_nothing_else(draw: st.DataObject, tmp_path: Path) -> None:
+    whole = bytearray(network(branches(1, helper.make_node("Identity", ["x"], ["b"]))).SerializeToString())
+    for _ in range(draw.draw(st.integers(1, 6))):
+        whole[draw.draw(st.integers(0, len(whole) - 1))] = draw.draw(st.integers(0, 255))
+    path = tmp_path / "x.onnx"
+    path.write_bytes(whole[: draw.draw(st.integers(0, len(whole)))])
+    with suppress(PackError):
+        check_model(read_model(path), path.name)
+
+
+# Packs
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    """A copy of the bundled pack, which lies where strangers' do."""
+    return Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+
+
+def _manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    document = json.loads((folder / MANIFEST).read_text())
+    edit(document)
+    (folder / MANIFEST).write_text(json.dumps(document))
+
+
+def test_a_pack_is_refused_for_any_of_its_files(strangers: Path) -> None:
+    load_pack(strangers).verify()
+    variant = strangers / "int8" / "recogniser.onnx"
+    onnx.save(HOSTILE["custom operator"][0], variant)
+    _manifest(strangers, lambda m: m["variants"]["recognition"]["int8"].update(sha256=sha256_of(variant)))
+    with pytest.raises(PackError, match=r"recogniser\.onnx: has an operator 'Steal'"):
+        load_pack(strangers).verify()
+
+
+def test_a_directory_without_a_manifest_is_looked_at_too(reference: Path, tmp_path: Path) -> None:
+    for name in ("detector.onnx", "recognizer.onnx"):
+        shutil.copy(reference / name, tmp_path / name)
+    load_pack(tmp_path).verify()
+    model = onnx.load(tmp_path / "recognizer.onnx")
+    model.graph.node.append(helper.make_node("Steal", [], ["z"], domain="evil"))
+    (tmp_path / "recognizer.onnx").chmod(0o644)
+    onnx.save(model, tmp_path / "recognizer.onnx")
+    with pytest.raises(PackError, match="evil"):
+        load_pack(tmp_path).verify()
+
+
+def test_a_files_name_leads_nowhere_else(strangers: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.onnx"
+    shutil.copy(BUNDLED / "recogniser.onnx", secret)
+    (strangers / "link.onnx").symlink_to(secret)
+    (strangers / "up").symlink_to(tmp_path)
+    for name in (
+        "../secret.onnx",
+        str(secret),
+        "link.onnx",
+        "up/secret.onnx",
+        "a\\b.onnx",
+        "a\0.onnx",
+        "https://a/b.onnx",
+    ):
+        _manifest(strangers, lambda m, name=name: m["tasks"]["recognition"].update(file=name))  # type: ignore[misc]
+        with pytest.raises(PackError, match=r"tasks\.recognition\.file"):
+            load_pack(strangers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"manifest_version": ' + "9" * 5000 + "}",
+        " " * 16_000_001,
+        "\ufeff{}",
+        '{"manifest_version": 2}',
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(strangers: Path, text: str) -> None:
+    (strangers / MANIFEST).write_text(text)
+    with pytest.raises(PackError):
+        load_pack(strangers)
+
+
+def test_sizes_out_of_proportion_are_refused(strangers: Path) -> None:
+    for field, value in (("input_size", [10**6, 10**6]), ("embedding_dimension", 10**9)):
+        _manifest(strangers, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
+        with pytest.raises(PackError, match="at most"):
+            load_pack(strangers)
