@@ -11,11 +11,12 @@ from pydantic import AfterValidator
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath, Limit
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import AuditLineOut, AuditOut, GalleryName, SubjectId
 from service.gallery.audit_log import pseudonym
 from service.gallery.audit_reading import Chosen, Listed
 
-router = APIRouter(tags=["audit"], responses=PROBLEMS)
+router = APIRouter(tags=["audit"], responses=PROBLEMS, route_class=Permitted)
 
 
 def _aware(at: datetime) -> datetime:

@@ -1,4 +1,4 @@
-"""Killed at any instant of an erasure: the person is there whole or gone whole, and gone where that was acknowledged."""
+"""Killed at any instant of an erasure: the person is there whole or gone whole, and gone where it was acknowledged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from service.gallery.tables import crops, erasures, idempotency, labels, templat
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
+from tests.faults.old_databases import DIMENSION
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import DIMENSION, findings
+from tests.faults.test_sigkill import findings
 from tests.faults.workers import Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
 

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.client import Kith, KithClientError
+from service.gallery.audit_reading import AuditReader, Chosen
 from service.gallery.database import Database
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
@@ -62,7 +63,8 @@ def test_templates_go_at_their_age_and_people_with_their_last(
     assert {t.id for s in ("both", "young") for t in store.list_templates(now, s)} == {t.id for t in young}
     _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
     assert compared == 2
-    lines = [line for line in store.audit_lines(now, None, 100) if line.event == "retention_applied"]
+    listed = AuditReader(database).lines(Chosen(now.pk), None, 100)
+    lines = [one.line for one in listed if one.line.event == "retention_applied"]
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in blocks, each with a line of its own
     assert Erasures(database).listed(now) == []  # nobody asked: who comes again is welcome
