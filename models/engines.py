@@ -17,7 +17,7 @@ from models.errors import PackError, RuntimeUnavailableError
 from models.gpus import GpuWish, open_on_gpus
 from models.network import Engine, Network, Precision
 from models.openvino_network import OpenVinoNetwork
-from models.pack import DetectionSpec, RecognitionSpec
+from models.pack import DetectionSpec, LivenessSpec, RecognitionSpec
 from models.runtime import OnnxNetwork
 
 MAX_POINTS_LOST: Final = 0.1
@@ -27,7 +27,7 @@ WARM_BATCH: Final = 5
 CPU: Final = "CPUExecutionProvider"
 log = logging.getLogger(__name__)
 
-Spec = DetectionSpec | RecognitionSpec
+Spec = DetectionSpec | RecognitionSpec | LivenessSpec
 Abilities = Mapping[Engine, AbstractSet[Precision]]
 """By engine that is installed, preferred first: the numbers that it computes faster than fp32 here, and fp32."""
 
@@ -121,8 +121,8 @@ def _open_warm(spec: Spec, choice: Choice, wish: Wish) -> Network:
 
 
 def usual_shape(spec: Spec, network: Network) -> tuple[int, int, int]:
-    """Of one input: a recogniser's crop, the photo on a detector's smallest canvas."""
-    side = spec.alignment.size_px if isinstance(spec, RecognitionSpec) else CANVAS_BUCKETS_PX[0]
+    """Of one input: a crop, or the photo on a detector's smallest canvas."""
+    side = CANVAS_BUCKETS_PX[0] if isinstance(spec, DetectionSpec) else spec.alignment.size_px
     height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
     return 3, height, width
 

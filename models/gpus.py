@@ -15,7 +15,7 @@ from models.cuda_network import BEST, CudaNetwork, Device, Numbers
 from models.detection import CANVAS_BUCKETS_PX
 from models.errors import RuntimeUnavailableError
 from models.network import Float
-from models.pack import DetectionSpec, RecognitionSpec
+from models.pack import DetectionSpec, LivenessSpec, RecognitionSpec
 from models.runtime import BATCH_BUCKETS, OnnxNetwork, is_gpu_build
 
 Where = Literal["auto", "cpu", "gpu"]
@@ -40,7 +40,7 @@ class GpuWish:
         return self.where == "gpu"
 
 
-def open_on_gpus(spec: DetectionSpec | RecognitionSpec, wish: GpuWish) -> list[CudaNetwork]:
+def open_on_gpus(spec: DetectionSpec | RecognitionSpec | LivenessSpec, wish: GpuWish) -> list[CudaNetwork]:
     """The network once on each GPU, every shape it will meet prepared.
 
     Raises:
@@ -57,7 +57,7 @@ def open_on_gpus(spec: DetectionSpec | RecognitionSpec, wish: GpuWish) -> list[C
 
 
 def open_on(
-    spec: DetectionSpec | RecognitionSpec, device: Device, folder: Path, numbers: Numbers = BEST
+    spec: DetectionSpec | RecognitionSpec | LivenessSpec, device: Device, folder: Path, numbers: Numbers = BEST
 ) -> CudaNetwork:
     """On one device.
 
@@ -72,12 +72,12 @@ def open_on(
     return network
 
 
-def shapes_of(spec: DetectionSpec | RecognitionSpec) -> list[tuple[int, ...]]:
+def shapes_of(spec: DetectionSpec | RecognitionSpec | LivenessSpec) -> list[tuple[int, ...]]:
     """Every (n, 3, height, width) that a service feeds the network. Raises RuntimeUnavailableError: it is none."""
     batch, _, height, width = OnnxNetwork(spec.path, "CPUExecutionProvider").input_shape
     sizes: tuple[int, ...]
     sides: list[tuple[int, int]]
-    if isinstance(spec, RecognitionSpec):
+    if not isinstance(spec, DetectionSpec):
         sizes, sides = BATCH_BUCKETS, [(spec.alignment.size_px, spec.alignment.size_px)]
     elif isinstance(height, int) and isinstance(width, int):
         sizes, sides = PHOTO_BATCHES, [(height, width)]
@@ -88,7 +88,7 @@ def shapes_of(spec: DetectionSpec | RecognitionSpec) -> list[tuple[int, ...]]:
     return [(size, 3, *side) for size in sizes for side in sides]
 
 
-def probe_of(spec: DetectionSpec | RecognitionSpec, shapes: Sequence[tuple[int, ...]]) -> Float:
+def probe_of(spec: DetectionSpec | RecognitionSpec | LivenessSpec, shapes: Sequence[tuple[int, ...]]) -> Float:
     """One input of the smallest shape: noise in the range of pixels, normalised."""
     pixels = np.random.default_rng(0).integers(0, 256, min(shapes)).astype(np.float32)
     return np.asarray((pixels - spec.normalisation.mean) / spec.normalisation.std, np.float32)

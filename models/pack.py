@@ -30,6 +30,11 @@ MAX_JSON_BYTES: Final = 16_000_000
 MAX_SIDE_PX: Final = 2048
 """Of a crop."""
 MAX_DIMENSION: Final = 65_536
+MAX_CLASSES: Final = 1000
+LIVENESS_ALIGNMENT: Final = Alignment(
+    80, ((32.03, 38.06), (47.89, 37.98), (40.01, 47.08), (33.50, 56.36), (46.63, 56.29))
+)
+"""Of InsightFace's addon (``insightface.addons.liveness``): a face with much around it."""
 LICENSE_FILE: Final = "MODEL.LICENSE"
 VARIANTS: Final[tuple[Precision, ...]] = ("bf16", "fp16", "int8")
 BUNDLED: Final = Path(__file__).parent / "packs" / "kith-compact"
@@ -119,6 +124,23 @@ class RecognitionSpec:
 
 
 @dataclass(frozen=True)
+class LivenessSpec:
+    """A network that tells people from pictures of them. ``alignment``: how its crops are cut. ``live_class``: of its
+    logits; None: it gives the probability itself. ``threshold``: of the score. ``max_outside``: the share of a crop
+    that may lie outside of the photo."""
+
+    path: Path
+    sha256: str | None
+    normalisation: Normalisation
+    alignment: Alignment
+    live_class: int | None
+    threshold: float
+    max_outside: float
+    preprocessing_version: str
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelPack:
     """A pack as read: nothing is opened but the manifest."""
 
@@ -127,6 +149,7 @@ class ModelPack:
     display_name: str
     detection: DetectionSpec
     recognition: RecognitionSpec
+    liveness: LivenessSpec | None = None
     calibration: Mapping[str, Any] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -143,7 +166,11 @@ class ModelPack:
             PackError: a file is missing or differs from the manifest, or holds what is not opened
                 (models.onnx_check), or the calibration is another recogniser's.
         """
-        for name, spec in (("detection", self.detection), ("recognition", self.recognition)):
+        specs: list[tuple[str, DetectionSpec | RecognitionSpec | LivenessSpec]]
+        specs = [("detection", self.detection), ("recognition", self.recognition)]
+        if self.liveness is not None:
+            specs.append(("liveness", self.liveness))
+        for name, spec in specs:
             if not spec.path.is_file():
                 raise PackError(f"tasks.{name}.file", f"{spec.path.name} does not exist in the pack")
             if spec.sha256 is not None and (actual := sha256_of(spec.path)) != spec.sha256:
@@ -245,7 +272,7 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
         detection=DetectionSpec(
             path=_file(directory, detection.get("file"), "tasks.detection.file", ".onnx"),
             sha256=_sha256(detection, "tasks.detection.sha256"),
-            normalisation=_normalisation(detection, "tasks.detection", std=128.0),
+            normalisation=_normalisation(detection, "tasks.detection", Normalisation(127.5, 128.0)),
             head=_head(detection),
             preprocessing_version=str(detection.get("preprocessing_version", "insightface-scrfd-1")),
             variants=_variants(directory, document, "detection"),
@@ -253,20 +280,43 @@ def _parse(directory: Path, document: Mapping[str, Any]) -> ModelPack:
         recognition=RecognitionSpec(
             path=_file(directory, recognition.get("file"), "tasks.recognition.file", ".onnx"),
             sha256=_sha256(recognition, "tasks.recognition.sha256"),
-            normalisation=_normalisation(recognition, "tasks.recognition", std=127.5),
-            alignment=_alignment(recognition),
+            normalisation=_normalisation(recognition, "tasks.recognition", Normalisation(127.5, 127.5)),
+            alignment=_alignment(recognition, "tasks.recognition", STANDARD),
             dimension=_positive(
                 recognition.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension", MAX_DIMENSION
             ),
             preprocessing_version=str(recognition.get("preprocessing_version", "insightface-arcface-1")),
             variants=_variants(directory, document, "recognition"),
         ),
+        liveness=_liveness(directory, tasks),
         provenance=_optional_object(document, "provenance"),
         metrics=_optional_object(document, "metrics"),
     )
     if pack.detection.path == pack.recognition.path:
         raise PackError("tasks.recognition.file", "is the detector's file")
+    if pack.liveness is not None and pack.liveness.path in (pack.detection.path, pack.recognition.path):
+        raise PackError("tasks.liveness.file", "is another task's file")
     return _calibrated(pack, document.get("calibration"))
+
+
+def _liveness(directory: Path, tasks: Mapping[str, Any]) -> LivenessSpec | None:
+    """What is not said is as InsightFace's addon has it."""
+    if "liveness" not in tasks:
+        return None
+    task, name = _object(tasks, "liveness", "tasks.liveness"), "tasks.liveness"
+    live = task.get("live_class")
+    if live is not None and (isinstance(live, bool) or not isinstance(live, int) or not 0 <= live < MAX_CLASSES):
+        raise PackError(f"{name}.live_class", "must be the number of a class, from 0")
+    return LivenessSpec(
+        path=_file(directory, task.get("file"), f"{name}.file", ".onnx"),
+        sha256=_sha256(task, f"{name}.sha256"),
+        normalisation=_normalisation(task, name, Normalisation(0.0, 255.0)),
+        alignment=_alignment(task, name, LIVENESS_ALIGNMENT),
+        live_class=live,
+        threshold=_share(task.get("threshold", 0.8), f"{name}.threshold"),
+        max_outside=_share(task.get("max_outside", 0.3), f"{name}.max_outside"),
+        preprocessing_version=str(task.get("preprocessing_version", "insightface-liveness-1")),
+    )
 
 
 def _variants(directory: Path, document: Mapping[str, Any], task: str) -> tuple[Variant, ...]:
@@ -345,8 +395,14 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _normalisation(task: Mapping[str, Any], name: str, std: float) -> Normalisation:
-    value = task.get("preprocessing", {"mean": 127.5, "std": std})
+def _share(value: Any, name: str) -> float:
+    if not 0 <= (share := _number(value, name)) <= 1:
+        raise PackError(name, "must be between 0 and 1")
+    return share
+
+
+def _normalisation(task: Mapping[str, Any], name: str, default: Normalisation) -> Normalisation:
+    value = task.get("preprocessing", {"mean": default.mean, "std": default.std})
     colour = task.get("colour", "RGB")
     if colour not in ("RGB", "BGR"):
         raise PackError(f"{name}.colour", "must be RGB or BGR")
@@ -382,14 +438,15 @@ def _square(value: Any, name: str) -> int:
     return _positive(value[0], name, MAX_SIDE_PX)
 
 
-def _alignment(task: Mapping[str, Any]) -> Alignment:
-    size_px = _square(task.get("input_size", [112, 112]), "tasks.recognition.input_size")
+def _alignment(task: Mapping[str, Any], of: str, default: Alignment) -> Alignment:
+    """The default is that of its own size; of another size the standard is."""
+    size_px = _square(task.get("input_size", [default.size_px] * 2), f"{of}.input_size")
     if "alignment" not in task:
-        return standard(size_px)
-    value = _object(task, "alignment", "tasks.recognition.alignment")
+        return default if size_px == default.size_px else standard(size_px)
+    value = _object(task, "alignment", f"{of}.alignment")
     if set(value) != {"template"}:
-        raise PackError("tasks.recognition.alignment", "must hold exactly template")
-    name, template = "tasks.recognition.alignment.template", value["template"]
+        raise PackError(f"{of}.alignment", "must hold exactly template")
+    name, template = f"{of}.alignment.template", value["template"]
     if not isinstance(template, list) or len(template) != POINTS:
         raise PackError(name, f"must be a list of {POINTS} points [x, y], in pixels of the crop")
     if not all(isinstance(point, list) and len(point) == 2 for point in template):

@@ -20,6 +20,7 @@ from models.catalog import Download, Entry
 from models.detection import Detector
 from models.download import Downloader, Fetched, Progress
 from models.errors import LicenceNotAcceptedError, ModelError, PackError
+from models.liveness import Liveness
 from models.pack import BUNDLED, load_pack, sha256_of
 from models.package_index import find_file
 from models.recognition import Recogniser
@@ -212,7 +213,7 @@ def _check_files(entry: Entry, models_dir: Path) -> list[Finding]:
 
 
 def _try(directory: Path, provider: str | None = None) -> str:
-    """Open both networks and run each once."""
+    """Open its networks and run each once."""
     pack = load_pack(directory)
     pack.verify()
     # Noise: some networks give a zero vector for an even grey, which has no direction.
@@ -221,4 +222,10 @@ def _try(directory: Path, provider: str | None = None) -> str:
     recogniser = Recogniser(OnnxNetwork(pack.recognition.path, provider), pack.recognition)
     side = recogniser.alignment.size_px
     recogniser.embed(np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8))
-    return f"both ran; embeddings have {recogniser.dimension} dimensions"
+    ran = "both ran"
+    if pack.liveness is not None:
+        side = pack.liveness.alignment.size_px
+        judge = Liveness(OnnxNetwork(pack.liveness.path, provider), pack.liveness)
+        judge.scores(np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8))
+        ran = "all three ran"
+    return f"{ran}; embeddings have {recogniser.dimension} dimensions"

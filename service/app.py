@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +18,8 @@ from fastapi.openapi.utils import get_openapi
 from models.cuda_network import CudaNetwork
 from models.detection import Detector
 from models.engines import Opened, open_networks
-from models.pack import ModelPack
+from models.liveness import Liveness
+from models.pack import LivenessSpec, ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
@@ -43,7 +45,7 @@ from service.api import (
 from service.api.context import Context
 from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
-from service.api.openapi import component_schemas
+from service.api.openapi import complete
 from service.archives import ArchiveLimits
 from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
@@ -67,7 +69,7 @@ from service.jobs import Runner
 from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
-from service.recognisers import Recognisers, Served, read_packs
+from service.recognisers import Judge, Recognisers, Served, read_packs
 from service.retention import Housekeeping
 from service.settings import Settings
 from service.shadow import Shadow
@@ -92,9 +94,16 @@ def create_app(settings: Settings) -> FastAPI:
         pack = packs[0]
         detection = open_networks(pack.detection, settings.wish)
         recognition = [open_networks(each.recognition, settings.wish) for each in packs]
-        shortfalls = [each.shortfall for each in (detection, *recognition) if each.shortfall is not None]
+        networks = [detection, *recognition]
+        # In fp32: what other numbers would make of its threshold nobody measured, and it is small.
+        judging = (
+            None if pack.liveness is None else open_networks(pack.liveness, replace(settings.wish, precision="fp32"))
+        )
+        if judging is not None:
+            networks.append(judging)
+        shortfalls = [each.shortfall for each in networks if each.shortfall is not None]
         # Where one of the networks had to stay on the CPU, the others' further GPUs would wait for it.
-        count = min(len(each.networks) for each in (detection, *recognition))
+        count = min(len(each.networks) for each in networks)
         detectors = [
             Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
         ]
@@ -126,10 +135,13 @@ def create_app(settings: Settings) -> FastAPI:
             ):
                 recognisers = Recognisers(
                     *[
-                        await opened.enter_async_context(_serve(each, networks, settings, devices))
-                        for each, networks in zip(packs, recognition, strict=True)
+                        await opened.enter_async_context(_serve(each, on_each, settings, devices))
+                        for each, on_each in zip(packs, recognition, strict=True)
                     ]
                 )
+                judge = None
+                if pack.liveness is not None and judging is not None:
+                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices))
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -149,6 +161,7 @@ def create_app(settings: Settings) -> FastAPI:
                     threads,
                     # Those that the threads work on, and a batch of the detector's beside them.
                     workers + SMALL_BATCHES[-1],
+                    judge,
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
@@ -185,7 +198,14 @@ def create_app(settings: Settings) -> FastAPI:
                         milvus,
                         pipeline,
                         watches,
-                        Telemetry(watches, [detecting, *(served.batcher for served in recognisers)]),
+                        Telemetry(
+                            watches,
+                            [
+                                detecting,
+                                *(served.batcher for served in recognisers),
+                                *([] if judge is None else [judge.batcher]),
+                            ],
+                        ),
                         runner,
                         spool,
                         transfers,
@@ -198,7 +218,7 @@ def create_app(settings: Settings) -> FastAPI:
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
-                    for of, each in ((pack, detection), *zip(packs, recognition, strict=True)):
+                    for of, each in zip([pack, *packs, pack], networks, strict=False):
                         for network in each.networks:
                             file = of.name_of(network.path)
                             log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.why)
@@ -252,13 +272,21 @@ async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: D
         yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 
+@asynccontextmanager
+async def _judge(spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Judge]:
+    each = [Liveness(network, spec) for network in opened.networks[: devices.count]]
+    most = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+    async with Batcher("liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most) as scoring:
+        yield Judge(spec, opened.networks[0], scoring)
+
+
 def _document(app: FastAPI) -> None:
-    """Add the schemas of bodies that are read by hand."""
+    """Add what no signature says."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-            document["components"]["schemas"] |= component_schemas()
+            complete(document)
             app.openapi_schema = document
         return app.openapi_schema
 

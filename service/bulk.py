@@ -50,6 +50,7 @@ class BulkOptions:
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
     strip: int | None = None
+    allow_not_live: bool = False
 
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,7 +123,9 @@ class _Run:
         self._work = work
         self._context = context
         self._choice = options.face
-        self._overrides = Overrides(options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality)
+        self._overrides = Overrides(
+            options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality, options.allow_not_live
+        )
         self.gallery = gallery
         work.recognisers.of(gallery)  # where it is not served the job fails, not each photo
         self._seats = asyncio.Semaphore(IN_FLIGHT)

@@ -9,11 +9,13 @@ from typing import Final, Literal
 
 import numpy as np
 
+from models.liveness import Verdict
 from models.risk import FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from service.errors import RiskUncalibratedError
 
-IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality"]
-VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality"]
+Refusal = Literal["rejected_quality", "rejected_liveness"]
+IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
+VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
 Source = Literal["pack", "gallery", "both"]
 
 REVIEW_FACTOR: Final = 10.0
@@ -117,6 +119,20 @@ def false_alarm_probabilities(
         return [None] * len(similarities)
     subjects = known.comparisons(comparisons)
     return [fpir_from_fmr(rate, subjects) for rate in known.curve.rates_at(np.asarray(similarities)).tolist()]
+
+
+def gate(quality: Sequence[str], liveness: Verdict | None) -> tuple[Refusal | None, list[str]]:
+    """What keeps a face from being searched for, or compared, and why: quality first, then liveness.
+
+    Args:
+        quality: the values out of bounds.
+        liveness: of a presentation that must be live; None: nobody asks.
+    """
+    if quality:
+        return "rejected_quality", list(quality)
+    if liveness is None or liveness == "live":
+        return None, []
+    return "rejected_liveness", [liveness]
 
 
 def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:

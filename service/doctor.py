@@ -68,6 +68,8 @@ def diagnose(settings: Settings) -> list[Finding]:
             findings.append(Finding("pack", "ok", f"{pack.model_id}: checksums agree"))
         findings += find_gpus(settings, packs)
         networks: list[tuple[Spec, int]] = [(pack.recognition, pack.recognition.alignment.size_px) for pack in packs]
+        if (liveness := packs[0].liveness) is not None:
+            networks.append((liveness, liveness.alignment.size_px))
         for spec, side in ((packs[0].detection, 256), *networks):
             findings += [] if settings.wish.wants_gpu else _run(spec, settings.wish, side)
     except ModelError as error:

@@ -59,6 +59,10 @@ def enroll(
     allow_low_quality: Annotated[
         bool, typer.Option("--allow-low-quality", help="Also photos below the gallery's gate.")
     ] = False,
+    allow_not_live: Annotated[
+        bool,
+        typer.Option("--allow-not-live", help="Also faces that look like pictures, where the gallery refuses them."),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write what became of each photo here (.csv or .ndjson).")] = None,
     url: Url = None,
     api_key: Key = None,
@@ -73,6 +77,7 @@ def enroll(
         "allow_duplicate": allow_duplicate,
         "allow_inconsistent": allow_inconsistent,
         "allow_low_quality": allow_low_quality,
+        "allow_not_live": allow_not_live,
     }
     if source.is_dir() and not any(entry.is_dir() for entry in source.iterdir()):
         raise typer.BadParameter(f"{source} has no folder per person; expected {source}/PERSON/PHOTO")

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from models.liveness import Verdict
 from models.network import Float
 from models.recognition import unit
 from service.decision import RiskTarget, thresholds_for
@@ -15,8 +16,10 @@ from service.errors import (
     DuplicateSubjectError,
     EmbeddingError,
     InconsistentTemplateError,
+    LivenessUnavailableError,
     LowQualityError,
     NoFaceError,
+    NotLiveError,
     RecogniserMismatchError,
     SeveralFacesError,
     SubjectNotFoundError,
@@ -42,6 +45,7 @@ class Overrides:
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
+    allow_not_live: bool = False
 
 
 def check_recogniser(gallery: Gallery, fingerprint: str | None) -> None:
@@ -104,10 +108,18 @@ def choose_face(photo: Photo, choice: FaceChoice) -> Face:
 def template_from_face(
     face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
 ) -> NewTemplate:
-    """Raises LowQualityError."""
+    """Raises LowQualityError, NotLiveError, LivenessUnavailableError."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
     if reasons and not overrides.allow_low_quality:
         raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
+    if not overrides.allow_not_live and (verdict := verdict_of(gallery, face)) not in (None, "live"):
+        score = None if face.liveness is None else face.liveness.score
+        raise NotLiveError(
+            "too little of the photo surrounds the face to tell whether a person was there"
+            if score is None
+            else "the face looks like a picture of a face",
+            liveness={"verdict": verdict} | ({} if score is None else {"score": round(score, 4)}),
+        )
     assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
     return NewTemplate(
         template_id or uuid.uuid4().hex,
@@ -120,8 +132,25 @@ def template_from_face(
     )
 
 
-def new_template(vector: Float) -> NewTemplate:
-    """A template from a given (d,) unit vector."""
+def verdict_of(gallery: Gallery, face: Face | None) -> Verdict | None:
+    """Of a face, or of an embedding (None), which nobody saw; None where the gallery does not ask.
+
+    Raises:
+        LivenessUnavailableError: the gallery asks, and no model here can tell.
+    """
+    if gallery.settings.liveness == "off":
+        return None
+    if face is None:
+        return "not_judged"
+    if face.liveness is None:
+        raise LivenessUnavailableError(f"gallery {gallery.name!r} requires liveness, which the pack served cannot tell")
+    return face.liveness.verdict(gallery.settings.liveness_threshold)
+
+
+def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+    """A template from a given (d,) unit vector. Raises NotLiveError: the gallery asks for people, not for numbers."""
+    if not overrides.allow_not_live and verdict_of(gallery, None) is not None:
+        raise NotLiveError("an embedding does not show that a person was there")
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
 
 

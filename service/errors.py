@@ -164,7 +164,19 @@ class LowQualityError(ImageError):
     remedy = "Send a sharper, better lit, more frontal photo, or relax the gallery's quality gate."
 
 
+class NotLiveError(ImageError):
+    code, title = "not_live", "The face is not taken for that of a person before the camera"
+    remedy = (
+        "Send a photo taken of the person, with room around the face; or set 'allow_not_live' if it shall be enrolled."
+    )
+
+
 # Galleries
+
+
+class LivenessUnavailableError(KithError):
+    status, code, title = 409, "liveness_unavailable", "Liveness is asked for, and no model here tells it"
+    remedy = "Serve a pack that has tasks.liveness (docs/models.md), or set the gallery's 'liveness' to 'off'."
 
 
 class GalleryNotFoundError(KithError):

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from models import quality
 from models.alignment import STANDARD, Alignment, align, scales
 from models.detection import Answer, Detector, Faces, Laid
+from models.liveness import Judgement, outside
+from models.liveness import cut as cut_with_surroundings
 from models.network import Float
+from models.pack import LivenessSpec
 from models.quality import Quality
 from service import crops, patience
 from service.batching import Batcher
@@ -35,7 +38,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, Picture, open_photo
 from service.patience import Patience, Places
-from service.recognisers import Served
+from service.recognisers import Judge, Served
 from service.security.acting import in_context
 
 BACKGROUND_THREADS: Final = 2
@@ -65,6 +68,8 @@ class Face:
     other_crop: Image | None = None
     others: Mapping[int, Float] = field(default_factory=dict)
     kept: Crop | None = None
+    liveness: Judgement | None = None
+    """None: no model tells it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +114,7 @@ class Pipeline:
         max_faces: int,
         threads: ThreadPoolExecutor,
         at_once: int,
+        judge: Judge | None = None,
     ) -> None:
         self._detector = detector
         self._detecting = detecting
@@ -121,6 +127,7 @@ class Pipeline:
         self._places = Places(at_once)
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
+        self.judge = judge
 
     async def detect(self, payload: bytes) -> Photo:
         """Decode a photo and find its faces. Raises ImageError."""
@@ -198,7 +205,20 @@ class Pipeline:
             finally:
                 self._coming -= not background
             (answer,) = await self._detecting.submit([laid], background)
-            return await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+            photo, cut, shown = await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+        return await self._judged(photo, shown, background), cut
+
+    async def _judged(self, photo: Photo, shown: Sequence[Image | None], background: bool) -> Photo:
+        """Tell of each face whether a person was there, where a model can. ``shown``: their crops, None where the photo
+        shows too little."""
+        if self.judge is None or not photo.faces:
+            return photo
+        crops = [crop for crop in shown if crop is not None]
+        scores = iter(await self.judge.batcher.submit(crops, background) if crops else [])
+        threshold = self.judge.spec.threshold
+        judgements = [Judgement(None if crop is None else next(scores), threshold) for crop in shown]
+        faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgements, strict=True)]
+        return replace(photo, faces=faces)
 
     def _prepare(self, payload: bytes, asking: Patience | None) -> tuple[Picture, Laid]:
         if asking is not None:
@@ -216,18 +236,20 @@ class Pipeline:
         alignments: Sequence[Alignment],
         largest_only: bool,
         keep: bool,
-    ) -> tuple[Photo, list[Image]]:
+    ) -> tuple[Photo, list[Image], list[Image | None]]:
         faces = self._detector.select(laid, answer)[: self._max_faces]
         if largest_only and len(faces):
             faces = faces[faces.largest() :][:1]
         kept = faces.largest() if keep and len(faces) else None
         if picture.reduction < 1.0:
-            picture = picture.at_least(_scale_wanted(faces, alignments, kept))
+            judged = [] if self.judge is None else [self.judge.spec.alignment]
+            picture = picture.at_least(_scale_wanted(faces, [*alignments, *judged], kept))
         cut, qualities = _cut(picture, faces, alignments)
         found = _as_list(faces, qualities)
         if kept is not None:
             found[kept] = replace(found[kept], kept=_keep(picture, found[kept]))
-        return Photo(picture.photo.width, picture.photo.height, found), cut
+        shown = [] if self.judge is None else _surroundings(picture, faces, self.judge.spec)
+        return Photo(picture.photo.width, picture.photo.height, found), cut, shown
 
     def _identify(
         self,
@@ -274,6 +296,15 @@ def _cut(picture: Picture, faces: Faces, alignments: Sequence[Alignment]) -> tup
     standard = align(picture.pixels, points)
     qualities = [quality.measure(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)]
     return [standard if a == STANDARD else align(picture.pixels, points, a) for a in alignments], qualities
+
+
+def _surroundings(picture: Picture, faces: Faces, spec: LivenessSpec) -> list[Image | None]:
+    """Crops by which liveness is judged; None where too much would lie outside of the photo."""
+    points = picture.points_stored(faces.landmarks_xy)
+    height, width = picture.pixels.shape[:2]
+    shares = outside(points, spec.alignment, width, height)
+    crops = cut_with_surroundings(picture.pixels, points, spec.alignment)
+    return [crop if share <= spec.max_outside else None for crop, share in zip(crops, shares, strict=True)]
 
 
 def _keep(picture: Picture, face: Face) -> Crop:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.network import Float, Network
-from models.pack import ModelPack, load_pack
+from models.pack import LivenessSpec, ModelPack, load_pack
 from models.recognition import Recogniser
 from models.risk import Calibration
 from service.batching import Batcher
@@ -54,6 +54,15 @@ class Served:
     @property
     def dimension(self) -> int:
         return self.recogniser.dimension
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """What tells people from pictures of them, ready: ``batcher`` takes crops as ``spec`` says, and gives scores."""
+
+    spec: LivenessSpec
+    network: Network
+    batcher: Batcher[NDArray[np.uint8], float]
 
 
 class Recognisers:

@@ -15,6 +15,53 @@ from models.pack import BUNDLED, MANIFEST, ModelPack, load_pack, replace_calibra
 PROJECTED = 96
 
 
+def warmth(path: Path, batch: int | str = "batch", classes: bool = False, side: int = 80) -> Path:
+    """A network that takes reddish faces for people and bluish ones for pictures: (n,) probabilities, or logits of
+    (picture, person)."""
+    weights = np.array([[0, 20], [0, 0], [0, -20]] if classes else [[20], [0], [-20]], np.float32)
+    nodes = [
+        helper.make_node("ReduceMean", ["x", "axes"], ["colour"], keepdims=0),
+        helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
+    ]
+    if not classes:
+        nodes += [
+            helper.make_node("Sigmoid", ["logits"], ["both"]),
+            helper.make_node("Reshape", ["both", "flat"], ["y"]),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "warmth",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 3, side, side])],
+        [
+            helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [batch, 2])
+            if classes
+            else helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [batch])
+        ],
+        initializer=[
+            numpy_helper.from_array(np.array([2, 3], np.int64), "axes"),
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array([-1], np.int64), "flat"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def judging_pack(folder: Path, batch: int | str = "batch", **task: object) -> ModelPack:
+    """The bundled pack with a model of liveness, as ``warmth`` makes it."""
+    directory = Path(shutil.copytree(BUNDLED, folder / "judging"))
+    path = warmth(directory / "liveness.onnx", batch)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest["tasks"]["liveness"] = {"file": path.name, "sha256": sha256_of(path)} | task
+    manifest |= {"model_id": "judging"}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    pack = load_pack(directory)
+    pack.verify()
+    return pack
+
+
 def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJECTED, seed: int = 7) -> ModelPack:
     """The bundled pack with its embeddings turned and cut to ``dimension``: it knows people nearly as well, and its
     vectors compare with nobody else's. It claims the bundled pack's calibration."""

@@ -49,14 +49,17 @@ def photo(seen: Photo | KithError) -> Document:
     }
 
 
-def face(seen: Face, gate: QualityGate = DEFAULT_GATE) -> Document:
-    """FaceOut, without the embedding."""
+def face(seen: Face, gate: QualityGate = DEFAULT_GATE, live_from: float | None = None) -> Document:
+    """FaceOut, without the embedding. ``live_from``: which score is live; None: the pack says."""
     reasons = gate.reasons(seen.quality)
+    live = seen.liveness
+    judged = {} if live is None else {"liveness": {"score": live.score, "verdict": live.verdict(live_from)}}
     return {
         "box": _rounded(seen.box_xyxy),
         "landmarks": _rounded(seen.landmarks_xy),
         "score": round(seen.score, 4),
         "quality": {**seen.quality.as_dict(), "usable": not reasons, "reasons": reasons},
+        **judged,
     }
 
 

@@ -42,13 +42,14 @@ async def enrol_archive(
     allow_duplicate: bool = False,
     allow_inconsistent: bool = False,
     allow_low_quality: bool = False,
+    allow_not_live: bool = False,
     strip: Strip = None,
 ) -> JobOut:
     """Enrol the photos of a zip, tar, tar.gz or tar.zst: PERSON/PHOTO, or as its manifest.csv or manifest.ndjson says
     (file, subject). The answer is a job; what is answered with 202 is on disk."""
     found = await kith.gallery(gallery)
     kith.recognisers.of(found)  # refused now, not by the job
-    options = BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip)
+    options = BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live)
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
     await kith.run(kith.spool.check_room, int(declared) if declared.isdigit() else 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from models.liveness import Verdict
 from models.network import Float
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
@@ -17,9 +18,9 @@ from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Permitted, caller_of
 from service.api.requests import read_photos, read_verify
 from service.api.schemas import DetectIn, EmbedIn, FacesOut, Side, VerifyIn, VerifyOut
-from service.decision import RiskTarget, decide_pair, false_alarm_probability, thresholds_for
+from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
 from service.enrolment import check_recogniser, check_vectors
-from service.errors import ImageError, InvalidRequestError, RecogniserMismatchError
+from service.errors import ImageError, InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
 from service.pipeline import Photo
 from service.recognisers import Served
@@ -91,9 +92,11 @@ async def verify(request: Request, kith: Kith) -> Response:
         caller_of(request).check_gallery(name)
     galleries = {name: await kith.gallery(name) for name in names}
     by = _recogniser(kith, body, list(galleries.values()))
-    sides = await _together([_side(kith, side, by, galleries) for side in (body.a, body.b)])
-    (vectors_a, out_a, reasons_a), (vectors_b, out_b, reasons_b) = sides
-    reasons = [f"{name}: {r}" for name, side in (("a", reasons_a), ("b", reasons_b)) for r in side]
+    live_from = _live_from(kith, body, list(galleries.values()))
+    sides = await _together([_side(kith, side, by, galleries, live_from) for side in (body.a, body.b)])
+    (vectors_a, out_a, quality_a, live_a), (vectors_b, out_b, quality_b, live_b) = sides
+    refusals = {"a": gate(quality_a, live_a), "b": gate(quality_b, live_b)}
+    reasons = [f"{name}: {reason}" for name, (_, found) in refusals.items() for reason in found]
     if vectors_a is None or vectors_b is None:
         await _write_down(kith, body, galleries, "no_face")
         return answer({"model": by.pack.model_id, "outcome": "no_face", "reasons": reasons, "a": out_a, "b": out_b})
@@ -104,11 +107,12 @@ async def verify(request: Request, kith: Kith) -> Response:
     joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
     of_pack = kith.pipeline.risks.of_pack(by.fingerprint)
     thresholds = thresholds_for(joint, of_pack, comparisons)
-    outcome_known = not reasons
+    refused = {refusal for refusal, _ in refusals.values()}
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
-    outcome = decide_pair(similarity, thresholds) if outcome_known else "rejected_quality"
+    first = next((each for each in get_args(Refusal) if each in refused), None)
+    outcome = first or decide_pair(similarity, thresholds)
     await _write_down(kith, body, galleries, outcome)
     return answer(
         with_values(
@@ -158,23 +162,42 @@ def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Serv
     return by
 
 
+def _live_from(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> float | None:
+    """The least score of a live face; None: nobody asks. A request may ask for more than the galleries, not for less.
+
+    Raises LivenessUnavailableError: somebody asks, and no model here can tell.
+    """
+    asking = [gallery.settings for gallery in galleries if gallery.settings.liveness == "required"]
+    if not asking and not body.require_liveness:
+        return None
+    if kith.pipeline.judge is None:
+        raise LivenessUnavailableError("liveness is required, and the pack that is served has no model that tells it")
+    own = kith.pipeline.judge.spec.threshold
+    wanted = [own if each.liveness_threshold is None else each.liveness_threshold for each in asking]
+    return max(wanted, default=own)
+
+
 async def _side(
-    kith: Context, side: Side, by: Served, galleries: dict[str, Gallery]
-) -> tuple[Float | None, Document, list[str]]:
-    """One side's vectors (n, d), None without a face; what was seen; and why it should not be trusted."""
+    kith: Context, side: Side, by: Served, galleries: dict[str, Gallery], live_from: float | None
+) -> tuple[Float | None, Document, list[str], Verdict | None]:
+    """One side's vectors (n, d), None without a face; what was seen; which values are out of bounds; and whether a
+    person was there, where somebody asks (``live_from``)."""
     if side.embedding is not None:
-        return check_vectors([side.embedding], by.dimension), {}, []
+        return check_vectors([side.embedding], by.dimension), {}, [], None if live_from is None else "not_judged"
     if side.subject is not None:
         gallery = galleries[side.subject.gallery]
         vectors, _ = await kith.run(kith.store.subject_vectors, gallery, side.subject.subject)
         if not len(vectors):
             raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
-        return vectors, {}, []
+        return vectors, {}, [], None
     payload = side.image or b"" if side.url is None else await kith.fetcher.fetch(side.url)
     photo = await kith.pipeline.embed(payload, by)
     if not photo.faces:
-        return None, {"faces_found": 0}, ["no_face"]
+        return None, {"faces_found": 0}, ["no_face"], None
     face = photo.largest()
     assert face.vector is not None  # noqa: S101 - embed gives every face one
-    seen = {"face": answers.face(face), "faces_found": len(photo.faces)}
-    return face.vector[None], seen, DEFAULT_GATE.reasons(face.quality)
+    seen = {"face": answers.face(face, live_from=live_from), "faces_found": len(photo.faces)}
+    verdict: Verdict | None = None
+    if live_from is not None:
+        verdict = "not_judged" if face.liveness is None else face.liveness.verdict(live_from)
+    return face.vector[None], seen, DEFAULT_GATE.reasons(face.quality), verdict

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from service.api.context import Kith
+from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Asking, Permitted
 from service.api.schemas import (
@@ -21,9 +21,9 @@ from service.api.schemas import (
     GalleryStatsOut,
     IndexOut,
 )
-from service.errors import InvalidRequestError
+from service.errors import InvalidRequestError, LivenessUnavailableError
 from service.gallery.sealed_rows import open_place
-from service.gallery.subjects import GallerySettings
+from service.gallery.subjects import GallerySettings, LivenessSetting
 from service.security.sealing import Seal, SealBrokenError
 
 router = APIRouter(route_class=Permitted, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
@@ -45,11 +45,18 @@ def place_in(seal: Seal, cursor: str | None) -> int | None:
 async def create_gallery(body: GalleryIn, kith: Kith) -> GalleryOut:
     """Create a gallery, whose vectors the recogniser of KITH_PACK makes."""
     settings = body.over(GallerySettings())
+    check_liveness(kith, body.liveness)
     recogniser = kith.recognisers.default
     created = await kith.run(
         kith.store.create_gallery, body.name, recogniser.fingerprint, recogniser.dimension, settings
     )
     return GalleryOut.of(created)
+
+
+def check_liveness(kith: Context, asked: LivenessSetting | None) -> None:
+    """Raises LivenessUnavailableError: it is asked for, and nothing here tells it."""
+    if asked == "required" and kith.pipeline.judge is None:
+        raise LivenessUnavailableError("the pack that is served has no model that tells people from pictures of them")
 
 
 @router.get("")
@@ -70,18 +77,21 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 
 
 @router.get("/{gallery}/stats")
-async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
+async def gallery_stats(gallery: GalleryPath, kith: Kith, caller: Asking) -> GalleryStatsOut:
     """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
     found = await kith.run(kith.store.gallery, gallery)
     follower = await kith.pipeline.caught_up(found)
     stats = await kith.run(follower.stats)
     index = IndexOut(**asdict(stats))
+    if caller.rights.galleries is not None:
+        index.sequence = None
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 
 
 @router.patch("/{gallery}")
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Kith) -> GalleryOut:
     """Change the gallery's default risk, fusion or quality gate; what is not given stays."""
+    check_liveness(kith, body.liveness)
     updated = await kith.run(kith.store.update_gallery, gallery, body.over)
     kith.pipeline.risks.follow(updated)
     return GalleryOut.of(updated)

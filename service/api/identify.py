@@ -22,8 +22,9 @@ from service.api.permissions import Permitted
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
+from service.decision import gate as decide_gate
 from service.drift import Decided
-from service.enrolment import check_recogniser, check_vectors
+from service.enrolment import check_recogniser, check_vectors, verdict_of
 from service.errors import GalleryNotFoundError, KithError, StorageDamagedError
 from service.gallery.index import Keys
 from service.gallery.subjects import Gallery, Named, SubjectFilter
@@ -57,7 +58,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
     photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     vectors = check_vectors(body.embeddings, by.dimension)
     gate = found.settings.quality_gate if body.check_quality else None
-    results, probes, faces = _lay_out(photos, vectors, gate)
+    results, probes, faces = _lay_out(found, photos, vectors, gate)
     searched = [row for row, probe in enumerate(probes) if probe is not None]
     if searched:
         if photos:
@@ -82,10 +83,10 @@ def _decided(results: list[Document]) -> Iterator[Decided]:
 
 
 def _lay_out(
-    photos: list[Photo | Any], vectors: Float, gate: QualityGate | None
+    gallery: Gallery, photos: list[Photo | Any], vectors: Float, gate: QualityGate | None
 ) -> tuple[list[Document], list[Float | None], list[Face | None]]:
     """One result per face, faceless photo and embedding, in order; beside each the vector to search, and the face, if
-    any."""
+    any. Raises LivenessUnavailableError."""
     results: list[Document] = []
     probes: list[Float | None] = []
     faces: list[Face | None] = []
@@ -100,15 +101,17 @@ def _lay_out(
             probes.append(None)
             faces.append(None)
         for face in photo.faces:
-            reasons = gate.reasons(face.quality) if gate else []
-            seen = answers.face(face, gate or DEFAULT_GATE)
-            outcome: IdentifyOutcome = "rejected_quality" if reasons else "unknown"
+            quality = gate.reasons(face.quality) if gate else []
+            seen = answers.face(face, gate or DEFAULT_GATE, gallery.settings.liveness_threshold)
+            refusal, reasons = decide_gate(quality, verdict_of(gallery, face))
+            outcome: IdentifyOutcome = refusal or "unknown"
             results.append(_result(image=i, face=seen, outcome=outcome, reasons=reasons))
-            probes.append(None if reasons else face.vector)
+            probes.append(None if refusal else face.vector)
             faces.append(face)
     for i, vector in enumerate(vectors):
-        results.append(_result(embedding=i, outcome="unknown"))
-        probes.append(vector)
+        refusal, reasons = decide_gate([], verdict_of(gallery, None))
+        results.append(_result(embedding=i, outcome=refusal or "unknown", reasons=reasons))
+        probes.append(None if refusal else vector)
         faces.append(None)
     return results, probes, faces
 

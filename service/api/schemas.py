@@ -19,12 +19,13 @@ from pydantic import (
     model_validator,
 )
 
+from models.liveness import Verdict
 from models.network import Engine, Precision
 from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
-from service.gallery.erasure import ErasedKind, Receipt, Verdict
+from service.gallery.erasure import ErasedKind, Examined, Receipt
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.job_store import Job, JobItem, JobState
@@ -33,6 +34,7 @@ from service.gallery.subjects import (
     Gallery,
     GallerySettings,
     IndexSetting,
+    LivenessSetting,
     Subject,
     Template,
     TemplateKind,
@@ -55,7 +57,7 @@ Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
+Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -149,6 +151,7 @@ class EnrolIn(Probes):
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
+    allow_not_live: bool = False
 
 
 class SubjectRef(Request):
@@ -179,6 +182,9 @@ class VerifyIn(Request):
     b: Side
     risk: RiskIn = RiskIn(preset="standard")
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
+    require_liveness: bool = Field(
+        False, description="Of photos, that people were there; a subject's gallery may require it, too."
+    )
 
 
 class QualityGateIn(Request):
@@ -212,6 +218,13 @@ class GallerySettingsIn(Request):
     retention_days: int | None = Field(
         None, ge=1, le=36_500, description="Age at which templates are erased, and subjects without any; null: never."
     )
+    liveness: LivenessSetting | None = Field(
+        None,
+        description="required: faces that are not taken for people before a camera are neither searched nor enrolled.",
+    )
+    liveness_threshold: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="The least score of a live face; null: the pack's."
+    )
 
     def over(self, current: GallerySettings) -> GallerySettings:
         """The current settings with what was given replaced."""
@@ -228,6 +241,10 @@ class GallerySettingsIn(Request):
             recall=current.recall if self.recall is None else self.recall,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
             retention_days=self.retention_days if "retention_days" in self.model_fields_set else current.retention_days,
+            liveness=self.liveness or current.liveness,
+            liveness_threshold=self.liveness_threshold
+            if "liveness_threshold" in self.model_fields_set
+            else current.liveness_threshold,
         )
 
 
@@ -283,11 +300,19 @@ class QualityOut(BaseModel):
     reasons: list[str] = Field(description="The values out of bounds.")
 
 
+class LivenessOut(BaseModel):
+    score: float | None = Field(
+        description="How surely a person was before the camera, 0 to 1; null: too little surrounds the face to tell."
+    )
+    verdict: Verdict = Field(description="By the gallery's threshold, else the pack's.")
+
+
 class FaceOut(BaseModel):
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
     landmarks: list[list[float]] = Field(description="Left eye, right eye, nose, left and right mouth corner: x, y.")
     score: float
     quality: QualityOut
+    liveness: LivenessOut | None = Field(None, description="Where the pack has a model that tells it.")
     embedding: list[float] | None = Field(None, description="Unit length; only from /v1/embed.")
 
 
@@ -419,6 +444,8 @@ class GalleryOut(BaseModel):
     recall: float
     keep_crops: bool
     retention_days: int | None = None
+    liveness: LivenessSetting
+    liveness_threshold: float | None = Field(description="null: the pack's.")
     subjects: int
     templates: int
     created_at: datetime
@@ -440,6 +467,8 @@ class GalleryOut(BaseModel):
             recall=settings.recall,
             keep_crops=settings.keep_crops,
             retention_days=settings.retention_days,
+            liveness=settings.liveness,
+            liveness_threshold=settings.liveness_threshold,
             subjects=gallery.subjects,
             templates=gallery.templates,
             created_at=gallery.created_at,
@@ -463,7 +492,10 @@ class IndexOut(BaseModel):
     kind: str
     reason: str = Field(description="Why this kind.")
     vectors: int = Field(description="Templates, or subjects where the fusion makes one vector of each.")
-    sequence: int = Field(description="Line of the change log up to which it has followed.")
+    sequence: int | None = Field(
+        description="Line of the change log up to which it has followed; null for a key of some galleries: lines are "
+        "counted through all."
+    )
     segments: int
     tail: int = Field(description="Vectors in no segment yet.")
     tombstones: int = Field(description="Vectors removed and not cleared away yet; no search finds them.")
@@ -572,7 +604,7 @@ class VerdictOut(BaseModel):
     enrolled_since: bool = Field(description="It is there, and came after the erasure.")
 
     @classmethod
-    def of(cls, verdict: Verdict) -> VerdictOut:
+    def of(cls, verdict: Examined) -> VerdictOut:
         found = {name: getattr(verdict, name) for name in ("holds", "line_found", "gone", "enrolled_since")}
         return cls(receipt=ReceiptOut.of(verdict.receipt), **found)
 
@@ -719,7 +751,7 @@ class AuditLineOut(BaseModel):
 
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobOut(BaseModel):
@@ -767,7 +799,7 @@ class JobOut(BaseModel):
 
 class JobsOut(BaseModel):
     jobs: list[JobOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobItemOut(BaseModel):
@@ -793,6 +825,7 @@ class ModelOut(BaseModel):
     calibrated: bool
     detection: NetworkOut
     recognition: NetworkOut
+    liveness: NetworkOut | None = Field(None, description="Of KITH_PACK, where it has such a model.")
     metrics: dict[str, Any]
 
 

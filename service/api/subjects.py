@@ -73,7 +73,7 @@ async def list_subjects(
     return SubjectsOut(subjects=[SubjectOut.of(s) for s in page], next=more)
 
 
-@router.put("/{subject}")
+@router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
     gallery: GalleryPath, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
 ) -> SubjectOut:
@@ -183,7 +183,7 @@ async def _examine(
     kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn
 ) -> tuple[list[Document], list[NewTemplate]]:
     """Decide on each photo and embedding; a lone refusal is raised."""
-    overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality)
+    overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
 
     async def embed(payload: bytes) -> Photo:
         return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
@@ -204,10 +204,10 @@ async def _examine(
                 raise item
             if isinstance(item, Photo):
                 face = choose_face(item, body.face)
-                result["face"] = answers.face(face, gallery.settings.quality_gate)
+                result["face"] = answers.face(face, gallery.settings.quality_gate, gallery.settings.liveness_threshold)
                 template = template_from_face(face, gallery, overrides)
             else:
-                template = new_template(item)
+                template = new_template(item, gallery, overrides)
             await kith.run(
                 check_identity,
                 template,
@@ -232,8 +232,8 @@ async def _examine(
 def _digest(subject: str, body: EnrolIn) -> str:
     """Tells whether a repeated key repeats the request."""
     digest = hashlib.sha256(subject.encode())
-    # Without URLs it is as it was when there were none: the key may be older.
-    left_out = {"images", "recogniser"} if body.urls else {"images", "recogniser", "urls"}
+    # Without these it is as it was when there were none: the key may be older.
+    left_out = {"images", "recogniser"} | {name for name in ("urls", "allow_not_live") if not getattr(body, name)}
     digest.update(body.model_dump_json(exclude=left_out).encode())
     for payload in body.images:
         digest.update(hashlib.sha256(payload).digest())

@@ -54,14 +54,16 @@ async def models(kith: Kith) -> ModelsOut:
 
 
 def _model(kith: Context, served: Served) -> ModelOut:
+    first, judge = kith.recognisers.default, kith.pipeline.judge
     return ModelOut(
         model=served.pack.model_id,
         display_name=served.pack.display_name,
         recogniser=served.fingerprint,
         dimension=served.dimension,
         calibrated=served.calibration is not None,
-        detection=_network(kith.recognisers.default.pack, kith.detection_network),
+        detection=_network(first.pack, kith.detection_network),
         recognition=_network(served.pack, served.network),
+        liveness=None if judge is None or first is not served else _network(first.pack, judge.network),
         metrics=dict(served.pack.metrics),
     )
 

@@ -75,7 +75,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Examined:
     """What the database says of a receipt. ``line_found``: the audit has the line that it names; ``gone``: what it
     names is not there; ``enrolled_since``: it is, by a request that began after the erasure."""
 
@@ -107,7 +107,7 @@ class Erasures:
         with self._database.read() as connection:
             return [(row.pk, receipt_of(row)) for row in connection.execute(query.limit(limit))]
 
-    def verdict(self, receipt_id: str) -> Verdict:
+    def verdict(self, receipt_id: str) -> Examined:
         """Raises ReceiptNotFoundError."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(erasures).where(erasures.c.id == receipt_id)).first()
@@ -118,7 +118,7 @@ class Erasures:
             line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
             line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
             since = connection.execute(_what_is_there(receipt)).scalar()
-            return Verdict(receipt, line_found, since is None, since is not None and since > receipt.at)
+            return Examined(receipt, line_found, since is None, since is not None and since > receipt.at)
 
 
 def _what_is_there(receipt: Receipt) -> sa.Select[datetime]:

@@ -47,7 +47,6 @@ from service.gallery.sealed_rows import (
     open_about,
 )
 from service.gallery.subjects import (
-    AuditLine,
     Change,
     Gallery,
     GallerySettings,
@@ -63,7 +62,6 @@ from service.gallery.subjects import (
     Template,
 )
 from service.gallery.tables import (
-    audit,
     changes,
     crops,
     data_keys,
@@ -84,7 +82,10 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 """Columns of a generation, as Generation has them."""
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
-LATER_SETTINGS: Final = ("review_factor", "min_margin", "keep_crops", "index", "recall", "retention_days")
+LATER_SETTINGS: Final = (
+    *("review_factor", "min_margin", "keep_crops", "index", "recall", "retention_days"),
+    *("liveness", "liveness_threshold"),
+)
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 ABANDONED: Final = timedelta(days=7)
@@ -461,7 +462,7 @@ class Store:
             now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
         return {line.subject_pk for line in lines}, now, len(lines) == at_most
 
-    # Evidence and audit
+    # Evidence
 
     def evidence(self, gallery: Gallery) -> StoredEvidence | None:
         with self._database.read() as connection:
@@ -503,14 +504,6 @@ class Store:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
                 record(self._database.vault, connection, event, gallery, **details)
-
-    def audit_lines(self, gallery: Gallery, before: int | None, limit: int) -> list[AuditLine]:
-        """A gallery's lines, latest first; ``before``: only those of a smaller key."""
-        query = sa.select(audit).where(audit.c.gallery_pk == gallery.pk).order_by(audit.c.pk.desc()).limit(limit)
-        if before is not None:
-            query = query.where(audit.c.pk < before)
-        with self._database.read() as connection:
-            return [AuditLine(row.pk, row.at, row.event, row.gallery, row.details) for row in connection.execute(query)]
 
     # The change log
 

@@ -22,6 +22,7 @@ DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
 IndexSetting = Literal["auto", "exact", "compact", "graph"]
+LivenessSetting = Literal["off", "required"]
 DEFAULT_RECALL: Final = 0.999
 
 
@@ -46,6 +47,9 @@ class GallerySettings:
     """How often a search that does not compare every vector must find the most similar one."""
     retention_days: int | None = None
     """Age at which templates go, and subjects who have none; None: they stay."""
+    liveness: LivenessSetting = "off"
+    liveness_threshold: float | None = None
+    """None: the pack's."""
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
@@ -127,17 +131,6 @@ class StoredEvidence:
     templates: int
     scores: ImpostorEvidence
     derived_at: datetime
-
-
-@dataclass(frozen=True)
-class AuditLine:
-    """Something the service did by itself, or was told to do."""
-
-    pk: int
-    at: datetime
-    event: str
-    gallery: str | None
-    details: dict[str, Any]
 
 
 @dataclass(frozen=True)

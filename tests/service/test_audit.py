@@ -390,7 +390,7 @@ def test_lines_are_listed_by_what_they_say(database: Database) -> None:
 
 
 def test_an_audit_of_before_is_named_in_the_services_chain(url: str) -> None:
-    at_revision(url, "0006")
+    at_revision(url, "0005")  # before there were chains, and keys
     engine = engine_of(url)
     with engine.begin() as connection:
         for pk in (1, 2):

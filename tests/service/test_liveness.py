@@ -1,0 +1,215 @@
+"""People and pictures of them: what a gallery that requires liveness searches, compares and enrols."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from models.liveness import Judgement
+from service.client import Kith, KithClientError
+from service.decision import gate
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.packs import judging_pack
+
+Photo = NDArray[np.uint8]
+MET: dict[str, Any] = {"risk": {"threshold": 0.4}}
+
+
+@pytest.fixture(scope="module")
+def judging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose pack takes reddish faces for people."""
+    folder = tmp_path_factory.mktemp("liveness")
+    pack = judging_pack(folder, threshold=0.6)
+    with embedded(load_settings(data_dir=folder / "data", pack=pack.directory, log_level="ERROR")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def person(astronaut: Photo) -> bytes:
+    return jpeg(astronaut)
+
+
+@pytest.fixture(scope="module")
+def picture(astronaut: Photo) -> bytes:
+    """The same face, in blue."""
+    return jpeg(np.ascontiguousarray(astronaut[:, :, ::-1]))
+
+
+@pytest.fixture(scope="module")
+def passport(astronaut: Photo) -> bytes:
+    """The same face with nothing around it."""
+    return jpeg(np.ascontiguousarray(astronaut[60:200, 165:290]))
+
+
+@pytest.fixture
+def strict(judging: str, request: pytest.FixtureRequest) -> Iterator[Kith]:
+    with Kith(judging) as kith:
+        kith.create_gallery("strict", liveness="required")
+        kith.enrol("strict", "eileen", request.getfixturevalue("person"))
+        yield kith
+        kith.delete_gallery("strict")
+
+
+@given(
+    quality=st.lists(st.sampled_from(["sharpness", "yaw"]), unique=True),
+    score=st.none() | st.floats(0, 1),
+    threshold=st.floats(0, 1),
+    asked=st.booleans(),
+)
+def test_quality_is_looked_at_before_liveness(
+    quality: list[str], score: float | None, threshold: float, asked: bool
+) -> None:
+    verdict = Judgement(score, threshold).verdict() if asked else None
+    refusal, reasons = gate(quality, verdict)
+    if quality:
+        assert (refusal, reasons) == ("rejected_quality", quality)
+    elif asked and (score is None or score < threshold):
+        assert (refusal, reasons) == ("rejected_liveness", ["not_judged" if score is None else "not_live"])
+    else:
+        assert (refusal, reasons) == (None, [])
+
+
+def test_every_face_says_what_it_was_taken_for(
+    judging: str, person: bytes, picture: bytes, passport: bytes, group: Photo
+) -> None:
+    with Kith(judging) as kith:
+        for ask in (kith.detect, kith.embed):
+            seen = [photo.faces[0].liveness for photo in ask(person, picture, passport).images]
+            assert [one.verdict for one in seen if one] == ["live", "not_live", "not_judged"]
+            scores = [one.score for one in seen if one and one.score is not None]
+            assert len(scores) == 2
+            assert scores[0] > 0.6 > scores[1]
+        alone = [kith.detect(photo).images[0].faces[0].liveness for photo in (person, picture)]
+        assert alone == seen[:2]
+        assert all(face.liveness for face in kith.detect(jpeg(group)).images[0].faces)
+        (model,) = kith.model().models
+        assert model.liveness is not None
+        assert (model.liveness.file, model.liveness.precision) == ("liveness.onnx", "fp32")
+
+
+def test_identification_searches_for_people_alone(
+    strict: Kith, judging: str, person: bytes, picture: bytes, passport: bytes
+) -> None:
+    results = strict.identify("strict", person, picture, passport, **MET).results
+    assert [(one.outcome, one.reasons) for one in results] == [
+        ("identified", []),
+        ("rejected_liveness", ["not_live"]),
+        ("rejected_liveness", ["not_judged"]),
+    ]
+    assert [one.subject for one in results] == ["eileen", None, None]
+    assert results[1].candidates == []
+    vector = strict.embed(person).images[0].faces[0].embedding
+    assert vector is not None
+    (sent,) = strict.identify("strict", embeddings=[vector], **MET).results
+    assert (sent.outcome, sent.reasons, sent.similarity) == ("rejected_liveness", ["not_judged"], None)
+
+    strict.update_gallery("strict", liveness_threshold=0.0)
+    assert [one.outcome for one in strict.identify("strict", picture, passport, **MET).results][
+        1
+    ] == "rejected_liveness"
+    (lenient,) = strict.identify("strict", picture, **MET).results
+    assert lenient.face is not None
+    assert lenient.face.liveness is not None
+    assert lenient.face.liveness.verdict == "live"
+    reset = httpx.patch(f"{judging}/v1/galleries/strict", json={"liveness_threshold": None}).json()
+    assert (reset["liveness"], reset.get("liveness_threshold")) == ("required", None)
+    assert strict.identify("strict", picture, **MET).results[0].outcome == "rejected_liveness"
+    strict.update_gallery("strict", liveness="off")
+    assert strict.identify("strict", person, **MET).results[0].outcome == "identified"
+    assert "rejected_liveness" not in {one.outcome for one in strict.identify("strict", picture, passport).results}
+    assert 'outcome="rejected_liveness"' in httpx.get(f"{judging}/metrics").text
+
+
+def test_verification_compares_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
+    enrolled = ("strict", "eileen")
+    assert strict.verify(person, enrolled, threshold=0.4).outcome == "same"
+    refused = strict.verify(picture, enrolled, threshold=0.4)
+    assert (refused.outcome, refused.reasons) == ("rejected_liveness", ["a: not_live"])
+    assert strict.verify(person, picture, threshold=0.4).outcome in ("same", "different")  # nobody asked
+    vector = strict.embed(person).images[0].faces[0].embedding
+    assert vector is not None
+    assert strict.verify(enrolled, vector, threshold=0.4).outcome == "rejected_liveness"
+
+    def asked(**request: Any) -> Any:
+        return httpx.post(
+            f"{judging}/v1/verify",
+            data={"request": json.dumps({"require_liveness": True} | request)},
+            files={"a": person, "b": picture},
+        ).json()
+
+    assert (asked()["outcome"], asked()["reasons"]) == ("rejected_liveness", ["b: not_live"])
+
+
+def test_enrolment_takes_people_alone(strict: Kith, person: bytes, picture: bytes, passport: bytes) -> None:
+    for photo, verdict in ((picture, "not_live"), (passport, "not_judged")):
+        with pytest.raises(KithClientError) as refused:
+            strict.enrol("strict", "other", photo)
+        assert (refused.value.code, refused.value.problem["liveness"]["verdict"]) == ("not_live", verdict)
+    vector = strict.embed(person).images[0].faces[0].embedding
+    assert vector is not None
+    with pytest.raises(KithClientError, match="not_live"):
+        strict.enrol("strict", "other", embeddings=[vector], allow_duplicate=True)
+    options: dict[str, Any] = {"allow_duplicate": True, "allow_inconsistent": True, "allow_not_live": True}
+    assert strict.enrol("strict", "other", picture, passport, embeddings=[vector], **options).enrolled == 3
+
+
+def test_bulk_enrolment_takes_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("ada/1.jpg", picture)
+    for allowed, counts in ((False, {"not_live": 1}), (True, {"enrolled": 1})):
+        job = httpx.post(
+            f"{judging}/v1/galleries/strict/enrolments",
+            params={"allow_not_live": allowed, "allow_duplicate": True},
+            content=packed.getvalue(),
+            headers={"Content-Type": "application/zip"},
+        ).json()
+        assert strict.wait_for(job["id"]).counts == counts
+
+
+def test_without_a_model_whoever_asks_is_told(server: str, kith: Kith, gallery: str, person: bytes) -> None:
+    assert kith.detect(person).images[0].faces[0].liveness is None
+    for refused in (
+        httpx.post(f"{server}/v1/galleries", json={"name": "new", "liveness": "required"}),
+        httpx.patch(f"{server}/v1/galleries/{gallery}", json={"liveness": "required"}),
+        httpx.post(
+            f"{server}/v1/verify",
+            data={"request": '{"require_liveness": true}'},
+            files={"a": person, "b": person},
+        ),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (409, "liveness_unavailable")
+    assert kith.gallery(gallery).liveness == "off"
+
+
+def test_a_gallery_that_asks_is_not_served_without_the_model(
+    tmp_path_factory: pytest.TempPathFactory, person: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("lost")
+    pack = judging_pack(folder)
+    with (
+        embedded(load_settings(data_dir=folder / "data", pack=pack.directory, log_level="ERROR")) as url,
+        Kith(url) as kith,
+    ):
+        kith.create_gallery("strict", liveness="required")
+        kith.enrol("strict", "eileen", person)
+    with embedded(load_settings(data_dir=folder / "data", log_level="ERROR")) as url, Kith(url) as kith:
+        for ask in (
+            lambda: kith.identify("strict", person),
+            lambda: kith.verify(person, ("strict", "eileen")),
+            lambda: kith.enrol("strict", "eileen", person),
+        ):
+            with pytest.raises(KithClientError, match="liveness_unavailable"):
+                ask()
