@@ -56,6 +56,8 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+"""Without NUL: no import takes such a name back."""
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
@@ -253,13 +255,13 @@ class GalleryIn(GallerySettingsIn):
 
 
 class SubjectIn(Request):
-    name: str | None = Field(None, max_length=500)
+    name: PersonName | None = None
     metadata: Metadata = Field(default_factory=dict)
     tags: list[Tag] = Field(default_factory=list, max_length=100)
 
 
 class SubjectPatch(Request):
-    name: str | None = Field(None, max_length=500)
+    name: PersonName | None = None
     metadata: Metadata | None = None
     tags: list[Tag] | None = Field(None, max_length=100)
 

@@ -27,7 +27,7 @@ from service.server import embedded
 from service.settings import Settings, load_settings
 
 KEY = "operator"
-EXAMPLES = int(os.environ.get("KITH_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("KITH_EXAMPLES", "3"))
 """For each route, of good requests and of bad ones."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -68,7 +68,7 @@ def test_every_answer_is_as_documented(
 ) -> None:
     session, url = service
     for result in schemathesis.openapi.from_dict(document).get_all_operations():
-        operation = result.ok()
+        operation: Any = result.ok()  # type: ignore[union-attr]
         # Routes that delete come along, too.
         session.post(f"{url}/v1/galleries", json={"name": "g"})
         session.put(f"{url}/v1/galleries/g/subjects/a", json={"name": "Ada", "tags": ["staff"]})
@@ -83,7 +83,7 @@ def test_every_answer_is_as_documented(
 
         @settings
         @hypothesis.given(operation.as_strategy(generation_mode=mode), hypothesis.strategies.booleans())
-        def ask(case: schemathesis.Case, there: bool) -> None:
+        def ask(case: schemathesis.Case[Any], there: bool) -> None:
             if there:
                 known = {"gallery": "g", "subject": "a"}
                 case.path_parameters = {k: known.get(k, v) for k, v in (case.path_parameters or {}).items()}
