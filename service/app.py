@@ -27,6 +27,7 @@ from service.api import (
     audit,
     documents,
     enrolments,
+    erasures,
     faces,
     galleries,
     hygiene,
@@ -53,6 +54,7 @@ from service.catching_up import CatchingUp
 from service.drift import Watches
 from service.engines import open_milvus, open_own_database
 from service.fetching import Fetcher
+from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
@@ -61,12 +63,14 @@ from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
+from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
 from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Judge, Recognisers, Served, read_packs
+from service.retention import Housekeeping
 from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
@@ -177,12 +181,17 @@ def create_app(settings: Settings) -> FastAPI:
                         "photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant"
                     )
                 fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
-                async with Runner(JobStore(database), kinds) as runner:
+                await opened.enter_async_context(
+                    Housekeeping(database, store, settings.retention_answers_days, risks.follow)
+                )
+                async with Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner:
                     app.state.context = Context(
                         settings,
                         detection.networks[0],
                         recognisers,
                         store,
+                        Erasures(database),
+                        SubjectAccess(database),
                         generations,
                         shadow,
                         followers,
@@ -233,6 +242,7 @@ def create_app(settings: Settings) -> FastAPI:
         galleries,
         subjects,
         enrolments,
+        erasures,
         identify,
         hygiene,
         risk,

@@ -22,7 +22,7 @@ from service.enrolment import (
 )
 from service.errors import GalleryMovedError, InvalidRequestError, KithError
 from service.gallery.follower import Followers
-from service.gallery.job_store import ALREADY_ENROLLED, ItemOutcome
+from service.gallery.job_store import ALREADY_ENROLLED, Done, ItemOutcome
 from service.gallery.risks import FEWEST_SUBJECTS
 from service.gallery.store import Store
 from service.gallery.subjects import SUBJECT_ID, Gallery, NewTemplate, printable
@@ -267,7 +267,7 @@ def template_id(subject: str, payload: bytes) -> str:
     return hashlib.sha256(subject.encode() + b"\0" + hashlib.sha256(payload).digest()).hexdigest()[:32]
 
 
-def _waiting(found: Iterator[Member], known: Contents, done: set[str]) -> Iterator[_Item]:
+def _waiting(found: Iterator[Member], known: Contents, done: Done) -> Iterator[_Item]:
     for member in found:
         if member.name not in known.subjects or member.name in done:
             continue

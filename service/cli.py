@@ -21,7 +21,15 @@ from rich.table import Table
 
 from models.errors import ModelError
 from models.pack import load_pack
-from service import audit_commands, job_commands, key_commands, master_commands, migration_commands, model_commands
+from service import (
+    audit_commands,
+    job_commands,
+    key_commands,
+    master_commands,
+    migration_commands,
+    model_commands,
+    subject_commands,
+)
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.connection import AsJson, Key, Url, connect
@@ -45,6 +53,8 @@ app.add_typer(job_commands.app, name="jobs")
 app.add_typer(master_commands.app, name="master")
 app.add_typer(key_commands.app, name="keys")
 app.add_typer(model_commands.app, name="models")
+app.add_typer(subject_commands.subject_app, name="subject")
+app.add_typer(subject_commands.erasures_app, name="erasures")
 
 Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
 Fpir = Annotated[float | None, typer.Option(help="Accepted false positive identification rate.")]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx2 as httpx
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from service.api.key_schemas import DAY_S, KeyIn, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
@@ -37,9 +37,12 @@ from service.api.schemas import (
     JobOut,
     JobsOut,
     ModelsOut,
+    ReceiptOut,
+    ReceiptsOut,
     SubjectOut,
     SubjectsOut,
     TemplatesOut,
+    VerdictOut,
     VerifyOut,
 )
 from service.security.keys import Scope
@@ -320,6 +323,24 @@ class Kith:
     def delete_subject(self, gallery: str, subject: str) -> DeletedOut:
         return self._send(DeletedOut, "DELETE", _path(gallery, subject))
 
+    def export_subject(self, gallery: str, subject: str) -> dict[str, Any]:
+        """Everything that is held about one person."""
+        return self._send(_AnyOut, "GET", f"{_path(gallery, subject)}/export").root
+
+    def erasures(self, gallery: str, subject: str | None = None) -> Iterator[ReceiptOut]:
+        """Receipts of what was erased, latest first; of one subject, if given."""
+        cursor: int | None = None
+        while True:
+            chosen = {"subject": subject, "cursor": cursor}
+            params = {name: value for name, value in chosen.items() if value is not None}
+            page = self._send(ReceiptsOut, "GET", f"{_path(gallery)}/erasures", params=params)
+            yield from page.receipts
+            if (cursor := page.next) is None:
+                return
+
+    def verify_receipt(self, receipt: str) -> VerdictOut:
+        return self._send(VerdictOut, "GET", f"/v1/erasures/{receipt}")
+
     def templates(self, gallery: str, subject: str) -> TemplatesOut:
         return self._send(TemplatesOut, "GET", f"{_path(gallery, subject)}/templates")
 
@@ -458,6 +479,10 @@ class Kith:
                     raise KithClientError(response.status_code, _problem(response))
             time.sleep(0.2 * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class _AnyOut(RootModel[dict[str, Any]]):
+    """A document whose parts are listed elsewhere."""
 
 
 class _FilePieces:

@@ -194,6 +194,16 @@ class SubjectNotFoundError(KithError):
     remedy = "Create it with PUT, or enrol a template for it."
 
 
+class SubjectErasedError(KithError):
+    status, code, title = 409, "subject_erased", "The subject was erased while this was under way"
+    remedy = "Whoever is to be enrolled anew is so by a request that begins after the erasure."
+
+
+class ReceiptNotFoundError(KithError):
+    status, code, title = 404, "receipt_not_found", "There is no such receipt"
+    remedy = "Check its id; that of a database which was lost is in none of its backups."
+
+
 class TemplateNotFoundError(KithError):
     status, code, title = 404, "template_not_found", "There is no such template of this subject"
     remedy = "List the subject's templates."

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 from service.errors import JobCrashedError, JobNotFoundError, KithError, StorageError
-from service.gallery.job_store import FINISHED, ItemOutcome, Job, JobStore, LeaseLostError
+from service.gallery.job_store import FINISHED, Done, ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.subjects import Gallery
 from service.security.acting import Actor, acting_as, in_context
 
@@ -79,7 +79,7 @@ class JobContext:
         if self._stopping:
             raise JobStoppedError
 
-    def done(self) -> set[str]:
+    def done(self) -> Done:
         """Items recorded by whoever ran this job before."""
         return self.store.done(self.job)
 
@@ -123,12 +123,14 @@ class Runner:
         at_once: int = JOBS_AT_ONCE,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
+        kept_days: float = KEPT_DAYS,
     ) -> None:
         self.store = store
         self._kinds = kinds
         self._at_once = at_once
         self._lease_s = lease_s
         self._poll_s = poll_s
+        self._kept_days = kept_days
         self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         # Two threads for each job, one for each job's lease, one to look for more.
         self._threads = ThreadPoolExecutor(3 * at_once + 1, thread_name_prefix="jobs")
@@ -215,8 +217,8 @@ class Runner:
 
     def _tidy(self) -> None:
         try:
-            self.store.forget(KEPT_DAYS)
-            self.store.give_up(KEPT_DAYS, self._has_what_it_needs)
+            self.store.forget(self._kept_days)
+            self.store.give_up(self._kept_days, self._has_what_it_needs)
             for kind in self._kinds.values():
                 kind.tidy(self.store)
         except (StorageError, OSError) as error:

@@ -140,6 +140,15 @@ class Settings(BaseSettings):
         description="Seconds after which a request whose photos still wait gets 504; a header may ask for less "
         "(docs/rest.md).",
     )
+    retention_answers_days: float = Field(
+        14, gt=0, le=36_500, description="Days for which the answer to a request with an Idempotency-Key is kept."
+    )
+    retention_jobs_days: float = Field(
+        14,
+        gt=0,
+        le=36_500,
+        description="Days after which a finished job is forgotten, and one that no server can run is given up.",
+    )
     max_connections: int = Field(500, ge=1, le=100_000, description="Most connections open at once.")
     max_connections_per_address: int = Field(
         250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar, TypeVarTuple, cast
 
 from fastapi import Depends, Request
@@ -14,11 +14,13 @@ from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
 from service.fetching import Fetcher
+from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
 from service.gallery.key_store import KeyStore
 from service.gallery.store import Store
+from service.gallery.subject_access import SubjectAccess
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
 from service.key_uses import KeyUses
@@ -40,6 +42,8 @@ class Context:
     detection_network: Network
     recognisers: Recognisers
     store: Store
+    erasures: Erasures
+    subject_access: SubjectAccess
     generations: Generations
     shadow: Shadow
     followers: Followers
@@ -72,11 +76,16 @@ class Context:
         self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
     ) -> Result:
         """Run something with a gallery as it is; again where it moved to another recogniser meanwhile."""
+        found = await self.gallery(name)
         while True:
             try:
-                return await self.run(function, await self.gallery(name), *arguments)
+                return await self.run(function, found, *arguments)
             except GalleryMovedError:
-                continue
+                found = await self.gallery_again(found)
+
+    async def gallery_again(self, found: Gallery) -> Gallery:
+        """As it is now, for a request that began with ``found``: it stores nobody who was erased since."""
+        return replace(await self.gallery(found.name), erased=found.erased)
 
 
 async def _context(request: Request) -> Context:  # async, or FastAPI would call it in a thread

@@ -100,10 +100,10 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, kith: Ki
 @router.delete("/{gallery}")
 async def delete_gallery(gallery: GalleryPath, kith: Kith) -> DeletedOut:
     """Delete the gallery with every subject and template in it."""
-    deleted = await kith.change(gallery, lambda found: kith.store.delete_gallery(found.name))
+    deleted, receipt = await kith.change(gallery, lambda found: kith.store.delete_gallery(found.name))
     await kith.run(kith.followers.drop, deleted)
     if kith.shared_engine is not None:
         await kith.run(kith.shared_engine.forget, deleted)
     kith.pipeline.risks.forget(deleted)
     kith.watches.drop(deleted.pk, deleted.name)
-    return DeletedOut(subjects=deleted.subjects, templates=deleted.templates)
+    return DeletedOut.of(receipt)

@@ -62,6 +62,8 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"POST {GALLERY}/calibrate": ADMIN,
     f"POST {GALLERY}/import": ADMIN,
     f"GET {GALLERY}/export": ADMIN,
+    f"GET {GALLERY}/erasures": ADMIN,
+    "GET /v1/erasures/{receipt}": ADMIN_ALL,  # also of galleries that are gone
     f"POST {GALLERY}/migrate": ADMIN,
     f"GET {GALLERY}/migrate": ADMIN,
     f"POST {GALLERY}/migrate/cut-over": ADMIN,
@@ -73,6 +75,7 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"GET {SUBJECT}": READ,
     f"PATCH {SUBJECT}": ENROL,
     f"DELETE {SUBJECT}": ENROL,
+    f"GET {SUBJECT}/export": ADMIN,
     f"GET {SUBJECT}/templates": READ,
     f"POST {SUBJECT}/templates": ENROL,
     f"GET {TEMPLATE}": READ,

@@ -25,6 +25,7 @@ from models.quality import QualityGate
 from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
 from service.enrolment import FaceChoice
+from service.gallery.erasure import ErasedKind, Examined, Receipt
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.job_store import Job, JobItem, JobState
@@ -216,6 +217,9 @@ class GallerySettingsIn(Request):
     keep_crops: bool | None = Field(
         None, description="Keep the face of each photo enrolled, so that another recogniser can embed it."
     )
+    retention_days: int | None = Field(
+        None, ge=1, le=36_500, description="Age at which templates are erased, and subjects without any; null: never."
+    )
     liveness: LivenessSetting | None = Field(
         None,
         description="required: faces that are not taken for people before a camera are neither searched nor enrolled.",
@@ -238,6 +242,7 @@ class GallerySettingsIn(Request):
             index=self.index or current.index,
             recall=current.recall if self.recall is None else self.recall,
             keep_crops=current.keep_crops if self.keep_crops is None else self.keep_crops,
+            retention_days=self.retention_days if "retention_days" in self.model_fields_set else current.retention_days,
             liveness=self.liveness or current.liveness,
             liveness_threshold=self.liveness_threshold
             if "liveness_threshold" in self.model_fields_set
@@ -440,6 +445,7 @@ class GalleryOut(BaseModel):
     index: IndexSetting
     recall: float
     keep_crops: bool
+    retention_days: int | None = None
     liveness: LivenessSetting
     liveness_threshold: float | None = Field(description="null: the pack's.")
     subjects: int
@@ -462,6 +468,7 @@ class GalleryOut(BaseModel):
             index=settings.index,
             recall=settings.recall,
             keep_crops=settings.keep_crops,
+            retention_days=settings.retention_days,
             liveness=settings.liveness,
             liveness_threshold=settings.liveness_threshold,
             subjects=gallery.subjects,
@@ -565,10 +572,55 @@ class EnrolOut(BaseModel):
     results: list[EnrolledOut]
 
 
+class ReceiptOut(BaseModel):
+    id: str
+    kind: ErasedKind
+    gallery: str
+    subject: str | None = Field(None, description="A keyed hash of the id, which only who has the gallery's key makes.")
+    template: str | None = None
+    removed: dict[str, int] = Field(description="Rows, by kind.")
+    at: datetime
+    line: int = Field(description="Of the gallery's audit: its number, which with its hash is the proof.")
+    hash: str
+    log_emptied: bool | None = Field(
+        None,
+        description="Whether SQLite's write-ahead log was emptied at once; false: it is within a minute of the "
+        "last reader of an earlier moment.",
+    )
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> ReceiptOut:
+        return cls(**receipt.document())
+
+
+class ReceiptsOut(BaseModel):
+    receipts: list[ReceiptOut]
+    next: int | None = None
+
+
+class VerdictOut(BaseModel):
+    receipt: ReceiptOut
+    holds: bool
+    line_found: bool = Field(description="The audit has the line that the receipt names.")
+    gone: bool = Field(description="What it names is not there.")
+    enrolled_since: bool = Field(description="It is there, and came after the erasure.")
+
+    @classmethod
+    def of(cls, verdict: Examined) -> VerdictOut:
+        found = {name: getattr(verdict, name) for name in ("holds", "line_found", "gone", "enrolled_since")}
+        return cls(receipt=ReceiptOut.of(verdict.receipt), **found)
+
+
 class DeletedOut(BaseModel):
     deleted: bool = True
     subjects: int = 0
     templates: int = 0
+    receipt: ReceiptOut
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> DeletedOut:
+        counts = {what: receipt.removed.get(what, 0) for what in ("subjects", "templates")}
+        return cls(**counts, receipt=ReceiptOut.of(receipt))
 
 
 class NamedOut(BaseModel):

@@ -99,10 +99,11 @@ async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: Subjec
 
 @router.delete("/{subject}")
 async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> DeletedOut:
-    """Delete a subject with all its templates."""
-    removed = await kith.change(gallery, kith.store.delete_subject, subject)
+    """Erase a subject: its templates and everything else that is stored of it. The answer is a receipt; a repeated
+    request gets 404 with the receipt of the first."""
+    receipt = await kith.change(gallery, kith.store.delete_subject, subject)
     kith.pipeline.risks.follow(await kith.gallery(gallery))
-    return DeletedOut(subjects=1, templates=removed)
+    return DeletedOut.of(receipt)
 
 
 @router.get("/{subject}/templates")
@@ -133,9 +134,9 @@ async def move_template(
 
 @router.delete("/{subject}/templates/{template}")
 async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> DeletedOut:
-    await kith.change(gallery, kith.store.delete_template, subject, template)
+    receipt = await kith.change(gallery, kith.store.delete_template, subject, template)
     kith.pipeline.risks.follow(await kith.gallery(gallery))
-    return DeletedOut(templates=1)
+    return DeletedOut.of(receipt)
 
 
 @router.post(
@@ -157,7 +158,7 @@ async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, ki
         try:
             return await _enrol(kith, found, subject, body, key)
         except GalleryMovedError:
-            found = await kith.gallery(gallery)
+            found = await kith.gallery_again(found)
 
 
 async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -64,7 +65,7 @@ async def import_gallery(
     that cannot be taken is refused alone. Faces are not examined: duplicates and odd ones are what GET hygiene finds.
     """
     kind = _kind(request)
-    intake = _Intake(kith, gallery, create, recogniser, skip)
+    intake = _Intake(kith, gallery, create, recogniser, skip, await _erased(kith, gallery))
     try:
         if kind == "ndjson":
             await _take_lines(kith, request, intake)
@@ -82,15 +83,24 @@ async def import_gallery(
     return _out(gallery, intake.taking.report)
 
 
+async def _erased(kith: Context, gallery: str) -> int:
+    """The gallery's last erasure as the request begins, before its body is read."""
+    try:
+        return (await kith.gallery(gallery)).erased
+    except GalleryNotFoundError:
+        return 0
+
+
 class _Intake:
     """Opens the gallery as soon as the file has said what it holds."""
 
-    def __init__(self, kith: Context, name: str, create: bool, recogniser: str | None, skip: int) -> None:
+    def __init__(self, kith: Context, name: str, create: bool, recogniser: str | None, skip: int, erased: int) -> None:
         self._kith = kith
         self._name = name
         self._create = create
         self._recogniser = recogniser
         self._skip = skip
+        self._erased = erased
         self.gallery: Gallery | None = None
         self.taking: Import | None = None
 
@@ -109,7 +119,7 @@ class _Intake:
 
     def open(self, header: Header) -> Import:
         if self.taking is None:
-            self.gallery = self._gallery(header)
+            self.gallery = replace(self._gallery(header), erased=self._erased)
             opened = Import(self._kith.transfers.bulk, self.gallery, self._skip)
             opened.accept(header)
             self.taking = opened

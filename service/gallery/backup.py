@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 
 from service.errors import BackupError, MasterKeyError
 from service.files import replacing
-from service.gallery import rows
+from service.gallery import repeated_erasures, rows
 from service.gallery.audit_guard import unguarded
 from service.gallery.audit_log import record
 from service.gallery.database import Database
@@ -34,10 +34,13 @@ from service.gallery.tables import (
     audit,
     audit_heads,
     changes,
+    erasures,
     evidence,
     galleries,
     generations,
     index_states,
+    jobs,
+    leases,
     metadata,
     secrets,
     subjects,
@@ -49,7 +52,7 @@ from service.security.master import MasterKeys
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 ROWS_AT_ONCE: Final = 2048
-TABLES: Final = [table for table in metadata.sorted_tables if table is not index_states]
+TABLES: Final = [table for table in metadata.sorted_tables if table not in (index_states, leases)]
 COUNTED: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Those whose keys are never given twice."""
 POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
@@ -57,12 +60,15 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     changes.c.subject_pk: subjects,
     evidence.c.sequence: changes,
     galleries.c.log_floor: changes,
+    galleries.c.erased: erasures,
+    jobs.c.erased: erasures,
+    erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
-ZERO_STAYS: Final = (galleries.c.log_floor, audit.c.chain, audit_heads.c.chain)
+ZERO_STAYS: Final = (galleries.c.log_floor, galleries.c.erased, jobs.c.erased, audit.c.chain, audit_heads.c.chain)
 """Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 
@@ -184,7 +190,7 @@ def restore(
 
     Keys that the database has given before are not given again: all of the backup's are moved beyond them, and those of
     galleries beyond any given elsewhere, so that a server that is running finds galleries it has not seen, and no index
-    anywhere seems to fit.
+    anywhere seems to fit. What the database knows to have been erased since the backup is erased from it.
 
     Raises:
         BackupError: the file is damaged, of another version or of a master key that is not at hand, or the database
@@ -207,6 +213,7 @@ def restore(
                     f"the backup is of tables at revision {manifest.revision}, these are at {revision}: restore it "
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
+            erased = repeated_erasures.known(connection)
             _make_room(connection, replace)
             moved = _beyond(connection)
             for table in TABLES:
@@ -219,6 +226,8 @@ def restore(
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
             # Not before the secret is there that the backup's chains are signed with.
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
+            for receipt in repeated_erasures.repeat(database.vault, connection, erased):
+                said(f"{receipt.kind} erased since, on {receipt.at:%Y-%m-%d %H:%M} UTC: stays so")
 
 
 def _beyond(connection: Connection) -> dict[str, int]:

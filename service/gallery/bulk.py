@@ -13,10 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.network import Float
-from service.errors import GalleryNotFoundError, TemplateConflictError
+from service.errors import GalleryNotFoundError, KithError, TemplateConflictError
 from service.gallery import rows
 from service.gallery.audit_log import record
 from service.gallery.database import Database
+from service.gallery.erasure import erased_since, was_erased
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
 from service.gallery.sealed_rows import About, close_about, close_crop, lookup_of, open_about, open_crop
@@ -60,7 +61,8 @@ class BulkStore:
 
     def add(self, gallery: Gallery, items: Items) -> Added:
         """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
-        already is passed over. A subject that exists keeps its name, metadata and tags.
+        already is passed over. A subject that exists keeps its name, metadata and tags; one that was erased since
+        ``gallery`` was read is refused.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
@@ -71,6 +73,9 @@ class BulkStore:
             lookups = {subject: lookup_of(gallery.seal, subject) for subject in set(items.subjects)}
             known = _subjects_of(connection, gallery, lookups)
             new, refused = _new_templates(connection, gallery, items, lookups)
+            if erased := erased_since(connection, gallery.pk, gallery.seal, lookups, gallery.erased):
+                gone = {row: was_erased() for row, s in enumerate(items.subjects) if s in erased}
+                new, refused = [row for row in new if row not in gone], refused | gone
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
             unknown = [row for subject, row in first.items() if subject not in known]
@@ -85,7 +90,7 @@ class BulkStore:
             )
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
             record(self._database.vault, connection, "gallery_imported", gallery, **counts)
-        present = int(items.given.sum()) - len(new) - len(refused)
+        present = int(items.given.sum()) - len(new) - sum(bool(items.given[row]) for row in refused)
         return Added(len(unknown), len(new), present, refusals)
 
     @contextmanager
@@ -108,7 +113,7 @@ def _subjects_of(connection: Connection, gallery: Gallery, lookups: Mapping[str,
 
 def _new_templates(
     connection: Connection, gallery: Gallery, items: Items, lookups: Mapping[str, str]
-) -> tuple[list[int], dict[int, TemplateConflictError]]:
+) -> tuple[list[int], dict[int, KithError]]:
     """Rows of templates that are not there yet, and those whose id another one has, there or earlier in the block."""
     named = [row for row, given in enumerate(items.given.tolist()) if given]
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
@@ -118,7 +123,8 @@ def _new_templates(
     }
     if not seen and len({items.templates[row] for row in named}) == len(named):
         return named, {}
-    new, refused = [], {}
+    new: list[int] = []
+    refused: dict[int, KithError] = {}
     for row in named:
         template, owner = items.templates[row], lookups[items.subjects[row]]
         earlier = seen.get(template)
@@ -160,7 +166,7 @@ def _bytes(vector: Float) -> bytes:
     return vector.astype(VECTOR_TYPE).tobytes()
 
 
-def _first_rows(items: Items, refused: dict[int, TemplateConflictError]) -> dict[str, int]:
+def _first_rows(items: Items, refused: Mapping[int, KithError]) -> dict[str, int]:
     """For each subject the first row that is taken: what it says of the subject is believed."""
     first: dict[str, int] = {}
     for row, subject in enumerate(items.subjects):

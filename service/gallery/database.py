@@ -209,6 +209,7 @@ class Database:
         self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
         """Of SQLite."""
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._log_owed = self.file is not None
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
 
@@ -240,6 +241,26 @@ class Database:
             return None  # whoever reads instead is told what is wrong
         finally:
             self._watching.release()
+
+    def empty_log(self) -> bool | None:
+        """Of SQLite: write the pages of its write-ahead log back and cut it to nothing, so that what was deleted stands
+        in no file any more; tells whether it could, which it cannot while somebody reads an earlier moment. None:
+        PostgreSQL, which keeps its log by rules of its own."""
+        if self.file is None:
+            return None
+        try:
+            # Of its own, for it must not wait: while it waits for readers, no writer begins.
+            with closing(sqlite3.connect(self.file, timeout=0, isolation_level=None)) as connection:
+                ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._log_owed = bool(busy)
+        except sqlite3.Error:
+            self._log_owed = True
+        return not self._log_owed
+
+    def empty_log_if_owed(self) -> None:
+        """Where it could not be emptied, or may not have been before this process began."""
+        if self._log_owed:
+            self.empty_log()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

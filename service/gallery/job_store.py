@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
+from service.gallery.erasure import blank_item, erased_since, was_erased
 from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
@@ -31,6 +32,7 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
+ERASED: Final = "subject_erased"
 CLAIMED_AT_ONCE: Final = 16
 """Jobs that are looked at to find one that this process can run."""
 
@@ -56,7 +58,8 @@ class Progress:
 @dataclass(frozen=True)
 class Job:
     """``gallery``: its name. ``parameters``: what was asked, as JSON, lying in clear. ``problem``: why it failed.
-    ``actor``: who asked for it, as whom it acts."""
+    ``actor``: who asked for it, as whom it acts. ``erased``: of the gallery's last erasure when the job was asked
+    for."""
 
     pk: int
     id: str
@@ -72,6 +75,7 @@ class Job:
     created_at: datetime
     updated_at: datetime
     seal: Seal = field(repr=False, compare=False)
+    erased: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,20 @@ class JobItem:
     item: str
     problem: dict[str, Any] | None
     at: datetime
+
+
+@dataclass(frozen=True)
+class Done:
+    """Items, by keyed hashes: of those of people who were erased the names are gone."""
+
+    seal: Seal = field(repr=False)
+    lookups: frozenset[str]
+
+    def __contains__(self, item: str) -> bool:
+        return self.seal.pseudonym(ITEM, item) in self.lookups
+
+    def __len__(self) -> int:
+        return len(self.lookups)
 
 
 class JobStore:
@@ -143,11 +161,11 @@ class JobStore:
             opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
             return [JobItem(row.pk, said["item"], said["problem"], row.at) for row, said in opened]
 
-    def done(self, job: Job) -> set[str]:
+    def done(self, job: Job) -> Done:
         """The items that need not be looked at again."""
-        query = sa.select(job_items.c.sealed).where(job_items.c.job_pk == job.pk)
+        query = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk)
         with self._database.read() as connection:
-            return {job.seal.open_json(sealed, ITEM)["item"] for sealed in connection.execute(query).scalars()}
+            return Done(job.seal, frozenset(connection.execute(query).scalars()))
 
     def unfinished(self, job_ids: Collection[str]) -> set[str]:
         """Those of the given jobs that may still be run."""
@@ -216,13 +234,17 @@ class JobStore:
         seconds: float,
     ) -> bool:
         """Enrol the templates of some (item, template) and record these and the other items, all or nothing. A template
-        whose id the gallery has is left as it is. Returns as :func:`record_in`.
+        whose id the gallery has is left as it is; none is enrolled of a subject that was erased since the job was asked
+        for. Returns as :func:`record_in`.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: as ``Database.change``.
             LeaseLostError: nothing was stored.
         """
         with self._database.change(gallery) as connection:
+            if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
+                gone = [ItemOutcome(item, ERASED, was_erased().document(), subject_id) for item, _ in admitted]
+                return record_in(connection, job, [*gone, *refused], seconds)
             known = known_templates(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
@@ -327,6 +349,7 @@ class JobStore:
             row.created_at,
             row.updated_at,
             seal,
+            row.erased,
         )
 
 
@@ -345,6 +368,7 @@ def create_in(
             progress=vars(Progress()),
             actor=acting().name,
             cancel=False,
+            erased=gallery.erased,
             created_at=now,
             updated_at=now,
         )
@@ -377,7 +401,9 @@ def record_in(
     unknown = {lookup: outcome for lookup, outcome in given.items() if lookup not in before}
     new = list(unknown.values())
     if new:
-        rows = [_item(job, lookup, outcome) | {"at": now} for lookup, outcome in unknown.items()]
+        concerned = {outcome.subject for outcome in new if outcome.subject is not None}
+        erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
+        rows = [_item(job, lookup, o, o.subject in erased) | {"at": now} for lookup, o in unknown.items()]
         connection.execute(job_items.insert(), rows)
     progress = Progress(**row.progress)
     document = vars(progress) | {
@@ -393,13 +419,14 @@ def record_in(
     return bool(row.cancel)
 
 
-def _item(job: Job, lookup: str, outcome: ItemOutcome) -> dict[str, Any]:
+def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
+    said = {"item": outcome.item, "problem": outcome.problem}
     return {
         "job_pk": job.pk,
         "lookup": lookup,
-        "sealed": job.seal.close_json({"item": outcome.item, "problem": outcome.problem}, ITEM),
+        "sealed": blank_item(job.seal) if erased else job.seal.close_json(said, ITEM),
         "failed": outcome.problem is not None,
-        "subject": None if outcome.subject is None else lookup_of(job.seal, outcome.subject),
+        "subject": None if outcome.subject is None or erased else lookup_of(job.seal, outcome.subject),
     }
 
 

@@ -64,6 +64,10 @@ class Kept:
             if len(self._pages) > self._most_galleries:
                 self._forget(next(iter(self._pages)))
 
+    def galleries(self) -> list[Gallery]:
+        with self._lock:
+            return [page.gallery for page in self._pages.values()]
+
     def forget(self, name: str) -> None:
         with self._lock:
             self._forget(name)

@@ -7,6 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -29,8 +30,10 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
+from service.gallery import erasure
 from service.gallery.audit_log import pseudonym, record
 from service.gallery.database import Database, new_version
+from service.gallery.erasure import Receipt
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
 from service.gallery.sealed_rows import (
@@ -67,7 +70,6 @@ from service.gallery.tables import (
     generations,
     idempotency,
     index_states,
-    jobs,
     labels,
     subjects,
     templates,
@@ -81,7 +83,7 @@ OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "det
 ROWS_AT_ONCE: Final = 4096
 """Templates that are in memory twice while a gallery is read."""
 LATER_SETTINGS: Final = (
-    *("review_factor", "min_margin", "keep_crops", "index", "recall"),
+    *("review_factor", "min_margin", "keep_crops", "index", "recall", "retention_days"),
     *("liveness", "liveness_threshold"),
 )
 KEEP_LINES: Final = 10_000
@@ -170,6 +172,17 @@ class Store:
             return None
         return page.gallery
 
+    def forget_changed(self) -> None:
+        """Let go of what is kept of galleries that are others by now, and so of names that another process erased."""
+        kept = {gallery.name: (gallery.pk, gallery.version) for gallery in self._kept.galleries()}
+        if not kept:
+            return
+        query = sa.select(galleries.c.name, galleries.c.pk, galleries.c.version).where(galleries.c.name.in_(kept))
+        with self._database.read() as connection:
+            now = {row.name: (row.pk, row.version) for row in connection.execute(query)}
+        for name in [name for name, known in kept.items() if now.get(name) != known]:
+            self._kept.forget(name)
+
     def list_galleries(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         query = gallery_rows().order_by(galleries.c.name).limit(limit)
         if among is not None:
@@ -195,27 +208,26 @@ class Store:
             record(self._database.vault, connection, "gallery_updated", before, **_differing(before.settings, settings))
         return self.gallery(name)
 
-    def delete_gallery(self, name: str) -> Gallery:
+    def delete_gallery(self, name: str) -> tuple[Gallery, Receipt]:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         with self._database.change(gallery) as connection:
-            # The key first: without it the rest is noise, wherever else it may lie. Vectors and crops go with their
-            # templates, a job's items with the job.
-            for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
-                connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
-            connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-            record(self._database.vault, connection, "gallery_deleted", gallery)
+            removed = Counter(subjects=gallery.subjects, templates=gallery.templates)
+            erasure.remove_gallery(connection, gallery)
+            receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
         self._database.vault.forget(gallery.pk)
-        return gallery
+        self._kept.forget(name)
+        return gallery, self._overwritten(receipt)
 
     # Subjects
 
     def put_subject(
         self, gallery: Gallery, subject_id: str, name: str | None, metadata: dict[str, Any], tags: list[str]
     ) -> tuple[Subject, bool]:
-        """Create or replace; returns whether it was created."""
+        """Create or replace; returns whether it was created. Raises SubjectErasedError: as :meth:`enrol`."""
         now, about = _now(), About(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
+            erasure.refuse_erased(connection, gallery, subject_id)
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             created = subject_pk is None
             if subject_pk is None:
@@ -245,7 +257,7 @@ class Store:
     def _subject(connection: Connection, gallery: Gallery, subject_id: str) -> Subject:
         row = connection.execute(_subject_rows().where(_is(gallery, subject_id))).first()
         if row is None:
-            raise SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}")
+            raise _no_subject(gallery, subject_id)
         return _subject(gallery.seal, row)
 
     def list_subjects(self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
@@ -298,15 +310,19 @@ class Store:
         keys.sort()
         return keys
 
-    def delete_subject(self, gallery: Gallery, subject_id: str) -> int:
-        """Delete a subject with its templates; return how many there were. Raises SubjectNotFoundError."""
+    def delete_subject(self, gallery: Gallery, subject_id: str) -> Receipt:
+        """Erase a subject with everything that is stored of it. Raises SubjectNotFoundError, which has the receipt of
+        an earlier erasure."""
         with self._database.change(gallery) as connection:
-            subject = self._subject(connection, gallery, subject_id)
-            removed = self._remove(connection, gallery, subject.pk, templates.c.subject_pk == subject.pk)
-            connection.execute(subjects.delete().where(subjects.c.pk == subject.pk))
-            _count(connection, gallery, subjects=-1)
-            record(self._database.vault, connection, "subject_deleted", gallery, subject_id, templates=removed)
-        return removed
+            subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
+            if subject_pk is None:
+                raise _no_subject(gallery, subject_id, erasure.last_receipt(connection, gallery, subject_id))
+            receipt = erasure.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+        self._kept.forget(gallery.name)
+        return self._overwritten(receipt)
+
+    def _overwritten(self, receipt: Receipt) -> Receipt:
+        return replace(receipt, log_emptied=self._database.empty_log())
 
     # Templates
 
@@ -317,6 +333,7 @@ class Store:
 
         Raises:
             IdempotencyConflictError: the key belongs to another request.
+            SubjectErasedError: the subject was erased since ``gallery`` was read.
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
                 meanwhile.
         """
@@ -324,6 +341,7 @@ class Store:
         with self._database.change(gallery) as connection:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
+            erasure.refuse_erased(connection, gallery, subject_id)
             subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
@@ -394,13 +412,14 @@ class Store:
             stored = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
         return stored.vectors, stored.qualities
 
-    def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> None:
+    def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
         with self._database.change(gallery) as connection:
             subject = self._subject(connection, gallery, subject_id)
-            if not self._remove(connection, gallery, subject.pk, _is_template(subject, template_id)):
+            if connection.execute(sa.select(templates.c.pk).where(_is_template(subject, template_id))).first() is None:
                 raise _no_template(template_id, subject_id)
-            record(self._database.vault, connection, "template_deleted", gallery, subject_id, template=template_id)
+            receipt = erasure.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
+        return self._overwritten(receipt)
 
     def move_template(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
         """File a template under another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
@@ -417,21 +436,6 @@ class Store:
             _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])
             moved = {"template": template_id, "to": pseudonym(gallery, to)}
             record(self._database.vault, connection, "template_moved", gallery, subject_id, **moved)
-
-    @staticmethod
-    def _remove(connection: Connection, gallery: Gallery, subject_pk: int, chosen: sa.ColumnElement[bool]) -> int:
-        """Delete the chosen templates of a subject and log each removal.
-
-        The subject's remembered answers go too: they describe its photos, and a request repeated after a deletion
-        means to enrol again.
-        """
-        doomed = connection.execute(sa.select(templates.c.pk).where(chosen)).scalars().all()
-        if doomed:
-            connection.execute(idempotency.delete().where(idempotency.c.subject_pk == subject_pk))
-            connection.execute(templates.delete().where(chosen))
-            _log(connection, gallery, [(template_pk, subject_pk) for template_pk in doomed])
-            _count(connection, gallery, templates=-len(doomed))
-        return len(doomed)
 
     def snapshot(self, gallery: Gallery) -> Snapshot:
         """All templates at one moment."""
@@ -654,6 +658,11 @@ def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
     return (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
 
 
+def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
+    said = {} if erased is None else {"receipt": erased.document()}
+    return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
+
+
 def _no_template(template_id: str, subject_id: str) -> KithError:
     return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
 
@@ -827,6 +836,7 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
         bool(row.moved),
         row.version,
+        row.erased,
     )
 
 

@@ -45,6 +45,8 @@ class GallerySettings:
     index: IndexSetting = "auto"
     recall: float = DEFAULT_RECALL
     """How often a search that does not compare every vector must find the most similar one."""
+    retention_days: int | None = None
+    """Age at which templates go, and subjects who have none; None: they stay."""
     liveness: LivenessSetting = "off"
     liveness_threshold: float | None = None
     """None: the pack's."""
@@ -97,6 +99,8 @@ class Gallery:
     version: int = 0
     """Another number after every change of the gallery, or of anything in it: subjects' names, templates, settings,
     evidence. It says nothing of which is later."""
+    erased: int = 0
+    """Of its last erasure of a subject: whom a later one names, nothing that was begun by then may store."""
 
     def under(self, generation: int) -> Gallery:
         """The same gallery as this generation's recogniser sees it, by the same store, follower and risks.

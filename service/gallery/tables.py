@@ -58,6 +58,7 @@ galleries = Table(
     Column("template_count", Integer, nullable=False, server_default="0"),
     Column("log_floor", Key, nullable=False, server_default="0"),
     Column("version", Key, nullable=False, server_default="0"),
+    Column("erased", Key, nullable=False, server_default="0"),
     Column("created_at", Utc, nullable=False),
     sqlite_autoincrement=True,  # a deleted gallery's key must not name another one
 )
@@ -115,6 +116,7 @@ templates = Table(
     Column("created_at", Utc, nullable=False),
     UniqueConstraint("gallery_pk", "id"),
     Index("templates_by_subject", "subject_pk"),
+    Index("templates_by_age", "gallery_pk", "created_at"),
     sqlite_autoincrement=True,
 )
 
@@ -200,6 +202,7 @@ jobs = Table(
     Column("cancel", Boolean, nullable=False),
     Column("owner", String(64)),
     Column("lease_until", Utc),
+    Column("erased", Key, nullable=False, server_default="0"),
     Column("created_at", Utc, nullable=False),
     Column("updated_at", Utc, nullable=False),
     Index("jobs_by_state", "state"),
@@ -264,16 +267,35 @@ api_keys = Table(
     sqlite_autoincrement=True,
 )
 
-# Who was erased, by a keyed hash, so that work begun before does not bring them back.
+# What was erased, by keyed hashes, so that neither work begun before nor a backup brings it back. Without a foreign key
+# to galleries, which it outlives. ``key``: names the data key that the hash was made with. ``line``, ``hash``: of the
+# audit's line that says so.
 erasures = Table(
     "erasures",
     metadata,
     Column("pk", Key, primary_key=True, autoincrement=True),
-    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    Column("subject", String(32), nullable=False),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("gallery_pk", Key, nullable=False),
+    Column("gallery", String(64), nullable=False),
+    Column("key", String(32), nullable=False),
+    Column("subject", String(32)),
+    Column("template", String(32)),
+    Column("removed", JSON, nullable=False),
     Column("at", Utc, nullable=False),
+    Column("line", Key, nullable=False),
+    Column("hash", String(64), nullable=False),
     Index("erasures_by_subject", "gallery_pk", "subject"),
     sqlite_autoincrement=True,
+)
+
+# What one process at a time does for all.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("until", Utc, nullable=False),
 )
 
 # No foreign key to galleries: what happened outlives them. ``chain``: the gallery's key, 0 for what concerns none; the

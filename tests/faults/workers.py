@@ -18,6 +18,7 @@ from models.network import Float
 from models.recognition import unit
 from service.errors import KithError, StorageError
 from service.gallery.database import Database
+from service.gallery.erasure import Receipt
 from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.replicas import in_process
@@ -70,7 +71,7 @@ class Node:
     def put_subject(self, gallery: str, subject: str, metadata: dict[str, Any], tags: list[str]) -> None:
         self.store.put_subject(self.store.gallery(gallery), subject, None, metadata, tags)
 
-    def delete_subject(self, gallery: str, subject: str) -> int:
+    def delete_subject(self, gallery: str, subject: str) -> Receipt:
         return self.store.delete_subject(self.store.gallery(gallery), subject)
 
     def delete_template(self, gallery: str, subject: str, template: str) -> None:

@@ -35,7 +35,6 @@ from service.gallery.tables import (
     api_keys,
     changes,
     crops,
-    erasures,
     galleries,
     index_states,
     job_items,
@@ -101,7 +100,6 @@ def filled(database: Database) -> Store:
         record(database.vault, connection, "of none")
         key = {"id": "a", "digest": "d", "name": "n", "scopes": ["read"], "galleries": ["one"], "created_at": now}
         connection.execute(api_keys.insert().values(**key))
-        connection.execute(erasures.insert().values(gallery_pk=one.pk, subject="s", at=now))
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
         connection.execute(jobs.insert().values(**job, actor="service", cancel=False, created_at=now, updated_at=now))
         item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
@@ -168,8 +166,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     before = store.gallery("one")
     expected = names(store, "one", followers)
     back_up(database, file)
-    store.delete_subject(before, "s3")
-    enrol(store, before, "s4", *vectors(20))
+    store.move_template(before, "s3", store.list_templates(before, "s3")[0].id, "s4")
     assert names(store, "one", followers) != expected
     restore(database, file, replace=True)
     assert names(store, "one", followers) == expected

@@ -34,7 +34,7 @@ def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nod
         owned = model.enrolled.get(subject)
         if step == "enrol":
             new = [of_some_quality(v, rng) for v in unit(rng.normal(size=(int(rng.integers(1, 9)), DIMENSION)))]
-            here.store.enrol(gallery, subject, new, None)
+            here.store.enrol(here.store.gallery("g"), subject, new, None)
             model.enrolled.setdefault(subject, []).extend(new)
         elif step == "delete subject" and owned is not None:
             there.store.delete_subject(gallery, subject)

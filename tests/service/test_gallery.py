@@ -204,7 +204,7 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
             if step == "enrol":
                 vectors = unit(rng.normal(size=(int(rng.integers(1, 12)), DIMENSION)))
                 new = [of_some_quality(v, rng) for v in vectors]
-                store.enrol(gallery, subject, new, None)
+                store.enrol(store.gallery("g"), subject, new, None)
                 enrolled.setdefault(subject, []).extend(new)
             elif step == "delete subject" and subject in enrolled:
                 store.delete_subject(gallery, subject)

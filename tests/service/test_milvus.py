@@ -381,7 +381,7 @@ def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.ra
     rows = node.replica().opened()
     assert rows.galleries("gallery > 0") == {first.pk, second.pk, third.pk}
 
-    node.engine.forget(node.store.delete_gallery("h"))
+    node.engine.forget(node.store.delete_gallery("h")[0])
     assert rows.galleries("gallery > 0") == {first.pk, third.pk}
     stale = node.engine.replica(third)
     node.store.delete_gallery("i")  # by a node that died then

@@ -85,6 +85,8 @@ ROWS: dict[str, Row] = {
     f"POST {G}/calibrate": Row("a", 200),
     f"POST {G}/import": Row("a", 415, body={}),
     f"GET {G}/export": Row("a", 200),
+    f"GET {G}/erasures": Row("a", 200),
+    "GET /v1/erasures/{receipt}": Row("a", 404, bound=False, all_galleries=True),
     f"POST {G}/migrate": Row("a", 404, body={"to": "no such pack"}),
     f"GET {G}/migrate": Row("a", 200),
     f"POST {G}/migrate/cut-over": Row("a", 409, body={}),
@@ -96,6 +98,7 @@ ROWS: dict[str, Row] = {
     f"GET {G}/subjects/{{subject}}": Row("ra", 200),
     f"PATCH {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
     f"DELETE {G}/subjects/{{subject}}": Row("ea", 200),
+    f"GET {G}/subjects/{{subject}}/export": Row("a", 200),
     f"GET {G}/subjects/{{subject}}/templates": Row("ra", 200),
     f"POST {G}/subjects/{{subject}}/templates": Row("ea", 201, body={"embeddings": [VECTOR], "allow_duplicate": True}),
     f"GET {G}/subjects/{{subject}}/templates/{{template}}": Row("ra", 404),
@@ -130,7 +133,7 @@ class House:
     def ask(self, token: str | None, route: str, gallery: str = OWN, **options: Any) -> httpx.Response:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
-        path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked)
+        path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked, receipt=NOTHING)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
             headers[b"Authorization"] = f"Bearer {token}".encode()

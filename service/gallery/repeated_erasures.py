@@ -1,0 +1,120 @@
+"""What was erased stays so when an older backup is restored: it is erased anew, in the same transaction.
+
+A gallery of a backup has the data key that it had, by whose name it is known again, and with the key the keyed hashes
+of its people. A receipt that the backup holds is of before it, and tells nothing of who is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.errors import InvalidRequestError, StorageError
+from service.gallery import erasure
+from service.gallery.audit_log import Entry, append, record
+from service.gallery.database import Database, new_version
+from service.gallery.erasure import Receipt
+from service.gallery.store import gallery_of, gallery_rows
+from service.gallery.subjects import Gallery
+from service.gallery.tables import erasures, galleries, subjects, templates
+from service.gallery.vault import Vault
+
+REPEATED: Final = "repeated"
+"""Outcome of the audit's line."""
+Known = tuple[Receipt, str]
+"""A receipt, and the name of the data key by which its hashes were made."""
+
+
+def known(connection: Connection) -> list[Known]:
+    """Of all galleries that are or were, the oldest first."""
+    query = sa.select(erasures).order_by(erasures.c.pk)
+    return [(erasure.receipt_of(row), row.key) for row in connection.execute(query)]
+
+
+def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> list[Receipt]:
+    """Erase what these receipts name and is there again; returns those of which something was. All are remembered.
+
+    Raises:
+        MasterKeyError: a gallery's key cannot be opened.
+    """
+    here = set(connection.execute(sa.select(erasures.c.id)).scalars())
+    missing = [(receipt, key) for receipt, key in before if receipt.id not in here]
+    if not missing:
+        return []
+    found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
+    by_key = {erasure.key_name(gallery.seal): gallery for gallery in found}
+    repeated = []
+    for receipt, key in missing:
+        gallery = by_key.get(key)
+        if gallery is None:
+            erasure.remember(connection, receipt, key)
+            continue
+        moved = replace(receipt, gallery_pk=gallery.pk)
+        pk = erasure.remember(connection, moved, key)
+        if receipt.kind == "subject":
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
+        if _erase(vault, connection, gallery, receipt):
+            repeated.append(moved)
+        if receipt.kind == "gallery":
+            del by_key[key]
+    return repeated
+
+
+def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> bool:
+    """Tells whether anything was there."""
+    about: dict[str, Any] = {"receipt": receipt.id}
+    if receipt.kind == "gallery":
+        erasure.remove_gallery(connection, gallery)
+        record(vault, connection, erasure.EVENTS["gallery"], gallery, outcome=REPEATED, **about)
+        return True
+    if receipt.kind == "template":
+        chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
+        removed = erasure.remove_templates(connection, gallery, chosen)
+        about["template"] = receipt.template
+    else:
+        own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
+        pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()
+        removed = erasure.remove_templates(connection, gallery, templates.c.subject_pk.in_(pks))
+        removed += erasure.remove_subjects(connection, gallery, pks)
+    counts = {what: count for what, count in sorted(removed.items()) if count}
+    if counts:
+        event, of = erasure.EVENTS[receipt.kind], (gallery.pk, gallery.name)
+        entry = Entry(event, of, receipt.subject, REPEATED, about | {"removed": counts})
+        append(vault, connection, gallery.pk, [entry])
+    return bool(counts)
+
+
+def saved(connection: Connection) -> list[dict[str, Any]]:
+    """All receipts as JSON, for :func:`repeat_saved`."""
+    return [receipt.document() | {"gallery_pk": receipt.gallery_pk, "key": key} for receipt, key in known(connection)]
+
+
+def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> list[Receipt]:
+    """As :func:`repeat`, in a transaction of its own.
+
+    Raises:
+        InvalidRequestError: these are no receipts.
+        StorageError: it cannot be written.
+    """
+    try:
+        before = [
+            (Receipt(**(one | {"at": datetime.fromisoformat(one["at"])})), key)
+            for document in documents
+            for one, key in [({k: v for k, v in document.items() if k != "key"}, document["key"])]
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidRequestError("the file holds no receipts as 'kith erasures save' writes them") from error
+    with database.write(StorageError("a constraint of the erasures was refused")) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text("LOCK TABLE galleries IN EXCLUSIVE MODE"))
+        repeated = repeat(database.vault, connection, before)
+        for pk in {receipt.gallery_pk for receipt in repeated}:
+            own = galleries.update().where(galleries.c.pk == pk)
+            connection.execute(own.values(version=new_version()))
+    database.empty_log()
+    return repeated

@@ -1,0 +1,97 @@
+"""Promises about time, kept in the background: what is old goes, and what was deleted stands nowhere for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from service.errors import KithError
+from service.gallery.database import Database
+from service.gallery.retention import Retention
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery
+
+SWEPT_EVERY: Final = timedelta(hours=1)
+LOOKED_EVERY_S: Final = 30.0
+"""At memory that may hold names of people erased by another process, at SQLite's log, and at whether it is time."""
+log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """Use as an async context manager. ``answers_days``: how long answers to keyed requests are kept. ``changed``: told
+    of each gallery from which templates went. ``clock``: aware, UTC."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        answers_days: float,
+        changed: Callable[[Gallery], None] = lambda gallery: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        looked_every_s: float = LOOKED_EVERY_S,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._answers_days = answers_days
+        self._changed = changed
+        self._clock = clock
+        self._looked_every_s = looked_every_s
+        self._retention = Retention(database)
+        self._name = uuid.uuid4().hex
+        self._next: datetime | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+        if self._next is not None:
+            with suppress(KithError):  # else its turn runs out
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._retention.end_turn, self._name)
+        self._thread.shutdown()
+
+    async def _work(self) -> None:
+        while not self._stop.is_set():
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._looked_every_s)
+
+    def look(self) -> None:
+        """One look; blocks. Never raises: what did not succeed is done by the next look."""
+        try:
+            self._store.forget_changed()
+            self._database.empty_log_if_owed()
+            if self._next is None or self._clock() >= self._next:
+                self._sweep()
+        except KithError as error:
+            log.warning("what is past its age could not be erased: %s", error.detail)
+        except Exception:
+            log.exception("what is past its age could not be erased")
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        # Longer than until its next sweep: who swept goes on, and who takes over comes at most one sweep late.
+        if not self._retention.take_turn(self._name, now, 1.5 * SWEPT_EVERY):
+            return
+        self._next = now + SWEPT_EVERY
+        swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)
+        if swept.templates or swept.subjects:
+            log.info("past their age: %d templates and %d subjects", swept.templates, swept.subjects)
+            self._database.empty_log()
+        for gallery in swept.galleries:
+            self._changed(gallery)

@@ -1,0 +1,89 @@
+"""Two servers over one database: who is erased through one is nobody to the other, to an archive under way, to exports
+made later, and after both were killed."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.client import KithClientError
+from tests.conftest import jpeg
+from tests.faults import LONG
+from tests.faults.servers import serving
+from tests.faults.test_sigkill import findings
+from tests.postgres import DatabaseUrl
+
+BEFORE = 40
+"""Photos of others that an archive's job has to decide on before it comes to the one who is erased."""
+
+
+@pytest.mark.skipif(not LONG, reason="make test-faults; tests/service/test_erasure.py has the same in one process")
+def test_an_erasure_reaches_every_server_job_and_export(
+    some_database_url: DatabaseUrl,
+    tmp_path: Path,
+    astronaut: NDArray[np.uint8],
+    actor: NDArray[np.uint8],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    url, photo, other = some_database_url(), jpeg(astronaut), jpeg(actor)
+    with serving(tmp_path, url, url) as servers:
+        here, there = (server.client(attempts=4) for server in servers)
+        here.create_gallery("g", fusion="max", keep_crops=True)
+        here.put_subject("g", "eileen", "Eileen Collins", {"born": 1956}, ["commander"])
+        assert here.enrol("g", "eileen", photo).enrolled == 1
+        assert here.enrol("g", "tom", other).enrolled == 1
+        risk = {"threshold": 0.5}
+        for kith in (here, there):
+            (face,) = kith.identify("g", photo, risk=risk).results
+            assert face.subject == "eileen"
+        archive = tmp_path / "people.zip"
+        archive.write_bytes(_archive(other, photo))
+        job = there.enrol_archive("g", archive, allow_duplicate=True)
+
+        receipt = here.delete_subject("g", "eileen").receipt
+        assert receipt is not None
+        for kith in (there, here):
+            (face,) = kith.identify("g", photo, risk=risk).results
+            assert face.subject != "eileen"
+            assert kith.verify_receipt(receipt.id).holds
+        ended = there.wait_for(job.id, 120)
+        assert ended.counts.get("subject_erased") == 1, ended
+        assert ended.counts.get("enrolled", 0) + ended.counts.get("already_enrolled", 0) == BEFORE
+        assert {item.item for item in there.job_items(job.id, failed=True)} == {""}
+        assert b"eileen" not in b"".join(there.export_gallery("g", crops=True)).lower()
+
+        for server in servers:
+            server.kill()
+        for server in servers:
+            server.launch()
+            server.wait_until_ready()
+        for kith in (here, there):
+            (face,) = kith.identify("g", photo, risk=risk).results
+            assert face.subject != "eileen"
+            assert [s.id for s in kith.subjects("g")] == ["tom"]
+            with pytest.raises(KithClientError) as again:
+                kith.delete_subject("g", "eileen")
+            assert again.value.problem["receipt"]["id"] == receipt.id
+        # Somebody's new decision.
+        assert there.enrol("g", "eileen", photo).enrolled == 1
+        (face,) = here.identify("g", photo, risk=risk).results
+        assert face.subject == "eileen"
+        for kith in (here, there):
+            kith.close()
+    assert findings(url, "g") == []
+    said = capfd.readouterr()
+    assert "eileen" not in (said.out + said.err).lower()
+
+
+def _archive(others: bytes, erased: bytes) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for number in range(BEFORE):
+            archive.writestr(f"tom/{number:02d}.jpg", others + number.to_bytes(2))
+        archive.writestr("eileen/one.jpg", erased + b"\0")
+    return held.getvalue()

@@ -1,0 +1,230 @@
+"""Who was erased is in no table and in no file, and what was begun before does not bring them back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.network import Float
+from models.recognition import unit
+from service.errors import GalleryNotFoundError, InvalidRequestError, SubjectErasedError, SubjectNotFoundError
+from service.gallery.audit_reading import AuditReader, Chosen
+from service.gallery.backup import back_up, restore
+from service.gallery.bulk import BulkStore
+from service.gallery.database import Database
+from service.gallery.erasure import Erasures
+from service.gallery.job_store import ItemOutcome, JobStore
+from service.gallery.repeated_erasures import repeat_saved, saved
+from service.gallery.sealed_rows import lookup_of
+from service.gallery.store import Store
+from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
+from service.gallery.tables import audit, crops, vectors
+from service.gallery.transfer import Items
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+
+DIMENSION = 8
+LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
+
+
+def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -> list[NewTemplate]:
+    """``others``: further generations that have seen them."""
+    drawn: Float = unit(rng.normal(size=(count, DIMENSION)).astype(np.float32))
+    return [
+        NewTemplate(
+            rng.bytes(16).hex(),
+            vector,
+            "photo",
+            {"score": 0.5},
+            0.9,
+            dict.fromkeys(others, vector),
+            Crop(rng.bytes(500), LANDMARKS),
+        )
+        for vector in drawn
+    ]
+
+
+def made(database: Database, name: str = "g") -> Gallery:
+    return Store(database).create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max", keep_crops=True))
+
+
+def items_of(subject: str, template: NewTemplate) -> Items:
+    nothing: list[None] = [None]
+    columns: list[Any] = [range(1, 2), [subject], *[nothing] * 5, [template.id], ["embedding"], *[nothing] * 4]
+    columns += [template.vector[None], np.ones(1, np.bool_)]
+    return Items(*columns)
+
+
+def test_the_receipt_says_what_went_and_the_audit_bears_it_out(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), made(database)
+    store.enrol(gallery, "ada", some(rng, 3), Idempotent("k", "d", "answer"))
+    store.put_subject(gallery, "ada", "Ada", {"team": 1}, ["old"])
+    first = store.list_templates(gallery, "ada")[0].id
+
+    one = store.delete_template(gallery, "ada", first)
+    assert (one.kind, one.template, one.removed) == (
+        "template",
+        first,
+        {"templates": 1, "vectors": 1, "crops": 1, "answers": 1},
+    )
+    receipt = store.delete_subject(gallery, "ada")
+    assert receipt.removed == {"subjects": 1, "templates": 2, "vectors": 2, "crops": 2, "labels": 2}
+    assert receipt.subject == lookup_of(gallery.seal, "ada")
+    assert receipt.log_emptied is (True if database.file else None)
+    with database.read() as connection:
+        own = (audit.c.chain == gallery.pk) & (audit.c.number == receipt.line)
+        line = connection.execute(sa.select(audit).where(own)).one()
+    assert (line.event, line.hash, line.subject) == ("subject_deleted", receipt.hash, receipt.subject)
+    assert line.details["receipt"] == receipt.id
+    listed = [each for _, each in Erasures(database).listed(gallery, "ada")]
+    assert [(each.id, each.kind) for each in listed] == [(receipt.id, "subject"), (one.id, "template")]
+    assert [(g.subjects, g.templates) for g in [store.gallery("g")]] == [(0, 0)]
+
+    with pytest.raises(SubjectNotFoundError) as again:
+        store.delete_subject(gallery, "ada")
+    assert again.value.document()["receipt"]["id"] == receipt.id
+    with pytest.raises(SubjectNotFoundError) as never:
+        store.delete_subject(gallery, "bob")
+    assert "receipt" not in never.value.document()
+    _, last = store.delete_gallery("g")
+    assert last.kind == "gallery"
+    database.close()
+
+
+def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.Generator) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
+    store, gallery = Store(database), made(database)
+    for i in range(30):
+        store.enrol(gallery, f"s{i}", some(rng), None)
+    with database.read() as connection:
+        stored = [
+            bytes(value)
+            for column in (vectors.c.vector, crops.c.sealed)
+            for value in connection.execute(sa.select(column).order_by(column.table.c.template_pk)).scalars()
+        ]
+
+    def standing() -> int:
+        held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return sum(value in held for value in stored)
+
+    assert standing() == 60
+    for i in range(29):
+        assert store.delete_subject(gallery, f"s{i}").log_emptied
+    assert standing() == 2
+
+    # A reader of an earlier moment needs the log's pages: the receipt says so, and a later emptying makes it good.
+    with database.read() as connection:
+        connection.execute(sa.select(vectors.c.template_pk)).all()
+        assert store.delete_subject(gallery, "s29").log_emptied is False
+    assert standing() == 2
+    assert database.empty_log() is True
+    assert standing() == 0
+    database.close()
+
+
+def test_what_was_begun_before_does_not_bring_anybody_back(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
+    store.enrol(before, "ada", some(rng), None)
+    jobs.create(before, "enrolment", {})
+    job = jobs.claim("here", 60)
+    assert job is not None
+    store.delete_subject(before, "ada")
+
+    with pytest.raises(SubjectErasedError):
+        store.enrol(before, "ada", some(rng), None)
+    with pytest.raises(SubjectErasedError):
+        store.put_subject(before, "ada", "Ada", {}, [])
+    added = bulk.add(before, items_of("ada", *some(rng)))
+    assert (added.subjects, added.templates, added.present) == (0, 0, 0)
+    assert [type(refusal.error) for refusal in added.refused] == [SubjectErasedError]
+    # The job reads its gallery anew now and then: what counts is when it was asked for.
+    now = store.gallery("g")
+    jobs.enrol(job, now, "ada", [("ada/1.jpg", some(rng)[0])], [ItemOutcome("ada/2.jpg", "no_face", {})], 1)
+    assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "no_face": 1}
+    assert store.gallery("g").subjects == 0
+
+    # Others are not concerned, and who is enrolled by a request that begins now is there.
+    store.enrol(before, "bob", some(rng), None)
+    store.enrol(now, "ada", some(rng), None)
+    assert store.gallery("g").subjects == 2
+    assert bulk.add(now, items_of("ada", *some(rng))).templates == 1
+    database.close()
+
+
+def test_a_restored_backup_brings_nobody_back(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    database, file = open_database(database_url()), tmp_path / "backup"
+    store, gallery = Store(database), made(database)
+    gone = Store(database).create_gallery("gone", "f" * 32, DIMENSION, GallerySettings())
+    for name in ("ada", "bob", "eve"):
+        store.enrol(gallery, name, some(rng, 2), None)
+    store.enrol(gone, "ada", some(rng), None)
+    store.delete_subject(gallery, "eve")
+    store.enrol(gallery := store.gallery("g"), "eve", some(rng), None)  # of before the backup: it knows better
+    back_up(database, file)
+
+    receipt = store.delete_subject(gallery, "ada")
+    template = store.list_templates(gallery, "bob")[0].id
+    store.delete_template(gallery, "bob", template)
+    store.delete_gallery("gone")
+    receipts = Erasures(database)
+    said = list[str]()
+    restore(database, file, replace=True, said=said.append)
+
+    after = store.gallery("g")
+    assert [s.id for s in store.list_subjects(after, None, 10, SubjectFilter())] == ["bob", "eve"]
+    assert (after.subjects, after.templates) == (2, 2)
+    assert template not in {t.id for t in store.list_templates(after, "bob")}
+    with pytest.raises(GalleryNotFoundError):
+        store.gallery("gone")
+    assert [line.partition(" erased since")[0] for line in said if "erased since" in line] == [
+        "subject",
+        "template",
+        "gallery",
+    ]
+    assert receipts.verdict(receipt.id).gone
+    listed = AuditReader(database).lines(Chosen(after.pk), None, 10)
+    (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
+    assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
+    # Work that the backup brought back along with them began before, too.
+    with pytest.raises(SubjectErasedError):
+        store.enrol(replace(after, erased=0), "ada", some(rng), None)
+    restore(database, file, replace=True)
+    assert store.gallery("g").subjects == 2
+    database.close()
+
+
+def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    database, file = open_database(database_url()), tmp_path / "backup"
+    store, gallery = Store(database), made(database)
+    for name in ("ada", "bob"):
+        store.enrol(gallery, name, some(rng, 2), None)
+    back_up(database, file)
+    receipt = store.delete_subject(gallery, "ada")
+    with database.read() as connection:
+        kept = json.loads(json.dumps(saved(connection)))
+    database.close()
+
+    anew = open_database(database_url())
+    restore(anew, file)
+    assert Store(anew).gallery("g").subjects == 2  # nothing here knew
+    assert [each.id for each in repeat_saved(anew, kept)] == [receipt.id]
+    assert Store(anew).gallery("g").subjects == 1
+    assert repeat_saved(anew, kept) == []
+    with pytest.raises(InvalidRequestError):
+        repeat_saved(anew, [{"key": "1"}])
+    anew.close()

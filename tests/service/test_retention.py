@@ -1,0 +1,168 @@
+"""What is past its age goes, by one process, with its subjects' names; nothing younger does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from service.client import Kith, KithClientError
+from service.gallery.audit_reading import AuditReader, Chosen
+from service.gallery.database import Database
+from service.gallery.erasure import Erasures
+from service.gallery.follower import Followers
+from service.gallery.replicas import in_process
+from service.gallery.retention import Retention
+from service.gallery.store import Store
+from service.gallery.subjects import Gallery, Idempotent
+from service.gallery.tables import idempotency, templates
+from service.retention import SWEPT_EVERY, Housekeeping
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+from tests.service.test_erasure import made, some
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
+    made(database, name)
+    return Store(database).update_gallery(name, lambda current: replace(current, retention_days=days))
+
+
+def aged(database: Database, ids: list[str], days: float) -> None:
+    with database.engine.begin() as connection:
+        made_at = {"created_at": NOW - timedelta(days=days)}
+        connection.execute(templates.update().where(templates.c.id.in_(ids)).values(**made_at))
+
+
+def test_templates_go_at_their_age_and_people_with_their_last(
+    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.gallery.retention.AT_ONCE", 2)
+    database = open_database(database_url())
+    store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
+    followers = Followers(in_process(store))
+    old, young = some(rng, 5), some(rng, 2)
+    store.enrol(gallery, "old", old[:3], None)
+    store.enrol(gallery, "both", [*old[3:], young[0]], Idempotent("k", "d", "an answer"))
+    store.enrol(gallery, "young", young[1:], None)
+    store.enrol(other, "old", kept := some(rng), None)
+    aged(database, [t.id for t in (*old, *kept)], 31)
+    aged(database, [t.id for t in young], 29)
+    assert followers.of(gallery).search(old[0].vector[None], 9)[1] == 3
+
+    swept = Retention(database).sweep(NOW, answers_days=36_500)
+    assert [g.name for g in swept.galleries] == ["g"]
+    assert (swept.templates, swept.subjects, swept.answers) == (5, 1, 0)
+    now = store.gallery("g")
+    assert (now.subjects, now.templates, store.gallery("for-ever").templates) == (2, 2, 1)
+    assert {t.id for s in ("both", "young") for t in store.list_templates(now, s)} == {t.id for t in young}
+    _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
+    assert compared == 2
+    listed = AuditReader(database).lines(Chosen(now.pk), None, 100)
+    lines = [one.line for one in listed if one.line.event == "retention_applied"]
+    assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
+    assert len(lines) >= 3  # in blocks, each with a line of its own
+    assert Erasures(database).listed(now) == []  # nobody asked: who comes again is welcome
+    assert Retention(database).sweep(NOW, 36_500).galleries == ()
+    store.enrol(gallery, "old", some(rng), None)
+    database.close()
+
+
+def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    store.put_subject(gallery, "named", "Name", {}, ["tag"])
+    today = datetime.now(UTC)
+    assert Retention(database).sweep(today + timedelta(days=29), 36_500).subjects == 0
+    assert Retention(database).sweep(today + timedelta(days=31), 36_500).subjects == 1
+    assert store.gallery("g").subjects == 0
+    database.close()
+
+
+def test_answers_to_keyed_requests_are_forgotten(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, None)
+    store.enrol(gallery, "a", some(rng), Idempotent("k", "d", "an answer"))
+    today = datetime.now(UTC)
+    assert Retention(database).sweep(today + timedelta(days=13), 14).answers == 0
+    assert store.answered(gallery, "k", "d") == "an answer"
+    assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 1
+    with database.read() as connection:
+        assert connection.execute(sa.select(idempotency)).all() == []
+    assert store.gallery("g").templates == 1
+    database.close()
+
+
+def test_one_process_sweeps_until_its_turn_ends(database_url: DatabaseUrl) -> None:
+    url = database_url()
+    database, another = open_database(url), open_database(url)
+    one, two, hour = Retention(database), Retention(another), timedelta(hours=1)
+    assert one.take_turn("one", NOW, hour)
+    assert not two.take_turn("two", NOW, hour)
+    assert one.take_turn("one", NOW + 0.9 * hour, hour)
+    assert not two.take_turn("two", NOW + 1.5 * hour, hour)
+    assert two.take_turn("two", NOW + 2 * hour, hour)  # the other one died
+    assert not one.take_turn("one", NOW + 2 * hour, hour)
+    two.end_turn("two")
+    assert one.take_turn("one", NOW + 2 * hour, hour)
+    for each in (database, another):
+        each.close()
+
+
+def test_the_service_sweeps_at_its_start_and_then_every_hour(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    clock = [NOW]
+    told = list[str]()
+
+    async def work() -> None:
+        keeping = Housekeeping(database, store, 14, lambda g: told.append(g.name), lambda: clock[0])
+        for day, left in ((0, 3), (1.5, 2), (2.5, 1)):
+            clock[0] = NOW + timedelta(days=day)
+            keeping.look()
+            assert store.gallery("g").templates == left
+        clock[0] += timedelta(days=1)
+        clock[0] -= timedelta(days=1) - SWEPT_EVERY / 2
+        keeping.look()
+        assert store.gallery("g").templates == 1
+
+    for days in (29, 28, 27):
+        store.enrol(gallery, f"s{days}", new := some(rng), None)
+        aged(database, [new[0].id], days)
+    asyncio.run(work())
+    assert told == ["g", "g"]
+    database.close()
+
+
+def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generator, database_url: DatabaseUrl) -> None:
+    url = database_url()
+    database, here, there = open_database(url), Store(open_database(url)), Store(open_database(url))
+    gallery = made(database)
+    database.close()
+    here.enrol(gallery, "ada", some(rng), None)
+    known = there.gallery("g")
+    pk = there.subject(known, "ada").pk
+    assert there.named(known, [pk])[pk].id == "ada"
+    there.forget_changed()
+    assert there.named_at_once(known, [pk]) is not None
+    here.delete_subject(here.gallery("g"), "ada")
+    there.forget_changed()
+    assert there.named_at_once(known, [pk]) is None
+    here.close()
+    there.close()
+
+
+def test_the_age_is_a_setting_of_the_gallery(kith: Kith, gallery: str) -> None:
+    assert kith.gallery(gallery).retention_days is None
+    assert kith.update_gallery(gallery, retention_days=30).retention_days == 30
+    assert kith.update_gallery(gallery, keep_crops=True).retention_days == 30
+    assert kith.update_gallery(gallery, retention_days=None).retention_days is None
+    with pytest.raises(KithClientError, match="invalid_request"):
+        kith.update_gallery(gallery, retention_days=0)
