@@ -154,6 +154,8 @@ class Store:
                 self._kept.put(page.gallery, file_version)
                 return page.gallery
         row = self._database.first(GALLERY, {"gallery": name})
+        if page is not None and (row is None or row.pk != page.gallery.pk):
+            self._database.vault.forget(page.gallery.pk)  # another process deleted it
         if row is None:
             self._kept.forget(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")

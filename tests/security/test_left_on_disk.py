@@ -29,6 +29,7 @@ from models.recognition import unit
 from service.client import Kith, KithClientError
 from service.security.master import new_key_text
 from tests.conftest import jpeg
+from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import Server
 from tests.security.looking import (
@@ -64,12 +65,13 @@ IN_CLEAR = {"name", "id", "tag", "metadata", "item", "Parquet", "NDJSON", "vecto
 class Watched(Server):
     """A server all of whose files lie in one folder: data, temporary files, caches, log."""
 
-    def __init__(self, folder: Path, program: list[str], master_key: str) -> None:
+    def __init__(self, folder: Path, program: list[str], master_key: str, url: str | None) -> None:
         self.folder, self._program = folder, program
         for name in ("tmp", "home", "data"):
             (folder / name).mkdir(parents=True)
         super().__init__(
             folder / "data",
+            url,
             TMPDIR=str(folder / "tmp"),
             HOME=str(folder / "home"),
             KITH_MASTER_KEY=master_key,
@@ -101,8 +103,8 @@ class Watched(Server):
 
 
 @contextmanager
-def watched(folder: Path, program: list[str], master_key: str) -> Iterator[Watched]:
-    server = Watched(folder, program, master_key)
+def watched(folder: Path, program: list[str], master_key: str, url: str | None = None) -> Iterator[Watched]:
+    server = Watched(folder, program, master_key, url)
     try:
         server.wait_until_ready()
         yield server
@@ -228,14 +230,20 @@ def photos(astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], nobody: NDArr
     return [jpeg(image) for image in (astronaut, actor, nobody)]
 
 
-def test_nothing_that_is_left_tells_of_anybody(tmp_path: Path, photos: list[bytes]) -> None:
-    master_key = new_key_text()
-    with watched(tmp_path / "watched", ["-m", "service.cli"], master_key) as server:
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"] if LONG else ["sqlite"])
+def test_nothing_that_is_left_tells_of_anybody(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, photos: list[bytes]
+) -> None:
+    master_key, url, cluster = new_key_text(), None, None
+    if kind == "postgresql":
+        cluster = request.getfixturevalue("postgres")
+        url = cluster.create(f"kith_{uuid.uuid4().hex}")
+    with watched(tmp_path / "watched", ["-m", "service.cli"], master_key, url) as server:
         needles: Needles = work(server, *photos) | {"master key": forms_of_text(master_key)}
         back_up(server, ["-m", "service.cli"])
         assert killed_at_work(server, photos[0], needles) == {}  # which ends with SIGKILL
         names = {path.name for path in server.folder.rglob("*") if path.is_file()}
-        assert {"kith.db", "kith.db-wal", "backup", "log"} <= names
+        assert {"backup", "log"} | (set() if cluster else {"kith.db", "kith.db-wal"}) <= names
         assert list((server.folder / "data" / "spool").iterdir())
         assert found_in(server.folder, needles) == {}
 
@@ -246,6 +254,12 @@ def test_nothing_that_is_left_tells_of_anybody(tmp_path: Path, photos: list[byte
             assert kith.subject("people", ADA).name == NAME
         server.end()
         assert found_in(server.folder, needles) == {}
+    if cluster is not None:
+        cluster.stop("fast")
+        try:
+            assert found_in(cluster.folder, needles) == {}
+        finally:
+            cluster.start()
 
 
 def test_in_a_service_that_seals_nothing_all_of_it_is_found(tmp_path: Path, photos: list[bytes]) -> None:
