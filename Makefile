@@ -10,8 +10,10 @@ INSTALLED := $(VENV)/.installed
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt Makefile
+$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt Makefile
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	@# Of what is left, Kith itself and torch with what it brings (docs/decisions/0042), versions are pinned, files are not.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,training,demo,dev]'
 	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface

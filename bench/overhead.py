@@ -90,7 +90,7 @@ def _jpeg(picture: Any, quality: int) -> bytes:
 
 def request(path: str, kind: str, photo: bytes) -> bytes:
     media, body = BODIES[kind](photo)
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -273,7 +273,7 @@ async def _exchanged(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
 
 async def cpu_seconds(port: int) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    _, answer = await _exchanged(reader, writer, b"GET /cpu HTTP/1.1\r\nHost: bench\r\n\r\n")
+    _, answer = await _exchanged(reader, writer, b"GET /cpu HTTP/1.1\r\nHost: localhost\r\n\r\n")
     writer.close()
     await writer.wait_closed()
     return float(answer)
@@ -381,7 +381,7 @@ def profile(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, server("kith", Path(folder), "--profile", "1") as port:
         enrol(port)
         asyncio.run(exchange(port, message, arguments.clients, 100))
-        asyncio.run(exchange(port, b"GET /profile HTTP/1.1\r\nHost: bench\r\n\r\n", 1, 1))
+        asyncio.run(exchange(port, b"GET /profile HTTP/1.1\r\nHost: localhost\r\n\r\n", 1, 1))
         asyncio.run(exchange(port, message, arguments.clients, arguments.requests))
 
 

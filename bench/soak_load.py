@@ -81,6 +81,8 @@ class Book:
     """When it ended, what was asked, which server, and how many seconds it took."""
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    told: int = 0
+    """Of what was wrong."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, kind: str, which: int, began: float, outcome: str) -> None:

@@ -24,13 +24,17 @@ from models.recognition import Recogniser
 from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
+    audit,
+    documents,
     enrolments,
     faces,
     galleries,
     hygiene,
     identify,
     jobs,
+    keys,
     migrate,
+    permissions,
     problems,
     risk,
     subjects,
@@ -42,6 +46,7 @@ from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
 from service.api.openapi import component_schemas
 from service.archives import ArchiveLimits
+from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
@@ -52,11 +57,13 @@ from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index_files import forget_files
 from service.gallery.job_store import JobStore
+from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.imaging import ImageLimits
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.recognisers import Judge, Recognisers, Served, read_packs
@@ -134,6 +141,8 @@ def create_app(settings: Settings) -> FastAPI:
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
+                audit_writer = AuditWriter(database, settings.audit_searches)
+                opened.callback(audit_writer.close)
                 transfers = Transfers(database)
                 opened.callback(transfers.close)
                 limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
@@ -152,6 +161,8 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+                keys_known = KeyStore(database)
+                key_uses = await opened.enter_async_context(KeyUses(keys_known))
                 spool = Spool(settings.data_dir / "spool")
                 archives = ArchiveLimits(
                     settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
@@ -189,6 +200,9 @@ def create_app(settings: Settings) -> FastAPI:
                         runner,
                         spool,
                         transfers,
+                        audit_writer,
+                        keys_known,
+                        key_uses,
                         shortfalls,
                         devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
@@ -210,6 +224,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("kith-face"),
         summary="Who is this, and how sure may I be?",
         lifespan=lifespan,
+        openapi_url=None,  # service.api.documents has it, behind the gate like all else
         redirect_slashes=False,  # to wherever the header Host says
     )
     problems.install(app)
@@ -224,9 +239,12 @@ def create_app(settings: Settings) -> FastAPI:
         jobs,
         migrate,
         transfer,
+        audit,
+        keys,
         system,
+        documents,
     ):
-        app.include_router(module.router)
+        app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings)
     _document(app)

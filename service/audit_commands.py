@@ -12,9 +12,11 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
-from service.connection import AsJson
+from service.connection import AsJson, Key, Url, connect
 from service.engines import master_keys_at_hand
 from service.errors import AuditFileError, MasterKeyError
 from service.files import replacing
@@ -29,6 +31,12 @@ Source = Annotated[
     Path | None,
     typer.Argument(help="An export, or a copy of SQLite's file; default: the database of the settings.", exists=True),
 ]
+
+Event = Annotated[str | None, typer.Option(help="Only this event, as docs/audit.md names it.")]
+Actor = Annotated[str | None, typer.Option(help="Only what this key did: key:ID, operator, anonymous or service.")]
+Subject = Annotated[str | None, typer.Option(help="Only what concerns this person: the id.")]
+Since = Annotated[str | None, typer.Option(help="Only from this time on, like 2026-01-31 or 2026-01-31T12:00:00Z.")]
+Until = Annotated[str | None, typer.Option(help="Only before this time.")]
 
 
 @app.command()
@@ -70,6 +78,47 @@ def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when
     with _trail(None) as trail, replacing(file) as to:
         count = write_trail(trail, to)
     print(f"wrote {file}, {file.stat().st_size:,} bytes: {count:,} lines")
+
+
+@app.command("list")
+def list_lines(
+    gallery: Annotated[str | None, typer.Option("--gallery", "-g", help="Only this gallery's.")] = None,
+    event: Event = None,
+    actor: Actor = None,
+    subject: Subject = None,
+    since: Since = None,
+    until: Until = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was done, latest first."""
+    if subject is not None and gallery is None:
+        raise typer.BadParameter("people are known by their gallery: name it, too", param_hint="--subject")
+    chosen = {"event": event, "actor": actor, "since": since, "until": until}
+    with connect(url, api_key) as kith:
+        lines = list(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})))
+    if as_json:
+        print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
+        return
+    table = Table("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who", "Details")
+    for line in lines:
+        details = json.dumps(line.details, separators=(", ", ": "))[1:-1]
+        told = (line.event, line.outcome, line.actor, line.gallery or "", line.subject or "", details)
+        table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", *(escape(cell) for cell in told))
+    Console().print(table)
+
+
+def of_gallery(
+    name: str,
+    event: Event = None,
+    subject: Subject = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was done with a gallery and the people in it, latest first."""
+    list_lines(name, event, None, subject, None, None, url, api_key, as_json)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from models.errors import ModelError
 from models.pack import load_pack
-from service import audit_commands, job_commands, master_commands, migration_commands, model_commands
+from service import audit_commands, job_commands, key_commands, master_commands, migration_commands, model_commands
 from service.api.schemas import GalleryRiskOut
 from service.client import Kith, KithClientError
 from service.connection import AsJson, Key, Url, connect
@@ -42,6 +42,7 @@ app.command()(enroll)
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(master_commands.app, name="master")
+app.add_typer(key_commands.app, name="keys")
 app.add_typer(model_commands.app, name="models")
 
 Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
@@ -281,24 +282,6 @@ def calibrate_command(gallery: Gallery, url: Url = None, api_key: Key = None, as
     _print_json(report) if as_json else _print_risk(report)
 
 
-@gallery_app.command("audit")
-def gallery_audit(name: str, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
-    """How the gallery's threshold moved by itself, and what else was done to it, latest first."""
-    with connect(url, api_key) as kith:
-        lines = list(kith.audit(name))
-    if as_json:
-        print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
-        return
-    table = Table("When (UTC)", "What", "Risk", "Before", "After", "Subjects", "Pairs")
-    for line in lines:
-        before, after = (line.details.get(side) or {} for side in ("before", "after"))
-        risk = ", ".join(f"{kind} {value:g}" for kind, value in line.details.get("risk", {}).items())
-        moved = (str(side.get("threshold", "")) for side in (before, after))
-        evidence = (str(after.get(count, "")) for count in ("subjects", "pairs"))
-        table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", line.event, risk, *moved, *evidence)
-    Console().print(table)
-
-
 def _print_risk(report: GalleryRiskOut) -> None:
     console = Console()
     evidence, own = report.evidence, ", ".join(f"{kind} {value:g}" for kind, value in report.risk.items())
@@ -382,6 +365,7 @@ def gallery_hygiene(
     console.print(f"{len(report.findings)} shown of {counts}" if counts else "nothing found", highlight=False)
 
 
+gallery_app.command("audit")(audit_commands.of_gallery)
 gallery_app.command("migrate")(migration_commands.migrate)
 
 

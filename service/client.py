@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from service.api.key_schemas import DAY_S, KeyIn, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
@@ -41,6 +42,7 @@ from service.api.schemas import (
     TemplatesOut,
     VerifyOut,
 )
+from service.security.keys import Scope
 
 Photo = Path | str | bytes
 Vector = NDArray[np.floating[Any]] | Sequence[float]
@@ -214,12 +216,15 @@ class Kith:
         """As :meth:`risk`, from evidence that is derived anew first."""
         return self._send(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
-    def audit(self, gallery: str) -> Iterator[AuditLineOut]:
-        """What the service changed by itself, latest first."""
+    def audit(self, gallery: str | None = None, /, **chosen: str | None) -> Iterator[AuditLineOut]:
+        """What was done, latest first; None: everywhere. ``chosen``: event, actor, since, until; subject, of a gallery;
+        gallery's name, of one that was deleted."""
         cursor: int | None = None
+        path = "/v1/audit" if gallery is None else f"{_path(gallery)}/audit"
         while True:
-            params = {} if cursor is None else {"cursor": cursor}
-            page = self._send(AuditOut, "GET", f"{_path(gallery)}/audit", params=params)
+            given = {name: value for name, value in chosen.items() if value is not None}
+            params = given | ({} if cursor is None else {"cursor": str(cursor)})
+            page = self._send(AuditOut, "GET", path, params=params)
             yield from page.lines
             if (cursor := page.next) is None:
                 return
@@ -410,6 +415,24 @@ class Kith:
                 raise TimeoutError(f"job {job} is {found.state} after {timeout_s} s")
             time.sleep(pause_s)
             pause_s = min(1.0, pause_s * 1.5)
+
+    # API keys
+
+    def create_key(self, name: str, scopes: Iterable[Scope], **options: Any) -> NewKeyOut:
+        """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
+        body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
+        return self._send(NewKeyOut, "POST", "/v1/keys", json=body)
+
+    def api_keys(self, ended: bool = False) -> list[KeyOut]:
+        """``ended``: also those that were revoked or have expired."""
+        return self._send(KeysOut, "GET", "/v1/keys", params={"ended": ended}).keys
+
+    def revoke_key(self, key: str) -> KeyOut:
+        return self._send(KeyOut, "DELETE", f"/v1/keys/{quote(key, safe='')}")
+
+    def rotate_key(self, key: str, overlap_s: int = DAY_S) -> NewKeyOut:
+        """Another key in the place of one, which works on for ``overlap_s``."""
+        return self._send(NewKeyOut, "POST", f"/v1/keys/{quote(key, safe='')}/rotate", json={"overlap_s": overlap_s})
 
     # Service
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from secrets import token_hex
 from typing import Annotated
 
 import typer
@@ -12,9 +13,7 @@ from service.client import Kith
 from service.settings import load_settings
 
 Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
-Key = Annotated[
-    str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url (the server's KITH_API_KEY).")
-]
+Key = Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -28,7 +27,7 @@ def connect(url: str | None, key: str | None) -> Iterator[Kith]:
     # Imported here: doctor must run where what serving needs is broken or absent.
     from service.server import embedded
 
-    settings = load_settings()
-    own_key = settings.api_key.get_secret_value() if settings.api_key else None
-    with embedded(settings) as own, Kith(own, own_key) as kith:
+    # A key of its own: whoever has the database is its operator, and nobody else on the machine is to use the service.
+    own_key = token_hex(32)
+    with embedded(load_settings(api_key=own_key)) as own, Kith(own, own_key) as kith:
         yield kith

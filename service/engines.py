@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
 from service.gallery.database import Database, open_database
+from service.gallery.key_store import KeyStore
 from service.gallery.shared_indexes import SharedIndexes
 from service.security.key_command import KeyCommand
 from service.security.master import GivenKeys, KeyFile, MasterKeys, Source
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 def open_own_database(settings: Settings) -> Database:
     """Raises MasterKeyError, StorageError."""
     return open_database(settings.sql_url, master_keys(settings))
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether API keys were ever made. Raises MasterKeyError, StorageError."""
+    with closing(open_own_database(settings)) as database:
+        return len(KeyStore(database).ring()) > 0
 
 
 def master_keys(settings: Settings) -> MasterKeys:

@@ -48,6 +48,40 @@ class UnauthorizedError(KithError):
     remedy = "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."
 
 
+class ForbiddenError(KithError):
+    status, code, title = 403, "forbidden", "The API key may not do this"
+    remedy = "Use a key that has the scope, or ask whoever runs the service for one (docs/keys.md)."
+
+
+class ForeignOriginError(KithError):
+    status, code, title = 403, "foreign_origin", "A web page of another origin may not use a service without keys"
+    remedy = (
+        "Call it as http://localhost or http://127.0.0.1; to be reached under other names it needs API keys, or "
+        "KITH_ALLOW_ANONYMOUS=true (docs/keys.md)."
+    )
+
+
+class RateLimitedError(KithError):
+    """``seconds``: until it may be tried again."""
+
+    status, code, title = 429, "rate_limited", "Too many requests"
+    remedy = "Wait as long as Retry-After says, and then send no more than RateLimit-Policy allows."
+
+    def __init__(self, detail: str, seconds: int) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
+
+
+class KeyNotFoundError(KithError):
+    status, code, title = 404, "key_not_found", "There is no such API key"
+    remedy = "GET /v1/keys lists them."
+
+
+class KeyEndedError(KithError):
+    status, code, title = 409, "key_ended", "The API key was revoked or has expired"
+    remedy = "Create another one."
+
+
 class RequestTooLargeError(KithError):
     status, code, title = 413, "request_too_large", "The request is too large"
     remedy = "Send fewer or smaller photos; the limits are in docs/settings.md."
@@ -337,6 +371,11 @@ class BackupError(KithError):
 
     code, title = "backup", "The backup cannot be used"
     remedy = "Nothing was changed."
+
+
+class AuditUnwrittenError(KithError):
+    status, code, title = 503, "audit_unwritten", "The audit cannot be written at the moment"
+    remedy = "See that the database can be written; what was refused for this was not done. docs/audit.md."
 
 
 class AuditFileError(KithError):

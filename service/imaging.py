@@ -34,6 +34,15 @@ TURNS: Final = {1: 0, 3: 2, 6: 3, 8: 1}
 MIRRORED: Final = (2, 4, 5, 7)
 
 
+MOST_SCANNED: Final = 20
+"""Times the most pixels that a photo may have: of a JPEG, its scans times its pixels, each scan going over all of them.
+Encoders write a dozen; thousands fit in a few kilobytes, and take minutes."""
+MOST_PROFILES: Final = 4
+"""Of a PNG, which has one; Pillow unpacks each."""
+MOST_TILES: Final = 65_536
+"""Or strips, of a TIFF."""
+
+
 @dataclass(frozen=True)
 class ImageLimits:
     max_bytes: int
@@ -147,10 +156,13 @@ def open_photo(payload: bytes, limits: ImageLimits) -> Encoded:
         raise ImageEmptyError("the photo has no bytes")
     if len(payload) > limits.max_bytes:
         raise ImageTooLargeError(f"the photo has more than {limits.max_bytes} bytes, the limit")
+    if payload.startswith(b"\x89PNG") and payload.count(b"iCCP") > MOST_PROFILES:
+        raise ImageDamagedError("the photo has more than one colour profile")
     with _errors(), _open(payload) as image:
         width, height = image.size
         if width * height > limits.max_pixels:
             raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
+        _check_work(image, payload, limits)
         jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if jpeg else 1
         if not jpeg or orientation in MIRRORED:
@@ -171,8 +183,21 @@ def _open(payload: bytes) -> Image.Image:
     return Image.open(io.BytesIO(payload), formats=FORMATS)
 
 
+def _check_work(image: Image.Image, payload: bytes, limits: ImageLimits) -> None:
+    """What takes long, or much memory, for its bytes and pixels. Raises ImageTooLargeError."""
+    # A byte FF among what is coded is followed by 0, so that a scan's marker is one.
+    is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))
+    scans = payload.count(b"\xff\xda") if is_jpeg else 1
+    if scans * image.width * image.height > MOST_SCANNED * limits.max_pixels:
+        raise ImageTooLargeError(f"the photo has {scans} scans of {image.width} x {image.height} pixels")
+    tiles = getattr(image, "tile", ())
+    if len(tiles) > MOST_TILES:
+        raise ImageTooLargeError(f"the photo is in {len(tiles)} pieces, the limit is {MOST_TILES}")
+
+
 def _by_pillow(image: Image.Image) -> NDArray[np.uint8]:
-    return np.asarray(_to_rgb(ImageOps.exif_transpose(image)), np.uint8)
+    ImageOps.exif_transpose(image, in_place=True)
+    return np.asarray(_to_rgb(image), np.uint8)
 
 
 @contextmanager
@@ -197,4 +222,4 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -39,6 +39,7 @@ from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, Picture, open_photo
 from service.patience import Patience, Places
 from service.recognisers import Judge, Served
+from service.security.acting import in_context
 
 BACKGROUND_THREADS: Final = 2
 DECODED_OF_CANVAS: Final = 1.5
@@ -277,7 +278,7 @@ class Pipeline:
             return await self.in_thread(function, *arguments)
 
     async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await in_context(self._threads, function, *arguments)
 
 
 def _scale_wanted(faces: Faces, alignments: Sequence[Alignment], kept: int | None) -> float:

@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 
 from service.app import create_app
+from service.engines import has_keys
 from service.errors import SettingsError
 from service.http_limits import HttpLimits, limited
 from service.recognisers import read_packs
+from service.security.memory import keep_to_itself
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -31,7 +34,8 @@ def serve(settings: Settings) -> None:
             not installed.
         PackError: the pack cannot be used.
     """
-    settings.check_exposure()
+    keep_to_itself()
+    settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
     read_packs(settings.pack_paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -29,9 +30,18 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         None,
         min_length=1,
-        description="Required of every request to /v1 and /metrics when set, as bearer token or X-API-Key header.",
+        description="The operator's key, which may do everything, as bearer token or X-API-Key header; further ones: "
+        "docs/keys.md.",
     )
-    allow_anonymous: bool = Field(False, description="Listen beyond loopback although no API key is set.")
+    allow_anonymous: bool = Field(
+        False, description="Listen beyond loopback, and answer to any host's name, although there is no API key."
+    )
+    rate_limit: float | None = Field(
+        None, gt=0, description="Requests a second that a key without a rate of its own may send; default: any number."
+    )
+    rate_burst: int | None = Field(
+        None, ge=1, description="How many of them may come at once; default: as many as in a second."
+    )
     data_dir: Path = Field(Path("data"), description="Where the database lies, relative to the working directory.")
     database_url: str | None = Field(
         None, description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE; default: SQLite in data_dir."
@@ -147,6 +157,9 @@ class Settings(BaseSettings):
         description="Bytes of vectors to hold in memory; galleries searched least lately make room. Default: all.",
     )
     index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
+    audit_searches: Literal["soon", "before", "off"] = Field(
+        "soon", description="When a search is written to the audit: within a second, before it is answered, or not."
+    )
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property
@@ -209,15 +222,17 @@ class Settings(BaseSettings):
         Hosts.of_text(value or "")
         return value
 
-    def check_exposure(self) -> None:
-        """Refuse to listen beyond loopback with neither a key nor an explicit word.
+    def check_exposure(self, has_keys: Callable[[], bool]) -> None:
+        """Refuse to listen beyond loopback with neither a key nor an explicit word. ``has_keys``: whether the database
+        has any.
 
         Raises:
             SettingsError: as said.
         """
-        if self.api_key is None and not self.allow_anonymous and not is_loopback(self.host):
+        exposed = self.api_key is None and not self.allow_anonymous and not is_loopback(self.host)
+        if exposed and not has_keys():
             raise SettingsError(
-                f"refusing to listen on {self.host} without an API key: "
+                f"refusing to listen on {self.host} without an API key: make one (kith keys create --scope admin), "
                 "set KITH_API_KEY, or KITH_ALLOW_ANONYMOUS=true if something else guards the service"
             )
 

@@ -10,6 +10,7 @@ from typing import Final, TypeVar, TypeVarTuple
 from service.errors import OverloadedError
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database
+from service.security.acting import in_context
 
 AT_ONCE: Final = 2
 """Imports that work at the same time, and exports; further ones take turns with them, block by block."""
@@ -33,11 +34,11 @@ class Transfers:
 
     async def importing(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks."""
-        return await asyncio.get_running_loop().run_in_executor(self._importing, function, *arguments)
+        return await in_context(self._importing, function, *arguments)
 
     async def exporting(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks."""
-        return await asyncio.get_running_loop().run_in_executor(self._exporting, function, *arguments)
+        return await in_context(self._exporting, function, *arguments)
 
     async def begin_export(self) -> None:
         """Whoever returns from here calls :meth:`end_export` later. Raises OverloadedError."""

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar, TypeVarTuple, cast
 from fastapi import Depends, Request
 
 from models.network import Network
+from service.audit_writer import AuditWriter
 from service.batching import Devices
 from service.drift import Watches
 from service.errors import GalleryMovedError
@@ -16,9 +17,11 @@ from service.fetching import Fetcher
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
+from service.gallery.key_store import KeyStore
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
+from service.key_uses import KeyUses
 from service.pipeline import Pipeline
 from service.recognisers import Recognisers
 from service.settings import Settings
@@ -47,6 +50,9 @@ class Context:
     jobs: Runner
     spool: Spool
     transfers: Transfers
+    audit: AuditWriter
+    keys: KeyStore
+    key_uses: KeyUses
     shortfalls: Sequence[str]
     """Why networks do not run on the GPU that is wanted."""
     gpus: Devices | None

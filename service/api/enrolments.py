@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import JobOut
 from service.archives import SNIFFED_BYTES, archive_kind
 from service.bulk import KIND, BulkOptions
@@ -18,7 +19,9 @@ from service.enrolment import FaceChoice
 from service.errors import InvalidRequestError
 from service.security.sealed_files import SealedWriter
 
-router = APIRouter(prefix="/v1/galleries/{gallery}/enrolments", tags=["subjects"], responses=PROBLEMS)
+router = APIRouter(
+    route_class=Permitted, prefix="/v1/galleries/{gallery}/enrolments", tags=["subjects"], responses=PROBLEMS
+)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
 Strip = Annotated[

@@ -15,16 +15,25 @@ from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS, body_of
+from service.api.permissions import Permitted, caller_of
 from service.api.requests import read_photos, read_verify
 from service.api.schemas import DetectIn, EmbedIn, FacesOut, Side, VerifyIn, VerifyOut
-from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
+from service.decision import (
+    Refusal,
+    RiskTarget,
+    VerifyOutcome,
+    decide_pair,
+    false_alarm_probability,
+    gate,
+    thresholds_for,
+)
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import ImageError, InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
 from service.pipeline import Photo
 from service.recognisers import Served
 
-router = APIRouter(tags=["faces"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["faces"], responses=PROBLEMS)
 Result = TypeVar("Result")
 
 
@@ -86,9 +95,10 @@ async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
 async def verify(request: Request, kith: Kith) -> Response:
     """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
     body = await read_verify(request, kith.settings)
-    galleries = {
-        side.subject.gallery: await kith.gallery(side.subject.gallery) for side in (body.a, body.b) if side.subject
-    }
+    names = [side.subject.gallery for side in (body.a, body.b) if side.subject]
+    for name in names:
+        caller_of(request).check_gallery(name)
+    galleries = {name: await kith.gallery(name) for name in names}
     by = _recogniser(kith, body, list(galleries.values()))
     live_from = _live_from(kith, body, list(galleries.values()))
     sides = await _together([_side(kith, side, by, galleries, live_from) for side in (body.a, body.b)])
@@ -96,6 +106,7 @@ async def verify(request: Request, kith: Kith) -> Response:
     refusals = {"a": gate(quality_a, live_a), "b": gate(quality_b, live_b)}
     reasons = [f"{name}: {reason}" for name, (_, found) in refusals.items() for reason in found]
     if vectors_a is None or vectors_b is None:
+        await _write_down(kith, body, galleries, "no_face")
         return answer({"model": by.pack.model_id, "outcome": "no_face", "reasons": reasons, "a": out_a, "b": out_b})
     target = body.risk.target("fmr")
     # Every template of one side meets every template of the other, and the best counts: for the two people together
@@ -105,14 +116,16 @@ async def verify(request: Request, kith: Kith) -> Response:
     of_pack = kith.pipeline.risks.of_pack(by.fingerprint)
     thresholds = thresholds_for(joint, of_pack, comparisons)
     refused = {refusal for refusal, _ in refusals.values()}
-    outcome = next((each for each in get_args(Refusal) if each in refused), None)
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
+    refusal = next((each for each in get_args(Refusal) if each in refused), None)
+    outcome: VerifyOutcome = refusal or decide_pair(similarity, thresholds)
+    await _write_down(kith, body, galleries, outcome)
     return answer(
         with_values(
             model=by.pack.model_id,
-            outcome=outcome or decide_pair(similarity, thresholds),
+            outcome=outcome,
             similarity=round(similarity, 4),
             threshold=round(thresholds.accept, 4),
             review_threshold=round(thresholds.review, 4),
@@ -123,6 +136,13 @@ async def verify(request: Request, kith: Kith) -> Response:
             b=out_b,
         )
     )
+
+
+async def _write_down(kith: Context, body: VerifyIn, galleries: dict[str, Gallery], outcome: str) -> None:
+    """Who was asked after."""
+    for side in (body.a, body.b):
+        if side.subject:
+            await kith.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
 
 
 def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Served:

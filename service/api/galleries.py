@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query
 
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Asking, Permitted
 from service.api.schemas import (
     DeletedOut,
     DriftOut,
@@ -25,7 +26,7 @@ from service.gallery.sealed_rows import open_place
 from service.gallery.subjects import GallerySettings, LivenessSetting
 from service.security.sealing import Seal, SealBrokenError
 
-router = APIRouter(prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=128, description="'next' of the page before.")]
@@ -59,8 +60,9 @@ def check_liveness(kith: Context, asked: LivenessSetting | None) -> None:
 
 
 @router.get("")
-async def list_galleries(kith: Kith, cursor: Cursor = None, limit: Limit = 100) -> GalleriesOut:
-    found = await kith.run(kith.store.list_galleries, cursor, limit + 1)
+async def list_galleries(kith: Kith, caller: Asking, cursor: Cursor = None, limit: Limit = 100) -> GalleriesOut:
+    """Those that the key is for."""
+    found = await kith.run(kith.store.list_galleries, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     more = page[-1].name if len(found) > limit else None
     return GalleriesOut(galleries=[GalleryOut.of(g) for g in page], next=more)

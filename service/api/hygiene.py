@@ -12,6 +12,7 @@ from models.risk import Calibration
 from service.api.context import Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.decision import thresholds_for
 from service.errors import RiskUncalibratedError
@@ -20,7 +21,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Subject, Template
 
-router = APIRouter(tags=["galleries"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["galleries"], responses=PROBLEMS)
 
 
 @router.get("/v1/galleries/{gallery}/hygiene")

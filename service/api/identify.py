@@ -18,6 +18,7 @@ from service.api.context import Context, Kith
 from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
+from service.api.permissions import Permitted
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
@@ -30,7 +31,7 @@ from service.gallery.subjects import Gallery, Named, SubjectFilter
 from service.pipeline import Face, Found, Photo
 from service.shadow import Answered
 
-router = APIRouter(tags=["identify"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)
 
 
 @router.post("/v1/galleries/{gallery}/identify", response_model=IdentifyOut, openapi_extra=body_of(IdentifyIn))
@@ -70,6 +71,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
             seen = zip(searched, found_each, strict=True)
             answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]
             kith.shadow.observe(found, answered, target, among)
+    await kith.audit.searched(found, results)
     kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
     return answer({"gallery": found.name, "model": by.pack.model_id, "recogniser": by.fingerprint, "results": results})
 

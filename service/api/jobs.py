@@ -6,47 +6,53 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from service.api.context import Kith
+from service.api.context import Context, Kith
 from service.api.galleries import Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS
+from service.api.permissions import ADMIN, Asking, Caller, Permitted
 from service.api.schemas import GalleryName, JobItemOut, JobItemsOut, JobOut, JobsOut
-from service.gallery.job_store import JobState
+from service.bulk import KIND
+from service.gallery.job_store import Job, JobState, missing
 from service.gallery.sealed_rows import close_place
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.get("")
 async def list_jobs(
     kith: Kith,
+    caller: Asking,
     gallery: Annotated[GalleryName | None, Query(description="Only this gallery's.")] = None,
     state: Annotated[list[JobState], Query(description="Only those in one of these states.")] = [],  # noqa: B006
     cursor: Annotated[int | None, Query(description="'next' of the page before.")] = None,
     limit: Limit = 100,
 ) -> JobsOut:
-    """All jobs, the latest first; finished ones for two weeks."""
+    """The jobs of all galleries that the key is for, the latest first; finished ones for two weeks."""
+    if gallery is not None:
+        caller.check_gallery(gallery)
     chosen = None if gallery is None else await kith.run(kith.store.gallery, gallery)
-    found = await kith.run(kith.jobs.store.list_jobs, chosen, state, cursor, limit + 1)
+    found = await kith.run(kith.jobs.store.list_jobs, chosen, state, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     return JobsOut(jobs=[JobOut.of(job) for job in page], next=page[-1].pk if len(found) > limit else None)
 
 
 @router.get("/{job}")
-async def get_job(job: JobPath, kith: Kith) -> JobOut:
-    return JobOut.of(await kith.run(kith.jobs.store.job, job))
+async def get_job(job: JobPath, kith: Kith, caller: Asking) -> JobOut:
+    return JobOut.of(await _job(kith, caller, job))
 
 
 @router.get("/{job}/items")
 async def job_items(
     job: JobPath,
     kith: Kith,
+    caller: Asking,
     failed: Annotated[bool, Query(description="Only those with a problem.")] = False,
     cursor: PlaceCursor = None,
     limit: Limit = 100,
 ) -> JobItemsOut:
     """The items that are done, in this order, each with the reason if it was refused."""
-    found = await kith.run(kith.jobs.store.job, job)
+    found = await _job(kith, caller, job)
     items = await kith.run(kith.jobs.store.items, found, place_in(found.seal, cursor), limit + 1, failed)
     page = items[:limit]
     more = close_place(found.seal, page[-1].pk) if len(items) > limit else None
@@ -54,6 +60,18 @@ async def job_items(
 
 
 @router.delete("/{job}")
-async def cancel_job(job: JobPath, kith: Kith) -> JobOut:
-    """Call a job off: at once if it waits, between two items if it runs. What it has done stays."""
+async def cancel_job(job: JobPath, kith: Kith, caller: Asking) -> JobOut:
+    """Call a job off: at once if it waits, between two items if it runs. What it has done stays. For one that does not
+    enrol the scope `admin` is needed, as it was to begin it."""
+    found = await _job(kith, caller, job)
+    if found.kind != KIND:
+        caller.check(ADMIN)
     return JobOut.of(await kith.run(kith.jobs.cancel, job))
+
+
+async def _job(kith: Context, caller: Caller, job_id: str) -> Job:
+    """Raises JobNotFoundError, also where it is of a gallery that the caller's key is not for."""
+    found = await kith.run(kith.jobs.store.job, job_id)
+    if not caller.rights.sees(found.gallery):
+        raise missing(job_id)
+    return found

@@ -1,25 +1,27 @@
-"""What surrounds every request: an id, the key, the limit on its body, a line in the log."""
+"""What surrounds every request: an id, who sends it, the limit on its body, a line in the log."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
 import uuid
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.callers import Callers, limit_fields
+from service.api.permissions import ANONYMOUS, Caller, paths
 from service.api.problems import respond
-from service.errors import KithError, RequestTooLargeError, UnauthorizedError
-from service.settings import Settings
+from service.errors import KithError, RateLimitedError, RequestTooLargeError
+from service.security.acting import Actor, acting_as
+from service.settings import Settings, is_loopback
 
 WITHOUT_PHOTOS_BYTES = 1_000_000
-# /metrics names galleries and tells how many people come, as /v1 does; probes of /healthz and /readyz learn nothing.
-GUARDED_PATHS = ("/v1/", "/metrics")
 PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
 ARCHIVE_PATHS = ("/enrolments",)
 IMPORT_PATH = "/import"  # read and stored piece by piece
+REFUSED = {401: "unauthorized", 403: "forbidden", 429: "rate_limited"}
 log = logging.getLogger("service.access")
 
 
@@ -31,7 +33,9 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
+        here = is_loopback(settings.host)
+        self._unguarded = paths(lambda need: need.keyless or (need.on_loopback and here))
+        self._callers = Callers(settings)
         self._photo_bytes = settings.max_request_bytes
         self._archive_bytes = settings.max_archive_bytes
         self._import_bytes = settings.max_import_bytes
@@ -44,6 +48,7 @@ class Gate:
         request_id = request.state.request_id = uuid.uuid4().hex
         limit = self._limit(scope["path"])
         received, status, start = 0, 500, time.perf_counter()
+        added = [(b"x-request-id", request_id.encode())]
 
         async def counted() -> Message:
             nonlocal received
@@ -57,18 +62,31 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
-            if (refusal := self._refusal(request, limit)) is not None:
+            try:
+                caller = request.state.caller = await self._admit(scope, limit, added)
+            except KithError as refusal:
                 await respond(request, refusal)(scope, receive, identified)
             else:
-                await self._app(scope, counted, identified)
+                with acting_as(Actor(caller.name, request_id)):
+                    await self._app(scope, counted, identified)
         finally:
+            self._note_refusal(scope, status)
             route = getattr(scope.get("route"), "path", "-")
             elapsed_ms = (time.perf_counter() - start) * 1000
             log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
+
+    @staticmethod
+    def _note_refusal(scope: Scope, status: int) -> None:
+        """In the audit: also of a gallery that is not there for this key, whether it is there for others or not."""
+        caller: Caller = scope["state"].get("caller", ANONYMOUS)
+        gallery = scope.get("path_params", {}).get("gallery")
+        hidden = status == 404 and gallery is not None and not caller.rights.sees(gallery)
+        if (code := "gallery_not_found" if hidden else REFUSED.get(status)) is not None:
+            scope["app"].state.context.audit.record_refusal(caller.name, code)
 
     def _limit(self, path: str) -> int:
         if path.endswith(ARCHIVE_PATHS):
@@ -77,14 +95,23 @@ class Gate:
             return self._import_bytes
         return self._photo_bytes if path.endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES
 
-    def _refusal(self, request: Request, limit: int) -> KithError | None:
-        """What can be refused before a byte of the body is read."""
-        if self._key is not None and request.url.path.startswith(GUARDED_PATHS):
-            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-            given = request.headers.get("x-api-key") or bearer
-            if not hmac.compare_digest(given.encode(), self._key):
-                return UnauthorizedError("the API key is missing or wrong")
-        declared = request.headers.get("content-length", "0")
+    async def _admit(self, scope: Scope, limit: int, added: list[tuple[bytes, bytes]]) -> Caller:
+        """Whose request it is, before a byte of its body is read. ``added``: fields of the answer.
+
+        Raises:
+            RequestTooLargeError, RateLimitedError: it says, or they are, too many.
+            UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as Callers.of.
+        """
+        headers, caller = Headers(scope=scope), ANONYMOUS
+        if scope["path"] not in self._unguarded:
+            caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
+            scope["state"]["caller"] = caller
+            if kept_to is not None:
+                standing = self._callers.standing(caller, kept_to)
+                added += limit_fields(kept_to, standing)
+                if not standing.passes:
+                    raise RateLimitedError(f"more than {kept_to.rate:g} requests a second", max(1, standing.next_s))
+        declared = headers.get("content-length", "0")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
-            return RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
-        return None
+            raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
+        return caller

@@ -17,12 +17,15 @@ from service.api.migration_schemas import (
     ShadowOut,
 )
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.decision import thresholds_for
 from service.errors import RiskUncalibratedError
 from service.gallery.generations import DROP, FILL
 from service.gallery.subjects import Gallery, Generation
 
-router = APIRouter(prefix="/v1/galleries/{gallery}/migrate", tags=["migration"], responses=PROBLEMS)
+router = APIRouter(
+    route_class=Permitted, prefix="/v1/galleries/{gallery}/migrate", tags=["migration"], responses=PROBLEMS
+)
 
 
 @router.post("", status_code=202)

@@ -15,7 +15,15 @@ from starlette.requests import ClientDisconnect
 
 from models.errors import ModelError
 from service.api.schemas import Problem
-from service.errors import ClientGoneError, InvalidRequestError, KithError, OverloadedError, StorageBusyError
+from service.errors import (
+    ClientGoneError,
+    InvalidRequestError,
+    KithError,
+    OverloadedError,
+    RateLimitedError,
+    StorageBusyError,
+    UnauthorizedError,
+)
 
 RETRY_AFTER_S = 1
 MEDIA_TYPE = "application/problem+json"
@@ -74,6 +82,10 @@ def respond(request: Request, error: KithError) -> JSONResponse:
     if isinstance(error, OverloadedError | StorageBusyError):
         ahead_s = error.seconds if isinstance(error, OverloadedError) else 0
         headers["Retry-After"] = str(max(RETRY_AFTER_S, math.ceil(ahead_s)))
+    if isinstance(error, RateLimitedError):
+        headers["Retry-After"] = str(error.seconds)
+    if isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = 'Bearer realm="kith"'
     return _answer(problem(error, _request_id(request)), headers)
 
 

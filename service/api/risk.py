@@ -8,11 +8,10 @@ from fastapi import APIRouter, Query
 
 from service import risk_report
 from service.api.context import Context, Kith
-from service.api.galleries import GalleryPath, Limit
+from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import (
-    AuditLineOut,
-    AuditOut,
     CheckOut,
     EvidenceOut,
     GalleryRiskOut,
@@ -25,7 +24,7 @@ from service.decision import thresholds_for
 from service.errors import RiskUncalibratedError
 from service.gallery.subjects import Gallery
 
-router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 Targets = Annotated[list[Probability], Query(max_length=20, description="FPIRs to give thresholds for; repeatable.")]
 
 
@@ -44,21 +43,6 @@ async def calibrate(gallery: GalleryPath, kith: Kith, fpir: Targets = list(risk_
     kith.recognisers.of(await kith.gallery(gallery))
     await kith.change(gallery, lambda found: kith.pipeline.risks.refresh(found.name, True))
     return await kith.run(_report, kith, await kith.gallery(gallery), fpir)
-
-
-@router.get("/audit")
-async def list_audit(
-    gallery: GalleryPath,
-    kith: Kith,
-    cursor: Annotated[int | None, Query(ge=0, description="'next' of the page before.")] = None,
-    limit: Limit = 100,
-) -> AuditOut:
-    """What the service changed by itself, latest first: each move of the threshold, before and after, with the evidence
-    for it."""
-    found = await kith.run(kith.store.gallery, gallery)
-    lines = await kith.run(kith.store.audit_lines, found, cursor, limit + 1)
-    page = [AuditLineOut(at=line.at, event=line.event, details=line.details) for line in lines[:limit]]
-    return AuditOut(lines=page, next=lines[limit - 1].pk if len(lines) > limit else None)
 
 
 def _report(kith: Context, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:

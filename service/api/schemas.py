@@ -679,9 +679,19 @@ class GalleryRiskOut(BaseModel):
 
 
 class AuditLineOut(BaseModel):
+    """Something that was done, or refused."""
+
+    chain: Literal["gallery", "service"]
+    number: int = Field(description="In its chain.")
     at: datetime
     event: str
+    outcome: str
+    actor: str = Field(description="'key:ID', 'operator', 'anonymous', or 'service' of itself.")
+    request_id: str | None = Field(description="As in the answer's X-Request-Id.")
+    gallery: str | None
+    subject: str | None = Field(description="A keyed hash of the id: list with 'subject' for the lines of one person.")
     details: dict[str, Any]
+    hash: str
 
 
 class AuditOut(BaseModel):

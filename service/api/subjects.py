@@ -14,6 +14,7 @@ from service.api.context import Context, Kith
 from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
+from service.api.permissions import Permitted
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
@@ -44,7 +45,9 @@ from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFi
 from service.pipeline import Photo
 from service.recognisers import Served
 
-router = APIRouter(prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
+router = APIRouter(
+    route_class=Permitted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS
+)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Key = Annotated[

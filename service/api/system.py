@@ -12,13 +12,14 @@ from models.network import Network
 from models.pack import ModelPack
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
 from service.batching import FAILING
 from service.errors import GpuUnavailableError, KithError
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
-router = APIRouter(tags=["system"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, tags=["system"], responses=PROBLEMS)
 
 
 @router.get("/healthz")
@@ -41,6 +42,7 @@ async def ready(kith: Kith) -> HealthOut:
     await asyncio.to_thread(kith.store.check)
     if kith.shared_engine is not None:
         await asyncio.to_thread(kith.shared_engine.check)
+    kith.audit.check()
     return HealthOut(version=version("kith-face"))
 
 

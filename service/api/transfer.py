@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS
+from service.api.permissions import Permitted
 from service.api.problems import problem
 from service.api.schemas import GalleryOut, GallerySettingsIn, ImportOut, ImportRefusalOut
 from service.errors import (
@@ -26,13 +27,14 @@ from service.errors import (
     StorageError,
     UnsupportedMediaTypeError,
 )
+from service.gallery.audit_log import Entry
 from service.gallery.importing import Export, Format, Import, Report, check_header, export
 from service.gallery.ndjson import Lines
 from service.gallery.subjects import Gallery, GallerySettings
 from service.gallery.transfer import Header, Items
 from service.security.sealed_files import TemporaryFile
 
-router = APIRouter(prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
+router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 MEDIA_TYPES: Final[dict[str, Format]] = {
     "application/x-ndjson": "ndjson",
     "application/vnd.apache.parquet": "parquet",
@@ -256,6 +258,7 @@ async def export_gallery(
     pieces = Export(export(kith.transfers.bulk, gallery, format, settings_of, embeddings, crops))
     try:
         first = await kith.transfers.exporting(pieces.next)  # what is wrong shows before anything is answered
+        await kith.audit.write(_exported(await kith.gallery(gallery), format, embeddings, crops))
     except BaseException:
         kith.transfers.end_export(pieces.close)
         raise
@@ -266,6 +269,11 @@ async def export_gallery(
         media_type=next(name for name, kind in MEDIA_TYPES.items() if kind == format),
         headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
     )
+
+
+def _exported(gallery: Gallery, kind: Format, embeddings: bool, crops: bool) -> Entry:
+    details = {"format": kind, "embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
+    return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
 
 
 class _Exported(StreamingResponse):

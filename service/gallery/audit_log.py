@@ -7,9 +7,9 @@ writes to several chains takes the galleries' by ascending key and the service's
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -22,7 +22,7 @@ from service.gallery.tables import audit, audit_heads, galleries
 from service.gallery.vault import Vault
 from service.security.acting import Actor, acting
 from service.security.chain import BEFORE_ALL, Line, mac
-from service.security.trail import OF_SERVICE
+from service.security.trail import BEGINS, ENDS, OF_SERVICE
 
 PURPOSE: Final = "audit"
 """Of the service's secret that heads are signed with."""
@@ -42,8 +42,7 @@ class Entry:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """Of a chain: how many lines, and the hash of the last."""
 
     lines: int
@@ -59,30 +58,19 @@ def record(
     outcome: str = "done",
     **details: Any,
 ) -> End:
-    """Write a line, within a transaction that holds the gallery's turn, and at its end, as writers of searches wait for
-    it from here on. ``subject``: its id, of which a pseudonym is kept that only who has the gallery's key can make.
-    Raises MasterKeyError."""
+    """Write a line, within a transaction that holds the gallery's turn, and at its end: others who write to the chain
+    wait from here on. Of a gallery that begins or ends the service's chain is told, too. ``subject``: its id, of which
+    a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
     if gallery is None:
         return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
     known = None if subject is None else pseudonym(gallery, subject)
     entry = Entry(event, (gallery.pk, gallery.name), known, outcome, details)
-    return append(vault, connection, gallery.pk, [entry])
-
-
-def record_creation(vault: Vault, connection: Connection, gallery: Gallery) -> None:
-    """The first line of a gallery's chain, which is named in the service's. Raises MasterKeyError."""
-    first = record(vault, connection, "gallery_created", gallery)
-    said = Entry("gallery_created", (gallery.pk, gallery.name), details={"chain": first.hash})
-    append(vault, connection, OF_SERVICE, [said])
-
-
-def record_deletion(vault: Vault, connection: Connection, gallery: Gallery) -> None:
-    """The last line of a gallery's chain; the service's says that it is the last. Raises MasterKeyError."""
-    counts: dict[str, Any] = {"subjects": gallery.subjects, "templates": gallery.templates}
-    last = record(vault, connection, "gallery_deleted", gallery, **counts)
-    first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
-    details = {"chain": first, "lines": last.lines, "last": last.hash}
-    append(vault, connection, OF_SERVICE, [Entry("gallery_deleted", (gallery.pk, gallery.name), details=details)])
+    end = append(vault, connection, gallery.pk, [entry])
+    if event in (BEGINS, ENDS):
+        first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
+        said = {"chain": first} if event == BEGINS else {"chain": first, "lines": end.lines, "last": end.hash}
+        append(vault, connection, OF_SERVICE, [replace(entry, details=said)])
+    return end
 
 
 def record_entries(database: Database, entries: Iterable[Entry]) -> None:

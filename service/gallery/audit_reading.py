@@ -48,6 +48,7 @@ class Listed:
     """A line, where it lies."""
 
     pk: int
+    of_gallery: bool
     line: Line
     hash: str
 
@@ -73,7 +74,7 @@ class AuditReader:
             query = query.where(audit.c.pk < before)
         with self._database.read() as connection:
             return [
-                Listed(row.pk, Line(*(getattr(row, name) for name in COLUMNS)), row.hash)
+                Listed(row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash)
                 for row in connection.execute(query)
             ]
 

@@ -26,6 +26,7 @@ from service.errors import BackupError, MasterKeyError
 from service.files import replacing
 from service.gallery import rows
 from service.gallery.audit_guard import unguarded
+from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.rewrapping import uses
 from service.gallery.tables import (
@@ -216,6 +217,8 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
+            # Not before the secret is there that the backup's chains are signed with.
+            record(database.vault, connection, "database_restored", as_of=manifest.created_at)
 
 
 def _beyond(connection: Connection) -> dict[str, int]:

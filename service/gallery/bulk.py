@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from models.network import Float
 from service.errors import GalleryNotFoundError, TemplateConflictError
 from service.gallery import rows
+from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
@@ -82,6 +83,8 @@ class BulkStore:
                     template_count=galleries.c.template_count + len(new),
                 )
             )
+            counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
+            record(self._database.vault, connection, "gallery_imported", gallery, **counts)
         present = int(items.given.sum()) - len(new) - len(refused)
         return Added(len(unknown), len(new), present, refusals)
 

@@ -1,9 +1,9 @@
 """Graphs on disk, which take minutes to build: the links alone, for the vectors are in SQL.
 
-A file says which template each node was, and a hash of its vector. Whoever reads it finds the nodes again among what
-SQL holds now; one that is gone, or whose vector is another, stays as a dead node. A file that is damaged, of another
-gallery or recogniser, or of too many dead nodes is deleted. So is one that holds somebody who is deleted, at once; a
-later one leaves them out.
+A file says which template each node was, and a keyed hash of its vector. Whoever reads it finds the nodes again among
+what SQL holds now; one that is gone, or whose vector is another, stays as a dead node. A file that is damaged, of
+another gallery or recogniser, or of too many dead nodes is deleted. So is one that holds somebody who is deleted, at
+once; a later one leaves them out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from service.gallery.index import Keys
 from service.gallery.segments import ROWS_PICKED, Rows, Segment
 from service.gallery.subjects import Gallery
 
-MAGIC: Final = b"kith graph 1\n"
+MAGIC: Final = b"kith graph 2\n"
 SUFFIX: Final = ".graph"
 LIVING_SHARE: Final = 0.8
 """Of a file's nodes, without which it is not worth reading."""
-HASH_SEED: Final = 5
 UNFINISHED: Final = ".part"
 UNFINISHED_S: Final = 3600
 """Without a change, after which a file is nobody's."""
@@ -72,6 +71,8 @@ class IndexFiles:
             "fusion": gallery.settings.fusion,
             "dimension": gallery.dimension,
         }
+        # By weights that everybody knew, whoever has somebody's vector could ask whether they are in.
+        self._weights = _weights(gallery)
         self._paths: dict[int, Path] = {}
 
     def has(self, segment: Segment) -> bool:
@@ -81,7 +82,7 @@ class IndexFiles:
         """Raises OSError."""
         assert isinstance(segment.structure, Graph)  # noqa: S101 - the caller saw to it
         keys = np.where(segment.alive, segment.keys, -1)
-        hashes = np.where(segment.alive, _hashes(segment.vectors), 0).astype(np.uint64)
+        hashes = np.where(segment.alive, _hashes(segment.vectors, self._weights), 0).astype(np.uint64)
         parts = [keys.tobytes(), segment.owners.tobytes(), hashes.tobytes(), segment.structure.links()]
         checksum = _checksum(parts)
         header = {**self._identity, "nodes": len(keys), "checksum": checksum}
@@ -117,7 +118,7 @@ class IndexFiles:
         for path in sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_size):
             try:
                 stored = _read(path, self._identity)
-                found = _found(stored, rows, order, free)
+                found = _found(stored, rows, order, free, self._weights)
                 if (found >= 0).sum() < LIVING_SHARE * len(found):
                     raise UnusableFileError("it is of another time: too many of its vectors went or changed since")
                 segment = _segment(next_number(), stored, rows, found)
@@ -195,7 +196,7 @@ def _read(path: Path, identity: dict[str, Any]) -> StoredGraph:
     return StoredGraph(keys, owners, np.frombuffer(body[16 * n : 24 * n], np.uint64), bytes(body[24 * n :]))
 
 
-def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_]) -> Keys:
+def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_], weights: NDArray[np.uint64]) -> Keys:
     """(n,) the row of each node; -1 where there is none, or it is another's, or its vector is another."""
     if not len(order):
         return np.full(len(stored.keys), -1, np.int64)
@@ -203,7 +204,7 @@ def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_]
     places = np.minimum(np.searchsorted(ordered, stored.keys), len(ordered) - 1)
     found = np.where(ordered[places] == stored.keys, order[places], -1)
     same = (found >= 0) & free[found] & (rows.owners[found] == stored.owners)
-    same[same] = _hashes(rows.vectors, found[same]) == stored.hashes[same]
+    same[same] = _hashes(rows.vectors, weights, found[same]) == stored.hashes[same]
     return np.where(same, found, -1)
 
 
@@ -219,10 +220,15 @@ def _segment(number: int, stored: StoredGraph, rows: Rows, found: Keys) -> Segme
     return segment.without(np.flatnonzero(found < 0))
 
 
-def _hashes(vectors: Float, rows: Keys | None = None) -> NDArray[np.uint64]:
-    """(n,) of (n, d) vectors, or of some: sums of their bits by random odd weights, modulo 2**64."""
+def _weights(gallery: Gallery) -> NDArray[np.uint64]:
+    """(d,) random odd numbers that only who has the gallery's key can know."""
+    seed = int(gallery.seal.pseudonym("index file", "weights"), 16)
+    return np.random.default_rng(seed).integers(0, 2**64, gallery.dimension, np.uint64) | np.uint64(1)
+
+
+def _hashes(vectors: Float, weights: NDArray[np.uint64], rows: Keys | None = None) -> NDArray[np.uint64]:
+    """(n,) of (n, d) vectors, or of some: sums of their bits by these weights, modulo 2**64."""
     chosen = np.arange(len(vectors)) if rows is None else rows
-    weights = np.random.default_rng(HASH_SEED).integers(0, 2**64, vectors.shape[1], np.uint64) | np.uint64(1)
     hashes = np.empty(len(chosen), np.uint64)
     start = 0
     for part in _slices(chosen):

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
+from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
 from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
@@ -102,6 +103,7 @@ class JobStore:
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         with self._database.write(deleted) as connection:
             created = create_in(connection, gallery, kind, parameters, job_id)
+            record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
         return self.job(created)
 
     def job(self, job_id: str) -> Job:
@@ -110,10 +112,17 @@ class JobStore:
             return self._found(connection, job_id)
 
     def list_jobs(
-        self, gallery: Gallery | None, states: Collection[JobState], before: int | None, limit: int
+        self,
+        gallery: Gallery | None,
+        states: Collection[JobState],
+        before: int | None,
+        limit: int,
+        among: Collection[str] | None = None,
     ) -> list[Job]:
-        """The latest first; ``before``: only those of a smaller key."""
+        """The latest first; ``before``: only those of a smaller key; ``among``: only of galleries of these names."""
         query = _rows().order_by(jobs.c.pk.desc()).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if gallery is not None:
             query = query.where(jobs.c.gallery_pk == gallery.pk)
         if states:
@@ -227,7 +236,11 @@ class JobStore:
                 )
                 for item, template in admitted
             ]
-            return record_in(connection, job, [*outcomes, *refused], seconds)
+            cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
+            if new:
+                counts: dict[str, Any] = {"templates": len(new), "job": job.id}
+                record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, **counts)
+            return cancelled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
@@ -249,11 +262,14 @@ class JobStore:
         with self._database.write(_UNFORESEEN) as connection:
             row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
             if row is None:
-                raise _missing(job_id)
+                raise missing(job_id)
             if row.state not in FINISHED and _is_free(row, _now()):
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
+            if row.state not in FINISHED:
+                whose = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
+                append(self._database.vault, connection, row.gallery_pk, [whose])
             return self._found(connection, job_id)
 
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
@@ -291,7 +307,7 @@ class JobStore:
     def _found(self, connection: Connection, job_id: str) -> Job:
         row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
         if row is None:
-            raise _missing(job_id)
+            raise missing(job_id)
         return self._job(row)
 
     def _job(self, row: sa.Row[Any]) -> Job:
@@ -424,5 +440,5 @@ def _rows() -> sa.Select[Any]:
     return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
 
 
-def _missing(job_id: str) -> JobNotFoundError:
+def missing(job_id: str) -> JobNotFoundError:
     return JobNotFoundError(f"there is no job {job_id!r}")

@@ -29,7 +29,7 @@ from service.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.gallery.audit_log import record, record_creation, record_deletion
+from service.gallery.audit_log import pseudonym, record
 from service.gallery.database import Database, new_version
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
@@ -140,7 +140,7 @@ class Store:
                 generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
             )
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record_creation(self._database.vault, connection, gallery)
+            record(self._database.vault, connection, "gallery_created", gallery)
         return gallery
 
     def gallery(self, name: str) -> Gallery:
@@ -170,8 +170,10 @@ class Store:
             return None
         return page.gallery
 
-    def list_galleries(self, after: str | None, limit: int) -> list[Gallery]:
+    def list_galleries(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
         if after is not None:
             query = query.where(galleries.c.name > after)
         with self._database.read() as connection:
@@ -189,6 +191,8 @@ class Store:
             settings = change(gallery_of(row, self._database.vault).settings)
             changed = {"settings": asdict(settings), "version": new_version()}
             connection.execute(galleries.update().where(galleries.c.name == name).values(**changed))
+            before = gallery_of(row, self._database.vault)
+            record(self._database.vault, connection, "gallery_updated", before, **_differing(before.settings, settings))
         return self.gallery(name)
 
     def delete_gallery(self, name: str) -> Gallery:
@@ -200,7 +204,7 @@ class Store:
             for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
                 connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-            record_deletion(self._database.vault, connection, gallery)
+            record(self._database.vault, connection, "gallery_deleted", gallery)
         self._database.vault.forget(gallery.pk)
         return gallery
 
@@ -219,6 +223,7 @@ class Store:
             else:
                 _rewrite(connection, gallery, subject_pk, about, now)
             _relabel(connection, gallery, subject_pk, about)
+            record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
         return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
@@ -228,6 +233,7 @@ class Store:
             about = replace(About(subject.id, subject.name, subject.metadata, subject.tags), **given)
             _rewrite(connection, gallery, subject.pk, about, _now())
             _relabel(connection, gallery, subject.pk, about)
+            record(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return self._subject(connection, gallery, subject_id)
 
     def subject(self, gallery: Gallery, subject_id: str) -> Subject:
@@ -299,6 +305,7 @@ class Store:
             removed = self._remove(connection, gallery, subject.pk, templates.c.subject_pk == subject.pk)
             connection.execute(subjects.delete().where(subjects.c.pk == subject.pk))
             _count(connection, gallery, subjects=-1)
+            record(self._database.vault, connection, "subject_deleted", gallery, subject_id, templates=removed)
         return removed
 
     # Templates
@@ -329,6 +336,7 @@ class Store:
                         created_at=now,
                     )
                 )
+            record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
         return None
 
     def known_templates(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
@@ -392,6 +400,7 @@ class Store:
             subject = self._subject(connection, gallery, subject_id)
             if not self._remove(connection, gallery, subject.pk, _is_template(subject, template_id)):
                 raise _no_template(template_id, subject_id)
+            record(self._database.vault, connection, "template_deleted", gallery, subject_id, template=template_id)
 
     def move_template(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
         """File a template under another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
@@ -406,6 +415,8 @@ class Store:
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == here.pk))
             # Both are other people than before.
             _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])
+            moved = {"template": template_id, "to": pseudonym(gallery, to)}
+            record(self._database.vault, connection, "template_moved", gallery, subject_id, **moved)
 
     @staticmethod
     def _remove(connection: Connection, gallery: Gallery, subject_pk: int, chosen: sa.ColumnElement[bool]) -> int:
@@ -700,6 +711,11 @@ def _relabel(connection: Connection, gallery: Gallery, subject_pk: int, about: A
             labels.insert(),
             [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in borne],
         )
+
+
+def _differing(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:
+    was, now = asdict(before), asdict(after)
+    return {"changed": {name: now[name] for name in now if now[name] != was[name]}}
 
 
 def _wanted(gallery: Gallery, chosen: SubjectFilter) -> list[str]:

@@ -1,17 +1,22 @@
 """On whose behalf something is done: set where a request comes in or a job is taken up, read where the audit is
 written.
 
-A context variable, for it concerns every write and no computation: asyncio and :func:`contextvars.copy_context` carry
-it along a request, also into its threads.
+A context variable, for it concerns every write and no computation: asyncio carries it along a request, and
+:func:`in_context` into its threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,9 @@ def acting_as(actor: Actor) -> Iterator[None]:
         yield
     finally:
         _acting.reset(token)
+
+
+async def in_context(threads: Executor, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Run something that blocks in a thread, on behalf of whom this is done."""
+    run = copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(threads, run, function, *arguments)

@@ -19,10 +19,11 @@ OF_SERVICE: Final = 0
 """The chain of what concerns no gallery, and of which galleries there were."""
 SERVICE: Final = "service"
 """Names that chain, as others are named by the hash of their first line."""
-BEGINNINGS: Final = ("gallery_created", "audit_began")
-"""Events of the service's chain that name a chain, of which they say: it is there."""
-END: Final = "gallery_deleted"
-"""That says how a chain ends."""
+BEGINS: Final = "gallery_created"
+BEGINNINGS: Final = (BEGINS, "audit_began")
+"""Events of the service's chain that name another: it is there."""
+ENDS: Final = "gallery_deleted"
+"""That says how another chain ends."""
 
 Kind = Literal[
     "unreadable", "altered", "missing", "cut", "head", "mac", "chain_missing", "chain_unknown", "gallery", "anchor"
@@ -150,7 +151,7 @@ class _Chain:
         elif expected is not None:
             what = f"the hash noted of line {stored.number} is another: rewritten after line {self._agreed}"
             self._fault("anchor", self._agreed + 1, stored.number, what)
-        if stored.line is not None and self._key == OF_SERVICE and stored.line.event in (*BEGINNINGS, END):
+        if stored.line is not None and self._key == OF_SERVICE and stored.line.event in (*BEGINNINGS, ENDS):
             self.told.append(stored.line)
         self.number, self.last = stored.number, stored.hash
 
@@ -187,7 +188,7 @@ def _named(chains: Mapping[int, _Chain], galleries: Mapping[int, str] | None) ->
     """Where the service's chain, the other chains and the galleries contradict each other."""
     told = chains[OF_SERVICE].told if OF_SERVICE in chains else []
     begun = {_text(line.details, "chain"): line.gallery for line in told if line.event in BEGINNINGS}
-    ended = {_text(line.details, "chain"): line for line in told if line.event == END}
+    ended = {_text(line.details, "chain"): line for line in told if line.event == ENDS}
     others = {chain.name: chain for chain in chains.values() if chain.name != SERVICE}
     faults = []
     for name in begun.keys() - others.keys():

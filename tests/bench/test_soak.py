@@ -18,7 +18,7 @@ from service.client import Kith
 from tests.conftest import jpeg
 from tests.faults import LONG
 
-SHORT = Plan(rounds=3, round_s=3, clients=3, own=2, fixed=4, others=12, rest_s=0.5)
+SHORT = Plan(rounds=2, round_s=3, clients=3, own=2, fixed=4, others=12, rest_s=0.5)
 
 
 class One:

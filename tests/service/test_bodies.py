@@ -111,7 +111,8 @@ def test_the_limit_counts_while_a_photo_of_unknown_length_comes(narrow: str) -> 
     url = httpx.URL(narrow)
     with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         for _ in range(11):
             connection.sendall(b"2710\r\n" + b"x" * 10_000 + b"\r\n")

@@ -141,14 +141,15 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
 
 def test_exposure() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
-        load_settings(host=host).check_exposure()
+        load_settings(host=host).check_exposure(lambda: False)
     for host in ("0.0.0.0", "::", "192.168.1.5", "kith.example"):  # noqa: S104
         with pytest.raises(SettingsError, match="KITH_API_KEY"):
-            load_settings(host=host).check_exposure()
-        load_settings(host=host, api_key="k").check_exposure()
+            load_settings(host=host).check_exposure(lambda: False)
+        load_settings(host=host).check_exposure(lambda: True)
+        load_settings(host=host, api_key="k").check_exposure(lambda: False)
         with pytest.raises(SettingsError, match="KITH_API_KEY"):
             load_settings(host=host, api_key="")  # an unset variable of a compose file must not open the service
-        load_settings(host=host, allow_anonymous=True).check_exposure()
+        load_settings(host=host, allow_anonymous=True).check_exposure(lambda: False)
 
 
 def test_a_lone_refusal_raises_with_its_code(kith: Kith, gallery: str) -> None:

@@ -56,7 +56,7 @@ def test_a_client_that_leaves_is_no_longer_worked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], caplog: pytest.LogCaptureFixture
 ) -> None:
     photo = jpeg(astronaut)
-    head = b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    head = b"POST /v1/embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     body = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + photo + b"\r\n--b--\r\n"
     request = head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     waiting = 'kith_queue_items{lane="requests"'
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_fault(
     server: str, kind: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = httpx.URL(server)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\n\r\n--b\r\nCont"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\n\r\n--b\r\nCont"
 
     def lines() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.name == "service.access"]

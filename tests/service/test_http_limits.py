@@ -15,7 +15,7 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.faults.servers import Server
 
-HOST = b"Host: x\r\n"
+HOST = b"Host: localhost\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST
 LAST = HEALTH + b"Connection: close\r\n\r\n"
 POST = b"POST /v1/verify HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
@@ -82,7 +82,7 @@ AMBIGUOUS = {
     "a negative chunk": CHUNKED + b"-2\r\n{}\r\n0\r\n\r\n",
     "a chunk that is longer than it says": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
     "chunks without CR": CHUNKED + b"2\n{}\n0\n\n",
-    "lines without CR": b"GET /healthz HTTP/1.1\nHost: x\n\n",
+    "lines without CR": b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
     "a folded header": HEALTH + b"A: b\r\n c\r\n\r\n",
     "a NUL in a header": HEALTH + b"A: b\0c\r\n\r\n",
     "a bare CR in a header": HEALTH + b"A: b\rc\r\n\r\n",

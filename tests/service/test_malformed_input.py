@@ -181,7 +181,7 @@ def test_a_body_beyond_the_limit_is_refused(server: str) -> None:
     url = httpx.URL(server)
     with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n{"
         )
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()

@@ -1,0 +1,77 @@
+"""What was done, by whom: of a gallery, or of everything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import AfterValidator
+
+from service.api.context import Context, Kith
+from service.api.galleries import GalleryPath, Limit
+from service.api.openapi import PROBLEMS
+from service.api.schemas import AuditLineOut, AuditOut, GalleryName, SubjectId
+from service.gallery.audit_log import pseudonym
+from service.gallery.audit_reading import Chosen, Listed
+
+router = APIRouter(tags=["audit"], responses=PROBLEMS)
+
+
+def _aware(at: datetime) -> datetime:
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+Time = Annotated[datetime, AfterValidator(_aware)]
+Word = Annotated[str | None, Query(max_length=64)]
+Since = Annotated[Time | None, Query(description="Only lines of this time or later; UTC where it names no zone.")]
+Until = Annotated[Time | None, Query(description="Only lines before this time.")]
+Key = Annotated[int | None, Query(ge=0, lt=2**63, description="'next' of the page before.")]
+
+
+@router.get("/v1/audit")
+async def list_all(
+    kith: Kith,
+    event: Word = None,
+    actor: Word = None,
+    gallery: Annotated[GalleryName | None, Query(description="Also of one that was deleted.")] = None,
+    since: Since = None,
+    until: Until = None,
+    cursor: Key = None,
+    limit: Limit = 100,
+) -> AuditOut:
+    """Everything that was done, latest first."""
+    chosen = Chosen(gallery=gallery, event=event, actor=actor, since=since, until=until)
+    return await _page(kith, chosen, cursor, limit)
+
+
+@router.get("/v1/galleries/{gallery}/audit")
+async def list_audit(
+    gallery: GalleryPath,
+    kith: Kith,
+    event: Word = None,
+    actor: Word = None,
+    subject: Annotated[SubjectId | None, Query(description="Only lines that concern this person.")] = None,
+    since: Since = None,
+    until: Until = None,
+    cursor: Key = None,
+    limit: Limit = 100,
+) -> AuditOut:
+    """What was done with a gallery and the people in it, latest first: changes, searches, exports, and what the service
+    changed by itself."""
+    found = await kith.gallery(gallery)
+    known = None if subject is None else pseudonym(found, subject)
+    chosen = Chosen(found.pk, None, event, actor, since, until, known)
+    return await _page(kith, chosen, cursor, limit)
+
+
+async def _page(kith: Context, chosen: Chosen, before: int | None, limit: int) -> AuditOut:
+    await kith.audit.written()
+    lines = await kith.run(kith.audit.reader.lines, chosen, before, limit + 1)
+    return AuditOut(
+        lines=[_out(listed) for listed in lines[:limit]], next=lines[limit - 1].pk if len(lines) > limit else None
+    )
+
+
+def _out(listed: Listed) -> AuditLineOut:
+    return AuditLineOut(**vars(listed.line), chain="gallery" if listed.of_gallery else "service", hash=listed.hash)

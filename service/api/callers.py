@@ -1,0 +1,139 @@
+"""Who sends a request: by its key, or nobody in particular where no key was ever made."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import math
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from service.api.context import Context
+from service.api.permissions import ANONYMOUS, OPERATOR, Caller
+from service.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
+from service.security.limits import Buckets, Limit, Standing
+from service.settings import Settings, is_loopback
+
+WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
+"""Of one address, before it is made to wait."""
+UNGUESSABLE: Final = 32
+"""Characters of an operator's key, as `openssl rand -hex 16` gives."""
+POLICY: Final = "requests"
+"""Its name in the RateLimit fields."""
+
+
+@dataclass
+class Callers:
+    """Asked once for each request, on the event loop."""
+
+    settings: Settings
+    _wrong: Buckets = field(default_factory=Buckets)
+    _requests: Buckets = field(default_factory=Buckets)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._operator = settings.api_key.get_secret_value().encode() if settings.api_key else None
+        # A person chose it. One that cannot be guessed works on while others guess from the same address.
+        self._is_guessable = self._operator is not None and len(self._operator) < UNGUESSABLE
+        self._may_be_anonymous = settings.allow_anonymous or is_loopback(settings.host)
+        self._guard_origin = not settings.allow_anonymous
+        self._limit = None if settings.rate_limit is None else limit(settings.rate_limit, settings.rate_burst)
+
+    async def of(self, scope: Scope, headers: Headers, context: Context) -> tuple[Caller, Limit | None]:
+        """Who it is, and how many requests they may send.
+
+        Raises:
+            UnauthorizedError: a key is needed, and missing or wrong.
+            RateLimitedError: the address sent too many wrong ones.
+            ForeignOriginError: no key is needed, but it comes from elsewhere.
+            StorageError, MasterKeyError: the keys cannot be read.
+        """
+        token, address = _token(headers), _address(scope)
+        wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic()) if len(self._wrong) else 0
+        if self._is_operators(token) and not (wait_s and self._is_guessable):
+            return OPERATOR, self._limit
+        ring = context.keys.ring_at_once()
+        if ring is None:
+            ring = await context.run(context.keys.ring)
+        if token is None or (self._operator is None and not len(ring)):
+            if self._operator is not None or len(ring) or not self._may_be_anonymous:
+                raise UnauthorizedError("the API key is missing")
+            if self._guard_origin:
+                check_origin(headers)
+            return ANONYMOUS, self._limit
+        key, now = ring.known(token), datetime.now(UTC)
+        if key is None:
+            if wait_s or not self._wrong.take(address, WRONG_KEYS, time.monotonic()).passes:
+                raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s))
+            raise UnauthorizedError("the API key is wrong")
+        if (state := key.state(now)) != "active":
+            raise UnauthorizedError(f"the API key {'was revoked' if state == 'revoked' else 'has expired'}")
+        context.key_uses.note(key.id, now)
+        own = self._limit if key.rate is None else limit(key.rate, key.burst)
+        return Caller(f"key:{key.id}", key.rights), own
+
+    def _is_operators(self, token: str | None) -> bool:
+        if token is None or self._operator is None:
+            return False
+        return hmac.compare_digest(token.encode("latin-1"), self._operator)
+
+    def standing(self, caller: Caller, kept_to: Limit) -> Standing:
+        """After this request."""
+        return self._requests.take(caller.name, kept_to, time.monotonic())
+
+
+def limit(rate: float, burst: int | None) -> Limit:
+    """``burst``: None for as many as come in a second."""
+    return Limit(rate, max(1, math.ceil(rate)) if burst is None else burst)
+
+
+def limit_fields(kept_to: Limit, standing: Standing) -> list[tuple[bytes, bytes]]:
+    """RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11)."""
+    policy = f'"{POLICY}";q={kept_to.burst};w={kept_to.window_s}'
+    left = f'"{POLICY}";r={standing.remaining};t={standing.full_s}'
+    return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", left.encode())]
+
+
+def check_origin(headers: Headers) -> None:
+    """Whoever serves web pages can have a browser ask what listens on its own machine: under a name that is made to
+    resolve to it (DNS rebinding), or from the page (CSRF). The browser says so in Host, or in Origin.
+
+    Raises:
+        ForeignOriginError: it does.
+    """
+    host = headers.get("host", "")
+    if not is_loopback(_name(host)):
+        raise ForeignOriginError("the request is for another host than this machine's loopback address")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        raise ForeignOriginError("the request was sent by a web page of another origin")
+
+
+def _name(host: str) -> str:
+    """Without the port; of an IPv6 address without brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _token(headers: Headers) -> str | None:
+    if (given := headers.get("x-api-key")) is not None:
+        return given
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else None
+
+
+def _address(scope: Scope) -> str:
+    """Of an IPv6 client its network of 64 bits, all of which is one household's."""
+    host = scope["client"][0] if scope.get("client") else ""
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return host

@@ -1,0 +1,103 @@
+"""API keys: what a token looks like, what is kept of it, and what its bearer may do. Pure.
+
+A token is ``kith_ID_SECRET``: the id names the key, also in the audit; of the secret, 32 random bytes, only an
+HMAC-SHA256 is kept, under a secret of the service that lies in the database wrapped by the master key. Such a secret
+cannot be guessed, so that a hash made slow on purpose, as passwords need, would only slow the requests.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal, get_args
+
+PREFIX: Final = "kith"
+ID_BYTES: Final = 6
+SECRET_BYTES: Final = 32
+NOBODYS: Final = "0" * 64
+"""Compared with where there is no such key, so that it takes as long."""
+
+Scope = Literal["identify", "read", "enrol", "admin"]
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+KeyState = Literal["active", "expired", "revoked"]
+
+
+@dataclass(frozen=True)
+class Rights:
+    """``scopes``: ``admin`` has all of them. ``galleries``: names, None for every gallery that there is or will be."""
+
+    scopes: frozenset[Scope]
+    galleries: frozenset[str] | None
+
+    def may(self, scope: Scope | None) -> bool:
+        """None: what any key may."""
+        return scope is None or scope in self.scopes or "admin" in self.scopes
+
+    def sees(self, gallery: str) -> bool:
+        return self.galleries is None or gallery in self.galleries
+
+
+EVERYTHING: Final = Rights(frozenset({"admin"}), None)
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """``name``: whose it is, for people. ``rate`` and ``burst``: requests a second and at once; None: as the settings
+    say. ``used_at``: to some minutes."""
+
+    id: str
+    digest: str
+    name: str
+    rights: Rights
+    rate: float | None
+    burst: int | None
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    used_at: datetime | None = None
+
+    def state(self, now: datetime) -> KeyState:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+    def next_expiry(self, now: datetime) -> datetime | None:
+        """Of the key that takes its place: it lives as long as this one was meant to."""
+        return None if self.expires_at is None else now + (self.expires_at - self.created_at)
+
+    def last_day(self, now: datetime, overlap: timedelta) -> datetime:
+        """Until when it still works beside the one that takes its place."""
+        ends = now + overlap
+        return ends if self.expires_at is None else min(ends, self.expires_at)
+
+
+def new_token() -> tuple[str, str]:
+    """A key's id, and its token."""
+    key_id = secrets.token_hex(ID_BYTES)
+    return key_id, f"{PREFIX}_{key_id}_{secrets.token_hex(SECRET_BYTES)}"
+
+
+def digest(token: str, secret: bytes) -> str:
+    """64 hexadecimal digits, of the whole token: it holds for no other id. ``secret``: the service's."""
+    return hmac.digest(secret, token.encode(), "sha256").hex()
+
+
+class Keyring:
+    """The keys of a database, as they were at one moment."""
+
+    def __init__(self, secret: bytes, keys: Iterable[ApiKey]) -> None:
+        self._secret = secret
+        self._keys = {key.id: key for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def known(self, token: str) -> ApiKey | None:
+        """Whose token it is, whatever became of the key; an unknown id takes as long as a wrong secret."""
+        key_id = token.split("_", 2)[1] if token.startswith(f"{PREFIX}_") else ""
+        key = self._keys.get(key_id)
+        expected = NOBODYS if key is None else key.digest
+        return key if hmac.compare_digest(digest(token, self._secret), expected) else None

@@ -1,0 +1,59 @@
+"""Tokens, and what is kept of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from service.security.keys import EVERYTHING, SCOPES, ApiKey, Keyring, Rights, digest, new_token
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SECRET = b"s" * 32
+
+
+def key(**given: object) -> tuple[ApiKey, str]:
+    key_id, token = new_token()
+    fields = {"expires_at": None, "revoked_at": None} | given
+    rights = Rights(frozenset({"read"}), frozenset({"a"}))
+    return ApiKey(key_id, digest(token, SECRET), "k", rights, None, None, NOW, **fields), token  # type: ignore[arg-type]
+
+
+def test_a_ring_knows_its_tokens_and_nothing_else() -> None:
+    (one, token), (two, other) = key(), key()
+    ring = Keyring(SECRET, [one, two])
+    assert (ring.known(token), ring.known(other)) == (one, two)
+    assert len(token) == len("kith_") + 12 + 1 + 64
+    head, tail = token.rsplit("_", 1)
+    swapped = f"kith_{one.id}_{other.rsplit('_', 1)[1]}"
+    for wrong in ("", "kith", "kith_", "kith__", token[:-1], token + "0", f"{head}_", tail, token.upper(), swapped):
+        assert ring.known(wrong) is None, wrong
+    assert Keyring(b"t" * 32, [one]).known(token) is None
+    assert token not in repr(one)
+    assert tail not in one.digest
+
+
+def test_an_unknown_id_is_compared_as_a_known_one_is() -> None:
+    assert Keyring(SECRET, []).known(f"kith_{'0' * 12}_{'0' * 64}") is None
+    assert Keyring(SECRET, []).known("nothing of the kind") is None
+
+
+def test_states_end_for_good() -> None:
+    ends = NOW + timedelta(days=30)
+    assert key()[0].state(NOW) == "active"
+    limited, _ = key(expires_at=ends)
+    assert limited.state(ends - timedelta(microseconds=1)) == "active"
+    assert limited.state(ends) == "expired"
+    assert key(revoked_at=NOW, expires_at=ends)[0].state(NOW) == "revoked"
+    day = timedelta(days=1)
+    assert limited.last_day(NOW, day) == NOW + day
+    assert limited.last_day(ends - timedelta(hours=1), day) == ends  # rotation prolongs nothing
+    assert limited.next_expiry(NOW + timedelta(days=20)) == NOW + timedelta(days=50)
+    assert key()[0].next_expiry(NOW) is None
+
+
+def test_rights() -> None:
+    reader = Rights(frozenset({"read"}), frozenset({"a"}))
+    assert [scope for scope in SCOPES if reader.may(scope)] == ["read"]
+    assert reader.may(None)
+    assert (reader.sees("a"), reader.sees("b"), reader.sees("")) == (True, False, False)
+    assert all(EVERYTHING.may(scope) for scope in SCOPES)
+    assert not Rights(frozenset({"admin"}), frozenset()).sees("a")

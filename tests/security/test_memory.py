@@ -1,0 +1,60 @@
+"""A process that keeps its memory to itself: no dump on the disk, and nothing for its neighbours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAST_WORDS = "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"
+KEPT = "from service.security.memory import keep_to_itself; keep_to_itself()"
+PR_GET_DUMPABLE = 3
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """A folder in which an aborted process leaves a dump; skips where none does."""
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
+        pytest.skip("core dumps are piped to a program here")
+    run(f"{LAST_WORDS}; os.abort()", tmp_path)
+    found = [path for path in tmp_path.iterdir() if "core" in path.name]
+    if not found:
+        pytest.skip("no core dumps are written here")
+    for path in found:
+        path.unlink()
+    return tmp_path
+
+
+def test_nothing_is_dumped(dumps: Path) -> None:
+    run(f"{LAST_WORDS}; {KEPT}; os.abort()", dumps)
+    assert list(dumps.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
+def test_both_ways_are_shut(tmp_path: Path) -> None:
+    told = run(
+        f"{KEPT}; import ctypes, resource; "
+        f"print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl({PR_GET_DUMPABLE}, 0, 0, 0, 0))",
+        tmp_path,
+    )
+    assert told.stdout.strip() == "(0, 0) 0", told.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes two users, and so root")
+def test_what_the_process_needs_of_itself_stays(tmp_path: Path) -> None:
+    """Of a user without rights, as in the image."""
+    told = run(
+        f"{KEPT.replace('keep_to_itself()', '')}import os; os.setuid(65534); keep_to_itself(); "
+        "print(len(os.listdir('/proc/self/fd')) > 2, 'VmRSS' in open('/proc/self/status').read(), "
+        "len(open('/proc/self/maps').read()) > 0, os.stat('/proc/self/ns/pid').st_ino > 0)",
+        tmp_path,
+    )
+    assert told.stdout.strip() == "True True True True", told.stderr

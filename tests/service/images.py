@@ -1,0 +1,167 @@
+"""Photos that mean harm, made by code: small files that take long, or much memory, or are read in two ways."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+SMALL = Image.fromarray((np.indices((64, 48)).sum(0) * 2).astype(np.uint8)).convert("RGB")
+JPEG = encode(SMALL, "JPEG")
+
+
+def png(width: int, height: int, extra: bytes = b"", color: int = 2, rows: bytes | None = None) -> bytes:
+    """Black; ``extra``: chunks. ``color``: 2 RGB, 3 palette, 6 RGBA."""
+    if rows is None:
+        rows = zlib.compress(bytes((width * {2: 3, 3: 1, 6: 4}[color] + 1) * height), 1)
+    header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def packed_chunk(kind: bytes, size: int) -> bytes:
+    """Of so many bytes, unpacked."""
+    lead = b"k\0\1\0\0\0" if kind == b"iTXt" else b"k\0\0"
+    return chunk(kind, lead + zlib.compress(bytes(size), 9))
+
+
+def scans(width: int, height: int, count: int) -> bytes:
+    """A grey progressive JPEG of ``count`` scans, each of which says in a few bytes that nothing changes anywhere."""
+    blocks = -(-width // 8) * -(-height // 8)
+    frame = struct.pack(">HBHHB", 11, 8, height, width, 1) + bytes([1, 0x11, 0])
+    one_code = bytes([1] + [0] * 15)
+    # AC symbol E0: a run of 2^14 blocks, plus 14 bits.
+    tables = [(0x00, 0x00), (0x10, 0xE0)]
+    head = b"\xff\xd8\xff\xdb" + struct.pack(">HB", 67, 0) + bytes([1] * 64) + b"\xff\xc2" + frame
+    head += b"".join(b"\xff\xc4" + struct.pack(">HB", 20, kind) + one_code + bytes([code]) for kind, code in tables)
+    first = b"\xff\xda" + struct.pack(">HB", 8, 1) + bytes([1, 0, 0, 0, 0]) + bytes(-(-blocks // 8))
+    bits = ("0" + "1" * 14) * -(-blocks // 32767)
+    bits += "1" * (-len(bits) % 8)
+    run = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    return head + first + (b"\xff\xda" + struct.pack(">HB", 8, 1) + bytes([1, 0, 1, 63, 0]) + run) * count + b"\xff\xd9"
+
+
+def with_exif(tiff: bytes) -> bytes:
+    body = b"Exif\0\0" + tiff
+    return JPEG[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + JPEG[2:]
+
+
+def ifd(*entries: tuple[int, int, int, int], following: int = 0) -> bytes:
+    """A little TIFF header and one directory: (tag, type, count, value) each."""
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + body + struct.pack("<I", following)
+
+
+def tiff(strips: int, following: int = 0, at: int | None = None, width: int = 8) -> bytes:
+    """Grey, a row a strip; all strips are the same bytes, at ``at``."""
+    places = 8 + 2 + 9 * 12 + 4
+    head = ifd(
+        (256, 4, 1, width),
+        (257, 4, 1, strips),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (273, 4, strips, places),
+        (277, 3, 1, 1),
+        (278, 4, 1, 1),
+        (279, 4, strips, places + 4 * strips),
+        following=following,
+    )
+    offset = 0 if at is None else at
+    return head + struct.pack("<I", offset) * strips + struct.pack("<I", width) * strips
+
+
+def gif(frames: int, width: int = 8, height: int = 8, screen: tuple[int, int] = (8, 8), comments: int = 0) -> bytes:
+    whole = encode(Image.new("P", (width, height)), "GIF")
+    start = whole.index(b"\x2c")
+    frame = whole[start:-1]
+    head = whole[:6] + struct.pack("<HH", *screen) + whole[10:start]
+    return head + b"\x21\xfe\x01x\0" * comments + frame * frames + b"\x3b"
+
+
+def bmp(width: int, height: int, bits: int, compression: int, body: bytes, colors: int = 256) -> bytes:
+    palette = bytes(1024)
+    info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, compression, len(body), 0, 0, colors, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + 1024 + len(body), 0, 0, 54 + 1024) + info + palette + body
+
+
+def harmful() -> dict[str, bytes]:
+    """By what they are."""
+    frames = [Image.new("RGB", (64, 64), (i % 255, i // 255, 0)) for i in range(300)]
+    return {
+        "jpeg, 20,000 scans": scans(4000, 3000, 20_000),
+        "jpeg, scans of a long line": scans(65_000, 750, 5_000),
+        "jpeg, repeated refinement": _repeated(encode(Image.new("RGB", (3000, 3000)), "JPEG", progressive=True), 2000),
+        "jpeg, 200,000 markers": JPEG[:2] + b"\xff\xe5\x00\x02" * 200_000 + JPEG[2:],
+        "jpeg, fill bytes": JPEG[:2] + b"\xff" * 900_000 + JPEG[2:],
+        "jpeg, a large profile": encode(SMALL, "JPEG", icc_profile=bytes(900_000)),
+        "jpeg, 7000 pixels of which none is there": encode(Image.new("RGB", (7000, 7000)), "JPEG")[:2000],
+        "jpeg, exif in a loop": with_exif(ifd((0x8769, 4, 1, 8), following=8)),
+        "jpeg, exif of 2 billion values": with_exif(ifd((0x112, 3, 0x7FFFFFFF, 8), (0x100, 4, 0xFFFFFFFF, 0))),
+        "jpeg, orientation 60000": with_exif(ifd((0x112, 3, 1, 60_000))),
+        "jpeg, orientation of no number": with_exif(ifd((0x112, 12, 1, 0))),
+        "jpeg, exif of 5000 entries": with_exif(ifd(*[(0x9999, 7, 5000, 0)] * 5000))[:60_000],
+        "jpeg, several pictures": encode(SMALL, "MPO", save_all=True, append_images=[SMALL] * 3),
+        "jpeg and zip": JPEG + b"PK\x03\x04" + b"x" * 1000 + b"PK\x05\x06" + bytes(18),
+        "png, 50 megapixels": png(7071, 7071),
+        "png, one column": png(1, 65_535),
+        "png, one row": png(65_535, 1),
+        "png, nothing": png(0, 0),
+        "png, text of 200 MB": png(8, 8, packed_chunk(b"zTXt", 200_000_000)),
+        "png, 900 texts": png(8, 8, packed_chunk(b"zTXt", 1_000_000) * 900),
+        "png, 900 texts of another kind": png(8, 8, packed_chunk(b"iTXt", 1_000_000) * 900),
+        "png, profile of 200 MB": png(8, 8, packed_chunk(b"iCCP", 200_000_000)),
+        "png, 900 profiles": png(8, 8, packed_chunk(b"iCCP", 1_000_000) * 900),
+        "png, 60,000 small texts": png(8, 8, chunk(b"tEXt", b"k\0v") * 60_000),
+        "png, colours that are not in its palette": png(
+            64, 64, chunk(b"PLTE", b"abc"), 3, zlib.compress(bytes(range(65)) * 64)
+        ),
+        "png, no palette": png(64, 64, b"", 3, zlib.compress(bytes(range(65)) * 64)),
+        "png, 100,000 frames": png(8, 8, chunk(b"acTL", struct.pack(">II", 100_000, 0))),
+        "gif, 30,000 frames": gif(30_000),
+        "gif, 4 gigapixels": gif(1, screen=(65_535, 65_535)),
+        "gif, frame beyond its screen": gif(1, 4000, 4000),
+        "gif, 180,000 comments": gif(1, comments=180_000),
+        "gif and script": b"GIF89a/*" + b"x" * 100 + b"*/=1;alert(1)",
+        "tiff, pages in a loop": tiff(64, following=8),
+        "tiff, 100,000 strips": tiff(100_000),
+        "tiff, strips beyond its end": tiff(64, at=0xFFFFFFF0),
+        "tiff, 50 megapixels in a kilobyte": encode(Image.new("1", (7000, 7000)), "TIFF", compression="group4"),
+        "tiff, 60,000 tags": ifd(*[(60_000, 4, 100_000, 8)] * 60_000) + bytes(100_000),
+        "webp, 50 megapixels": encode(Image.new("RGB", (7000, 7000)), "WEBP", lossless=True, method=0, quality=0),
+        "webp, 300 frames": encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], method=0),
+        "avif, 36 megapixels": encode(Image.new("L", (6000, 6000)), "AVIF", speed=10, quality=1),
+        "bmp, runs that end": bmp(7000, 7000, 8, 1, b"\0\1"),
+        "bmp, runs that go on": bmp(7000, 7000, 8, 1, b"\x01\0" * 400_000),
+        "bmp, leaps": bmp(7000, 7000, 8, 1, b"\0\2\xff\xff" * 200_000),
+        "bmp, 4 exapixels": bmp(0x7FFFFFFF, -0x80000000, 24, 0, b""),
+        "bmp, a palette of 4 billion": bmp(64, 64, 8, 0, bytes(4096), 0xFFFFFFFF),
+        "pdf and jpeg": b"%PDF-1.4\n" + JPEG,
+        "svg": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+        "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(/etc/passwd) (r) file\n",
+        "netpbm": b"P6 100 100 255\n" + bytes(30_000),
+        "photoshop": b"8BPS\0\1" + bytes(100),
+        "icon": encode(SMALL, "ICO"),
+        "jpeg 2000": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(100),
+        "x bitmap": b"#define x_width 8\n#define x_height 8\nstatic char x[]={0};",
+    }
+
+
+def _repeated(jpeg: bytes, count: int) -> bytes:
+    """The last scan again and again."""
+    start, end = jpeg.rfind(b"\xff\xda"), jpeg.rfind(b"\xff\xd9")
+    return jpeg[:end] + jpeg[start:end] * count + jpeg[end:]

@@ -1,0 +1,96 @@
+"""No photo takes long or much memory for what it is, and none ends in anything but pixels or a documented error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.errors import ImageError, ImageFormatError
+from service.imaging import FORMATS, ImageLimits, decode
+from tests.conftest import ROOT
+from tests.service.images import SMALL, encode, harmful, scans, tiff
+
+MOST_S = 2.0
+"""Of CPU; a file is below a megabyte."""
+MOST_BYTES = 1_000_000_000
+"""A photo of 50 megapixels has 150 MB, and its decoders several times that."""
+UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
+REFUSED = {
+    "jpeg, 20,000 scans": "image_too_large",
+    "jpeg, scans of a long line": "image_too_large",
+    "jpeg, repeated refinement": "image_too_large",
+    "tiff, 100,000 strips": "image_too_large",
+    "png, 900 profiles": "image_damaged",
+    "gif, 4 gigapixels": "image_too_large",
+    "bmp, 4 exapixels": "image_too_large",
+    **dict.fromkeys(UNREAD, "image_format"),
+}
+PROGRAM = """
+import json, resource, sys, time
+from pathlib import Path
+from service.errors import ImageError
+from service.imaging import ImageLimits, decode
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    start, payload = time.process_time(), path.read_bytes()
+    try:
+        end = str(decode(payload, ImageLimits(20_000_000, 50_000_000)).shape)
+    except ImageError as error:
+        end = error.code
+    cpu_s, kilobytes = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([path.name, end, cpu_s, kilobytes * 1024, len(payload)]), flush=True)
+"""
+
+
+def test_no_photo_takes_long_or_much(tmp_path: Path) -> None:
+    """In a process of their own: one that ends it is seen, and so is the most memory it had."""
+    photos = harmful()
+    for name, payload in photos.items():
+        (tmp_path / name).write_bytes(payload)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    results = {line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())}
+    assert results.keys() == photos.keys(), done.stderr
+    slow = {name: (end, cpu_s) for name, (end, cpu_s, _, size) in results.items() if cpu_s > MOST_S and size < 1e6}
+    assert not slow
+    assert max(most for _, _, most, _ in results.values()) < MOST_BYTES
+    assert {name: results[name][0] for name in REFUSED} == REFUSED
+
+
+def test_many_scans_of_few_pixels_and_few_of_many_are_photos() -> None:
+    assert decode(scans(320, 240, 500), ImageLimits(1_000_000, 5_000_000)).shape == (240, 320, 3)
+    assert decode(scans(2000, 2000, 12), ImageLimits(1_000_000, 5_000_000)).shape == (2000, 2000, 3)
+    assert decode(tiff(10_000), ImageLimits(1_000_000, 5_000_000)).shape == (10_000, 8, 3)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_cut_anywhere_and_altered_anywhere(kind: str) -> None:
+    """At every fiftieth of the file; a bit in a thousand places."""
+    limits, whole = ImageLimits(1_000_000, 1_000_000), encode(SMALL, kind)
+    rng = np.random.default_rng(0)
+    files = [whole[: len(whole) * part // 50] for part in range(50)]
+    for place, bit in zip(rng.integers(0, len(whole), 1000), rng.integers(0, 8, 1000), strict=True):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << bit
+        files.append(bytes(changed))
+    for file in files:
+        try:
+            assert decode(file, limits).ndim == 3
+        except ImageError as error:
+            assert error.code in ("image_empty", "image_format", "image_damaged", "image_too_large")
+
+
+@pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "PCX", "SGI", "DDS", "JPEG2000", "EPS", "QOI"])
+def test_only_promised_formats_are_opened(kind: str) -> None:
+    with pytest.raises(ImageFormatError):
+        decode(encode(SMALL, kind), ImageLimits(10_000_000, 1_000_000))

@@ -1,0 +1,318 @@
+"""API keys on real servers and databases: made, used, rotated, revoked, limited, and seen by every process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from service.cli import app
+from service.client import Kith, KithClientError
+from service.engines import has_keys
+from service.errors import KeyEndedError, KeyNotFoundError, KithError
+from service.gallery.database import Database
+from service.gallery.key_store import KeyStore
+from service.gallery.tables import audit
+from service.key_uses import KeyUses
+from service.security.keys import EVERYTHING, Keyring, Rights
+from service.server import embedded
+from service.settings import Settings, load_settings
+from tests.databases import TEXT, open_database
+from tests.postgres import DatabaseUrl
+
+READ = Rights(frozenset({"read"}), frozenset({"a", "b"}))
+
+
+@pytest.fixture
+def stores(database_url: DatabaseUrl) -> Iterator[tuple[KeyStore, KeyStore, Database]]:
+    """Of two processes, on each kind of database."""
+    url = database_url()
+    with closing(open_database(url)) as one, closing(open_database(url)) as other:
+        yield KeyStore(one), KeyStore(other), one
+
+
+def test_what_one_process_does_the_next_request_to_another_sees(
+    stores: tuple[KeyStore, KeyStore, Database],
+) -> None:
+    here, there, _ = stores
+    assert len(there.ring()) == 0
+    key, token = here.create("door", READ, rate=5.0, burst=9)
+    seen = there.ring().known(token)
+    assert seen == key
+    assert (key.rights, key.rate, key.burst, key.state(datetime.now(UTC))) == (READ, 5.0, 9, "active")
+    ring = there.ring()
+    here.used({key.id: datetime.now(UTC)})  # changes nothing that a request asks for
+    assert there.ring() is ring
+    here.revoke(key.id)
+    revoked = there.ring().known(token)
+    assert revoked is not None
+    assert revoked.state(datetime.now(UTC)) == "revoked"
+    assert len(there.ring()) == 1  # so that the service does not stand open
+    with pytest.raises(KeyNotFoundError):
+        here.revoke("0" * 12)
+
+
+def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+    here, there, _ = stores
+    now = datetime.now(UTC)
+    old, token = here.create("door", READ, now + timedelta(days=10))
+    new, new_token = here.rotate(old.id, timedelta(hours=1))
+    ring = there.ring()
+    before, after = ring.known(token), ring.known(new_token)
+    assert before is not None and after is not None
+    assert before.state(now + timedelta(minutes=59)) == "active"
+    assert before.state(now + timedelta(minutes=61)) == "expired"
+    assert (after.rights, after.name) == (old.rights, old.name)
+    assert after.expires_at is not None
+    assert abs(after.expires_at - (now + timedelta(days=10))) < timedelta(seconds=10)
+    here.revoke(new.id)
+    for ended in (new.id,):
+        with pytest.raises(KeyEndedError):
+            here.rotate(ended, timedelta())
+    at_once, _ = here.create("k", READ)
+    here.rotate(at_once.id, timedelta())
+    with pytest.raises(KeyEndedError):
+        here.rotate(at_once.id, timedelta())
+
+
+def test_what_is_done_to_keys_is_in_the_audit_without_their_secrets(
+    stores: tuple[KeyStore, KeyStore, Database],
+) -> None:
+    here, _, database = stores
+    key, token = here.create("whose it is", READ)
+    new, new_token = here.rotate(key.id, timedelta(hours=1))
+    here.revoke(new.id)
+    here.revoke(new.id)
+    with database.read() as connection:
+        lines = connection.execute(sa.select(audit).order_by(audit.c.pk)).all()
+    assert [line.event for line in lines] == ["key_created", "key_rotated", "key_revoked"]
+    assert lines[0].details["key"] == key.id
+    assert (lines[1].details["key"], lines[1].details["new"]) == (key.id, new.id)
+    assert lines[0].details["galleries"] == ["a", "b"]
+    text = json.dumps([line.details for line in lines])
+    secrets = (token, token[-64:], new_token[-64:], key.digest, "whose it is")
+    assert not any(secret in text for secret in secrets)
+
+
+def test_asking_again_reads_nothing_where_nobody_wrote(tmp_path: Path) -> None:
+    with closing(open_database(f"sqlite:///{tmp_path / 'k.db'}")) as database:
+        store = KeyStore(database)
+        key, token = store.create("k", EVERYTHING)
+        ring = store.ring()
+        statements = list[str]()
+        sa.event.listen(database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        assert store.ring_at_once() is ring
+        assert ring.known(token) is not None
+        assert statements == []
+        with closing(open_database(f"sqlite:///{tmp_path / 'k.db'}")) as other:
+            KeyStore(other).used({key.id: datetime.now(UTC)})
+        assert store.ring_at_once() is None
+        assert store.ring() is ring
+        assert sum("SELECT" in statement for statement in statements) == 1
+
+
+def test_no_token_lies_on_disk(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    with embedded(settings) as url:
+        with Kith(url) as kith:
+            made = kith.create_key("first", ["admin"])
+        with Kith(url, made.token) as kith:
+            rotated = kith.rotate_key(made.id)
+            assert [key.id for key in kith.api_keys()] == [made.id, rotated.id]
+        with Kith(url, rotated.token) as kith:
+            kith.revoke_key(made.id)
+            assert [key.id for key in kith.api_keys()] == [rotated.id]
+            assert {key.state for key in kith.api_keys(ended=True)} == {"active", "revoked"}
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert found
+    for path in found:
+        content = path.read_bytes()
+        for token in (made.token, rotated.token):
+            assert token[-64:].encode() not in content
+            assert bytes.fromhex(token[-64:]) not in content
+
+
+def test_when_a_key_was_used_is_noted_after_the_answer(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    with embedded(settings) as url:
+        with Kith(url) as kith:
+            made = kith.create_key("first", ["admin"])
+        with Kith(url, made.token) as kith:
+            assert kith.api_keys()[0].used_at is None  # noted, and written when the service ends at the latest
+    with closing(open_database(settings.sql_url)) as database:
+        used = KeyStore(database).key(made.id).used_at
+        assert used is not None
+        assert used >= made.created_at
+
+
+def test_uses_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'k.db'}")
+    uses = KeyUses(KeyStore(database))
+    uses.note("0" * 12, datetime.now(UTC))
+    database.close()
+    with sa.create_engine(f"sqlite:///{tmp_path / 'k.db'}").begin() as connection:
+        connection.execute(sa.text("DROP TABLE api_keys"))
+    asyncio.run(uses.flush())
+
+
+def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    assert not has_keys(settings)
+    with embedded(settings) as url:
+        assert httpx.get(f"{url}/v1/galleries").status_code == 200
+        token = kith_command("keys", "create", "--scope", "admin", cwd=tmp_path).stdout.strip()
+        refused = httpx.get(f"{url}/v1/galleries")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="kith"')
+        for headers in (
+            {"X-API-Key": token},
+            {"Authorization": f"Bearer {token}"},
+            {"Authorization": f"bearer {token}"},
+        ):
+            assert httpx.get(f"{url}/v1/galleries", headers=headers).status_code == 200
+        assert httpx.get(f"{url}/v1/galleries", headers={"Authorization": f"Basic {token}"}).status_code == 401
+        with Kith(url, token) as kith:
+            key = kith.api_keys()[0]
+            kith.create_gallery("mine")
+            kith.revoke_key(key.id)
+            with pytest.raises(KithClientError, match="was revoked"):
+                kith.gallery("mine")
+        assert httpx.get(f"{url}/v1/galleries").status_code == 401
+    assert has_keys(settings)
+    with closing(open_database(settings.sql_url)) as database, database.read() as connection:
+        lines = connection.execute(
+            sa.select(audit.c.event, audit.c.actor, audit.c.request_id)
+            .where(audit.c.event.startswith("key_"))
+            .order_by(audit.c.pk)
+        ).all()
+    assert [(line.event, line.actor) for line in lines] == [
+        ("key_created", "operator"),
+        ("key_revoked", f"key:{key.id}"),
+    ]
+    assert [line.request_id is None for line in lines] == [True, False]
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
+
+    def kith(*arguments: str, status: int = 0) -> str:
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == status, result.output
+        return result.stdout
+
+    created = ("keys", "create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--rate", "3", "--json")
+    key = json.loads(kith(*created))
+    assert (key["scopes"], key["galleries"], key["rate"]) == (["identify"], ["a"], 3.0)
+    kith("gallery", "create", "a")  # whoever has the database is its operator
+    rotated = kith("keys", "rotate", key["id"], "--overlap-hours", "1")
+    assert rotated.startswith("kith_")
+    assert kith("keys", "revoke", key["id"]) == f"{key['id']} is revoked\n"
+    assert [left["id"] for left in json.loads(kith("keys", "list", "--json"))] == [rotated.split("_")[1]]
+    assert key["id"] in kith("keys", "list", "--ended")
+    for wrong in (["create"], ["create", "--scope", "everything"]):
+        kith("keys", *wrong, status=2)
+    for refused in (["create", "--scope", "read", "-g", "../a"], ["revoke", "0" * 12]):
+        assert isinstance(CliRunner().invoke(app, ["keys", *refused]).exception, KithError)
+
+
+def kith_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KITH_DATA_DIR": str(cwd), "KITH_MASTER_KEY": TEXT, "COLUMNS": "150"}
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+# Without keys, and too many requests
+
+
+def test_web_pages_cannot_use_an_open_server(server: str) -> None:
+    port = server.rsplit(":", 1)[1]
+    for headers in (
+        {"Host": "kith.example"},
+        {"Host": f"127.0.0.1.nip.example:{port}"},
+        {"Host": "10.0.0.1"},
+        {"Host": ""},
+        {"Origin": "https://kith.example"},
+        {"Origin": "null"},
+        {"Origin": f"http://localhost:{int(port) + 1}", "Host": f"localhost:{port}"},
+    ):
+        refused = httpx.get(f"{server}/v1/galleries", headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "foreign_origin"), headers
+    for headers in (
+        {"Host": f"localhost:{port}"},
+        {"Host": f"[::1]:{port}"},
+        {"Host": "127.0.0.1"},
+        {"Host": f"LOCALHOST:{port}", "Origin": f"http://localhost:{port}"},
+        {"Origin": server},
+    ):
+        assert httpx.get(f"{server}/v1/galleries", headers=headers).status_code == 200, headers
+    # A probe, which learns nothing, may come by any name.
+    assert httpx.get(f"{server}/healthz", headers={"Host": "kith.example"}).status_code == 200
+
+
+def test_beyond_loopback_nothing_is_open_unless_it_is_said(tmp_path: Path) -> None:
+    exposed = load_settings(data_dir=tmp_path, host="0.0.0.0", log_level="WARNING")  # noqa: S104
+    with embedded(exposed) as url:  # which itself listens on loopback alone
+        for path in ("/v1/galleries", "/docs", "/openapi.json", "/metrics", "/nowhere"):
+            assert httpx.get(url + path).status_code == 401, path
+        with closing(open_database(exposed.sql_url)) as database:
+            _, token = KeyStore(database).create("k", READ)
+        for path, status in (("/docs", 200), ("/openapi.json", 200), ("/nowhere", 404)):
+            assert httpx.get(url + path, headers={"X-API-Key": token}).status_code == status, path
+    said = load_settings(data_dir=tmp_path / "said", host="0.0.0.0", allow_anonymous=True, log_level="WARNING")  # noqa: S104
+    with embedded(said) as url:
+        assert httpx.get(f"{url}/v1/galleries", headers={"Host": "kith.example"}).status_code == 200
+        with Kith(url) as kith:
+            kith.create_key("k", ["read"])
+        assert httpx.get(f"{url}/v1/galleries").status_code == 401
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Settings]]:
+    folder = tmp_path_factory.mktemp("limited")
+    settings = load_settings(data_dir=folder, api_key="guess", rate_limit=0.01, rate_burst=30, log_level="WARNING")
+    with embedded(settings) as url:
+        yield url, settings
+
+
+def test_a_key_has_its_rate(limited: tuple[str, Settings]) -> None:
+    url, settings = limited
+    with closing(open_database(settings.sql_url)) as database:
+        store = KeyStore(database)
+        slow, default = store.create("k", READ, rate=0.02, burst=2)[1], store.create("k", READ)[1]
+    answers = [httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": slow}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"requests";q=2;w=100'}
+    assert [answer.headers["ratelimit"].split(";")[1] for answer in answers] == ["r=1", "r=0", "r=0"]
+    assert answers[2].json()["code"] == "rate_limited"
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 50
+    other = httpx.get(f"{url}/v1/models", headers={"X-API-Key": default})
+    assert other.headers["ratelimit-policy"] == '"requests";q=30;w=3000'
+    assert "ratelimit" not in httpx.get(f"{url}/healthz").headers
+
+
+def test_who_guesses_is_made_to_wait(limited: tuple[str, Settings]) -> None:
+    url, settings = limited
+    with closing(open_database(settings.sql_url)) as database:
+        _, token = KeyStore(database).create("k", READ)
+    with httpx.Client(base_url=url) as http:
+        guesses = [http.get("/v1/models", headers={"X-API-Key": f"guess{i}"}) for i in range(30)]
+        assert [guess.status_code for guess in guesses[:10]] == [401] * 10
+        assert guesses[-1].status_code == 429
+        assert 1 <= int(guesses[-1].headers["retry-after"]) <= 5
+        # The operator's key here is short: it may be guessed, and is not compared any more.
+        assert http.get("/v1/models", headers={"X-API-Key": "guess"}).status_code == 429
+        assert http.get("/v1/models", headers={"X-API-Key": token}).status_code == 200
+
+
+def test_a_ring_is_not_told_by_its_text() -> None:
+    assert "secret" not in repr(Keyring(b"secret" * 6, []))

@@ -1,0 +1,233 @@
+"""Every route with every scope, of the right gallery, of another and of all, on a real server; and what a key of one
+gallery can learn of another."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+from service.api import permissions
+from service.api.permissions import PERMISSIONS, Permitted
+from service.client import Kith
+from service.gallery.key_store import KeyStore
+from service.security.keys import SCOPES, Rights, Scope
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.databases import open_database
+
+OPERATOR = "the operator's own, which nobody guesses"
+OWN, OTHER, ABSENT = "own", "other", "faked"
+GREY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
+VECTOR = [1.0, *[0.0] * 127]
+NOTHING = "0" * 32
+COLUMNS: tuple[Scope, ...] = ("identify", "read", "enrol", "admin")
+
+
+@dataclass(frozen=True)
+class Row:
+    """``scopes``: that may, by first letters; ``-``: nobody needs a key, ``*``: any key will do. ``status``: of the
+    answer to who may. ``bound``: to the gallery ``own``, by its path, its body or its job."""
+
+    scopes: str
+    status: int
+    bound: bool = True
+    all_galleries: bool = False
+    body: Any = None
+    query: dict[str, str] = field(default_factory=dict)
+
+
+SUBJECT = {"name": "Ada"}
+G = "/v1/galleries/{gallery}"
+ROWS: dict[str, Row] = {
+    "GET /healthz": Row("-", 200, bound=False),
+    "GET /readyz": Row("-", 200, bound=False),
+    "GET /docs": Row("-", 200, bound=False),
+    "GET /redoc": Row("-", 200, bound=False),
+    "GET /openapi.json": Row("-", 200, bound=False),
+    "GET /metrics": Row("ra", 200, bound=False, all_galleries=True),
+    "GET /v1/models": Row("*", 200, bound=False),
+    "POST /v1/detect": Row("ia", 200, bound=False, body={"images": [GREY]}),
+    "POST /v1/embed": Row("ia", 200, bound=False, body={"images": [GREY]}),
+    "POST /v1/verify": Row(
+        "ia", 200, body={"a": {"embedding": VECTOR}, "b": {"subject": {"gallery": OWN, "subject": "ada"}}}
+    ),
+    f"POST {G}/identify": Row("ia", 200, body={"embeddings": [VECTOR]}),
+    "GET /v1/galleries": Row("ra", 200, bound=False),
+    "POST /v1/galleries": Row("a", 409, bound=False, all_galleries=True, body={"name": OWN}),
+    f"GET {G}": Row("ra", 200),
+    f"PATCH {G}": Row("a", 200, body={"keep_crops": False}),
+    f"DELETE {G}": Row("a", 200),
+    f"GET {G}/stats": Row("ra", 200),
+    f"GET {G}/hygiene": Row("ra", 200),
+    f"GET {G}/risk": Row("ra", 200),
+    f"GET {G}/audit": Row("a", 200),
+    f"POST {G}/calibrate": Row("a", 200),
+    f"POST {G}/import": Row("a", 415, body={}),
+    f"GET {G}/export": Row("a", 200),
+    f"POST {G}/migrate": Row("a", 404, body={"to": "no such pack"}),
+    f"GET {G}/migrate": Row("a", 200),
+    f"POST {G}/migrate/cut-over": Row("a", 409, body={}),
+    f"POST {G}/migrate/roll-back": Row("a", 409),
+    f"POST {G}/migrate/finish": Row("a", 409, body={}),
+    f"POST {G}/enrolments": Row("ea", 422, body={}),
+    f"GET {G}/subjects": Row("ra", 200),
+    f"PUT {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
+    f"GET {G}/subjects/{{subject}}": Row("ra", 200),
+    f"PATCH {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
+    f"DELETE {G}/subjects/{{subject}}": Row("ea", 200),
+    f"GET {G}/subjects/{{subject}}/templates": Row("ra", 200),
+    f"POST {G}/subjects/{{subject}}/templates": Row("ea", 201, body={"embeddings": [VECTOR], "allow_duplicate": True}),
+    f"GET {G}/subjects/{{subject}}/templates/{{template}}": Row("ra", 404),
+    f"PATCH {G}/subjects/{{subject}}/templates/{{template}}": Row("ea", 404, body={"subject": "ada"}),
+    f"DELETE {G}/subjects/{{subject}}/templates/{{template}}": Row("ea", 404),
+    "GET /v1/jobs": Row("ra", 200, query={"gallery": OWN}),
+    "GET /v1/jobs/{job}": Row("ra", 200),
+    "GET /v1/jobs/{job}/items": Row("ra", 200),
+    "DELETE /v1/jobs/{job}": Row("ea", 200),
+    "GET /v1/keys": Row("a", 200, bound=False, all_galleries=True),
+    "POST /v1/keys": Row("a", 201, bound=False, all_galleries=True, body={"name": "k", "scopes": ["read"]}),
+    "GET /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
+    "DELETE /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
+    "POST /v1/keys/{key}/rotate": Row("a", 409, bound=False, all_galleries=True, body={}),
+}
+
+
+@dataclass(frozen=True)
+class House:
+    """A server with three galleries, two of which exist; ``tokens`` by what they may."""
+
+    url: str
+    http: httpx.Client
+    jobs: dict[str, str]
+    tokens: dict[tuple[Scope, str], str]
+    bad: dict[str, str | None]
+    revoked: str
+    folder: Path
+
+    def ask(self, token: str | None, route: str, gallery: str = OWN, **options: Any) -> httpx.Response:
+        method, _, path = route.partition(" ")
+        job = self.jobs.get(gallery, NOTHING)
+        path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked)
+        headers = {} if token is None else {b"Authorization": f"Bearer {token}".encode()}
+        return self.http.request(method, path, headers=headers, **options)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    settings = load_settings(data_dir=folder, api_key=OPERATOR, log_level="WARNING")
+    with embedded(settings) as url, Kith(url, OPERATOR) as kith:
+        database = open_database(settings.sql_url)
+        store = KeyStore(database)
+        jobs = {}
+        for name in (OWN, OTHER):
+            kith.create_gallery(name)
+            kith.enrol(name, "ada", embeddings=[VECTOR], allow_duplicate=True)
+            jobs[name] = kith.enrol_archive(name, _archive(folder / "one.zip")).id
+            kith.wait_for(jobs[name], 60)
+        of = {OWN: frozenset({OWN}), OTHER: frozenset({OTHER}), "all": None}
+        tokens = {
+            (scope, galleries): store.create("k", Rights(frozenset({scope}), names))[1]
+            for scope in SCOPES
+            for galleries, names in of.items()
+        }
+        everything = Rights(frozenset(SCOPES), None)
+        expired = store.create("k", everything, datetime.now(UTC) - timedelta(seconds=1))[1]
+        revoked, ended = store.create("k", everything)
+        store.revoke(revoked.id)
+        known, unknown = tokens["admin", "all"][:-1], f"kith_{'0' * 12}_{'0' * 64}"
+        bad = {
+            "none": None,
+            "expired": expired,
+            "revoked": ended,
+            "wrong secret": known + "x",
+            "unknown id": unknown,
+            "of no form": "kith_",
+            "not ASCII": "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        }
+        with httpx.Client(base_url=url, timeout=60) as http:
+            yield House(url, http, jobs, tokens, bad, revoked.id, folder)
+        database.close()
+
+
+def _archive(path: Path) -> Path:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("bo/one.jpg", jpeg(np.full((48, 48, 3), 128, np.uint8)))
+    path.write_bytes(held.getvalue())
+    return path
+
+
+def test_every_route_has_a_row_and_every_scope_a_column(house: House) -> None:
+    assert set(COLUMNS) == set(SCOPES)
+    assert {scope[0] for scope in SCOPES} == {*"irea"}
+    assert ROWS.keys() == PERMISSIONS.keys()
+    document = house.ask(None, "GET /openapi.json").json()
+    served = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    described = {"GET /docs", "GET /redoc", "GET /openapi.json"}
+    assert served | described == ROWS.keys()
+
+
+def test_a_route_without_a_row_cannot_be_made() -> None:
+    router = APIRouter(route_class=Permitted)
+    with pytest.raises(LookupError, match=r"GET /v1/new has no row"):
+        router.get("/v1/new")(lambda: None)
+    with pytest.raises(LookupError, match=r"DELETE /v1/galleries has no row"):
+        router.delete("/v1/galleries")(lambda: None)
+    plain = APIRouter()
+    plain.get("/v1/galleries")(lambda: None)
+    assert isinstance(plain.routes[0], APIRoute)
+    with pytest.raises(LookupError, match="Permitted"):
+        permissions.check(plain)
+
+
+@pytest.mark.parametrize("route", ROWS)
+def test_every_route_with_every_scope(house: House, route: str) -> None:
+    row = ROWS[route]
+    options: dict[str, Any] = {"params": row.query} | ({} if row.body is None else {"json": row.body})
+    for (scope, galleries), token in house.tokens.items():
+        answer = house.ask(token, route, **options)
+        refused = None
+        if row.scopes not in "-*" and scope[0] not in row.scopes:
+            refused = (403, "forbidden")
+            assert scope not in answer.json().get("scope", ""), answer.text
+        elif row.all_galleries and galleries != "all":
+            refused = (403, "forbidden")
+        elif row.bound and galleries == OTHER:
+            refused = (404, "job_not_found" if "{job}" in route else "gallery_not_found")
+        got = (answer.status_code, answer.json()["code"]) if refused else answer.status_code
+        assert got == (refused or row.status), (route, scope, galleries, answer.text[:300])
+        if refused is None:
+            _restore(house, route)
+    assert house.ask(OPERATOR, route, **options).status_code == row.status
+    _restore(house, route)
+    for what, bad in house.bad.items():
+        answer = house.ask(bad, route, **options)
+        if row.scopes == "-":
+            assert answer.status_code == row.status, (route, what)
+        else:
+            assert answer.status_code in (401, 429), (route, what, answer.text)
+            assert (answer.status_code == 401) == ("www-authenticate" in answer.headers)
+
+
+def _restore(house: House, route: str) -> None:
+    if route.startswith("DELETE /v1/galleries") and "template" not in route:
+        with Kith(house.url, OPERATOR) as kith:
+            if "subject" not in route:
+                kith.create_gallery(OWN)
+                house.jobs[OWN] = kith.enrol_archive(OWN, _archive(house.folder / "one.zip")).id
+                kith.wait_for(house.jobs[OWN], 60)
+            kith.enrol(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
