@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+.PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
         bench-serving bench-transfer soak supply lock clean
 
@@ -44,6 +44,12 @@ lock: setup
 # The long version of what breaks: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
+
+# Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
+MINUTES ?= 10
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	KITH_EXAMPLES=$$((20 * $(MINUTES))) $(BIN)/pytest tests/service/test_openapi.py
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor

@@ -1,16 +1,17 @@
 """Half an hour of everything at once, with faults: does anything grow, is an answer wrong, does it slow down?
 
-Two servers on one database, and clients that know what must be answered (bench/soak_load.py): they detect, embed,
-verify, identify, enrol, describe, move and delete, send archives, export and import, send what is no photo, leave, and
-are slow. Meanwhile one server is killed and started again and again, the other one lives; now and then more come than
-may wait. After each round all stop, the gallery is compared with what the clients know, through both servers, and their
-memory, descriptors and threads are looked at. What passes was fixed before the first run:
+Two servers on one database, and clients that know what must be answered (bench/soak_load.py). They detect, embed,
+verify, identify, enrol, describe, move and delete under keys of their own, which are revoked; they send archives,
+export and import, send what is no photo, knock where they may not, leave, and are slow. Meanwhile one server is killed
+and started again and again, the other one lives; now and then more come than may wait. After each round all stop, the
+gallery is compared with what the clients know, through both servers, and their memory, descriptors and threads are
+looked at. What passes was fixed before the first run:
 
 - no answer is wrong, none is 5xx but those documented for load, none is missing but from a server that is away;
 - once warm, a straight line through what the living server holds at rest rises by at most RISE over the whole rest;
 - the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the warm-up;
-- at the end both servers stop when told to, `kith gallery check` finds nothing, and in the spool is
-  nothing but of uploads that broke off with their server.
+- at the end both servers stop when told to, `kith gallery check` and `kith audit verify` find nothing, and in the spool
+  is nothing but of uploads that broke off with their server.
 
 Prints, and writes bench/results/soak.json, .md and .png; ends with 1 unless it passes.
 
@@ -56,7 +57,7 @@ from tests.databases import ENVIRONMENT
 from tests.postgres import Postgres
 
 RESULT: Final = RESULTS / "soak.json"
-API_KEY: Final = "the soak's"
+API_KEY: Final = "the operator's, of more than 32 characters"
 QUEUE: Final = 16
 """Items that may wait for a network: few, so that a burst of BURST clients is more."""
 BURST: Final = 64
@@ -171,9 +172,9 @@ class Replica:
             self._process.wait()
             return False
 
-    def check(self) -> str:
-        """What `kith gallery check` finds; nothing, if it is as it should be."""
-        done = subprocess.run(self._kith("gallery", "check"), env=self._environment, capture_output=True, text=True)
+    def found_by(self, *command: str) -> str:
+        """What a command says that ends with another status than 0; nothing, if all is as it should be."""
+        done = subprocess.run(self._kith(*command), env=self._environment, capture_output=True, text=True)
         return done.stdout + done.stderr if done.returncode else ""
 
     def dumps_nothing(self) -> bool:
@@ -432,8 +433,9 @@ def ends(pair: Pair, folder: Path, book: Book) -> None:
     for replica in pair.both:
         book.must(replica.dumps_nothing(), "a server's memory may be written to the disk")
         book.must(replica.stop(), "a server did not stop when it was told to")
-    finding = pair.living.check()
-    book.must(not finding, f"kith gallery check: {finding}")
+    for command in (("gallery", "check"), ("audit", "verify")):
+        finding = pair.living.found_by(*command)
+        book.must(not finding, f"kith {' '.join(command)}: {finding}")
     # An upload that broke off with its server is kept for an hour (service/spool.py), sealed.
     broken_off = book.outcomes["enrol archive: server away"]
     left = sorted(path.name for path in (folder / "spool").glob("*"))

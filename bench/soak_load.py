@@ -32,8 +32,11 @@ from models.network import Float
 from models.recognition import unit
 from service.api.schemas import EnrolOut, IdentityOut
 from service.client import Kith, KithClientError
+from service.security.keys import Scope
 
 PEOPLE: Final = "people"
+BULK: Final = "bulk-"
+SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enrol")
 SAME: Final = 0.97
 """Least cosine of a photo to itself, in whatever batch and by whatever server it is looked at."""
 DIFFERENT: Final = 0.93
@@ -99,20 +102,22 @@ class Book:
 
 
 class Asking:
-    """Asks one of the servers, and again, until one has answered; for one thread."""
+    """Asks one of the servers, and again, until one has answered; for one thread. ``key``: the operator's, unless it is
+    set."""
 
     def __init__(self, replicas: Replicas, book: Book, chance: random.Random) -> None:
-        self._replicas = replicas
+        self.replicas = replicas
         self.book = book
         self.chance = chance
+        self.key = replicas.api_key
         self._clients: list[Kith] = []
         self.unanswered = False
         """Whether the latest request was sent to somebody who never answered it, before it was answered."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for url in self._replicas.urls:
-                client = Kith(url, api_key=self._replicas.api_key, timeout_s=PATIENCE_S, attempts=1)
+            for url in self.replicas.urls:
+                client = Kith(url, api_key=self.key, timeout_s=PATIENCE_S, attempts=1)
                 self._clients.append(stack.enter_context(client))
             self._stack = stack.pop_all()
         return self
@@ -148,7 +153,7 @@ class Asking:
             self.book.must(error.status < 500, f"{error.status}: {error}")
             return "problem"
         self.unanswered = True
-        away = self._replicas.was_away(which, began, time.monotonic())
+        away = self.replicas.was_away(which, began, time.monotonic())
         self.book.must(away, f"server {which} lived and did not answer: {error!r}")
         return "server away" if away else "no answer"
 
@@ -198,17 +203,28 @@ class Client:
             self.move: 1,
             self.delete_template: 3,
             self.delete_subject: 2,
+            self.knock: 1,
         }
 
     def run(self, until: float) -> None:
+        """Under a key of its own, which no server takes any more once it is revoked."""
+        with Asking(self._ask.replicas, self.book, self._chance) as operator:
+            made = operator("create key", lambda kith: kith.create_key("soak", SCOPES, galleries=[PEOPLE]))
+            self._ask.key = made.token
+            with self._ask:
+                self._live(until)
+                operator("revoke key", lambda kith: kith.revoke_key(made.id))
+                code = self._refused("revoked key", lambda kith: kith.gallery(PEOPLE))
+                self.book.must(code in {"unauthorized", "rate_limited"}, f"a key that is revoked: {code}")
+
+    def _live(self, until: float) -> None:
         steps, weights = list(self._steps), list(self._steps.values())
-        with self._ask:
-            while time.monotonic() < until:
-                step = self._chance.choices(steps, weights)[0]
-                try:
-                    step()
-                except Exception as error:
-                    self.book.must(False, f"{step.__name__}: {error!r}")
+        while time.monotonic() < until:
+            step = self._chance.choices(steps, weights)[0]
+            try:
+                step()
+            except Exception as error:
+                self.book.must(False, f"{step.__name__}: {error!r}")
 
     # Questions
 
@@ -262,6 +278,12 @@ class Client:
         payload = self._chance.choice(self._photos.broken)
         code = self._refused("no photo", lambda kith: kith.detect(payload))
         self.book.must(code in NO_PHOTO, f"to what is no photo the answer was {code}")
+
+    def knock(self) -> None:
+        """At a gallery that comes and goes, and that the key is not for."""
+        name = BULK + str(self._chance.randrange(5))
+        code = self._refused("another's gallery", lambda kith: kith.stats(name))
+        self.book.must(code == "gallery_not_found", f"another's gallery: {code}")
 
     # Writes: each is seen by the next search of either server
 
@@ -387,7 +409,7 @@ class Mover:
             while time.monotonic() < until:
                 self._made += 1
                 try:
-                    self._round(f"bulk-{self._made}", f"copy-{self._made}", Path(folder))
+                    self._round(BULK + str(self._made % 5), f"copy-{self._made % 5}", Path(folder))
                 except Exception as error:
                     self._book.must(False, f"a gallery was to be made, copied and deleted: {error!r}")
                 threading.Event().wait(PAUSE_S)

@@ -20,7 +20,8 @@ def unit(vectors: NDArray[np.floating]) -> Float:
         ValueError: a row is not finite or has no direction.
     """
     wide = np.asarray(vectors, np.float64)
-    norms = np.linalg.norm(wide, axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):  # what is too long is infinitely long, and refused
+        norms = np.linalg.norm(wide, axis=-1, keepdims=True)
     if not np.isfinite(norms).all() or (norms < 1e-12).any():
         raise ValueError("an embedding must be finite and must not be zero")
     return np.asarray(wide / norms, np.float32)

@@ -172,7 +172,7 @@ class Calibration:
                 at, known = (np.asarray(column, np.float64) for column in document["variances"])
                 variances = np.asarray(np.interp(EDGES, at, known))
             return cls(histograms["impostor"], histograms["genuine"], tail, variances)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PackError("calibration", f"{error}") from error
 
     def fmr(self, t: float) -> Rate:

@@ -44,7 +44,7 @@ from service.api import (
 from service.api.context import Context
 from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
-from service.api.openapi import component_schemas
+from service.api.openapi import complete
 from service.archives import ArchiveLimits
 from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
@@ -271,12 +271,12 @@ async def _judge(spec: LivenessSpec, opened: Opened, settings: Settings, devices
 
 
 def _document(app: FastAPI) -> None:
-    """Add the schemas of bodies that are read by hand."""
+    """Add what no signature says."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-            document["components"]["schemas"] |= component_schemas()
+            complete(document)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -29,10 +29,11 @@ from service.demo import run_demo
 from service.doctor import diagnose
 from service.drawing import draw_decisions, label
 from service.enroll_command import enroll
-from service.errors import KithError, SettingsError
+from service.errors import KithError, SettingsError, StorageError
 from service.files import replacing
 from service.rates import BATCHES, Rates, measure
 from service.risk_report import GROWTH
+from service.security.acting import Actor, acting_as
 from service.settings import load_settings
 
 app = typer.Typer(help="Face recognition that says how sure it may be.", no_args_is_help=True)
@@ -117,10 +118,15 @@ def backup(
 ) -> None:
     """Write everything in the database, as it is at this moment, to one file; servers go on meanwhile."""
     from service.engines import open_own_database
+    from service.gallery.audit_log import Entry, record_entries
     from service.gallery.backup import back_up
 
-    with closing(open_own_database(load_settings())) as database:
+    with acting_as(Actor("operator")), closing(open_own_database(load_settings())) as database:
         manifest = back_up(database, file)
+        try:
+            record_entries(database, [Entry("database_backed_up", details=manifest.rows)])
+        except StorageError as error:  # of which a backup may be the remedy
+            Console(stderr=True).print(f"not in the audit: {error}", highlight=False, markup=False)
     if as_json:
         print(json.dumps(manifest.document(), indent=2))
         return
@@ -138,7 +144,7 @@ def restore(
 
     settings, manifest = load_settings(), backups.read_manifest(file)
     backups.check_keys(file, master_keys(settings))  # before a database is made, and a key for it
-    with closing(open_own_database(settings)) as database:
+    with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
         backups.restore(database, file, replace, said=lambda line: Console(stderr=True).print(line, highlight=False))
     print(f"restored {_backed_up(manifest.rows)}, as of {manifest.created_at}")
     for needed in manifest.recognisers:
@@ -385,7 +391,10 @@ def gallery_check(
     settings = load_settings()
     spool = Spool(settings.data_dir / "spool")
     milvus = partial(open_milvus, settings)
-    with open_check(open_own_database(settings), spool.abandoned, settings.index_path, milvus) as check:
+    with (
+        acting_as(Actor("operator")),
+        open_check(open_own_database(settings), spool.abandoned, settings.index_path, milvus) as check,
+    ):
         findings = list(check.findings(name, repair))
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=2))

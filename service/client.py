@@ -219,11 +219,11 @@ class Kith:
     def audit(self, gallery: str | None = None, /, **chosen: str | None) -> Iterator[AuditLineOut]:
         """What was done, latest first; None: everywhere. ``chosen``: event, actor, since, until; subject, of a gallery;
         gallery's name, of one that was deleted."""
-        cursor: int | None = None
+        cursor: str | None = None
         path = "/v1/audit" if gallery is None else f"{_path(gallery)}/audit"
         while True:
             given = {name: value for name, value in chosen.items() if value is not None}
-            params = given | ({} if cursor is None else {"cursor": str(cursor)})
+            params = given | _cursor(cursor)
             page = self._send(AuditOut, "GET", path, params=params)
             yield from page.lines
             if (cursor := page.next) is None:
@@ -378,9 +378,9 @@ class Kith:
     def jobs(self, gallery: str | None = None, states: Iterable[str] = ()) -> Iterator[JobOut]:
         """The latest first; of one gallery, in some states (queued, running, succeeded, failed, cancelled)."""
         chosen: dict[str, Any] = {"state": list(states)} | ({} if gallery is None else {"gallery": gallery})
-        cursor: int | None = None
+        cursor: str | None = None
         while True:
-            params = chosen if cursor is None else {**chosen, "cursor": cursor}
+            params = {**chosen, **_cursor(cursor)}
             page = self._send(JobsOut, "GET", "/v1/jobs", params=params)
             yield from page.jobs
             if (cursor := page.next) is None:

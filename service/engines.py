@@ -43,8 +43,8 @@ def master_keys(settings: Settings) -> MasterKeys:
 
 def master_keys_at_hand(settings: Settings) -> MasterKeys | None:
     """As :func:`master_keys`; None is made where there is none. Raises MasterKeyError."""
-    given = settings.master_key is not None or settings.master_key_file is not None
-    return master_keys(settings) if given or (settings.data_dir / "master.key").exists() else None
+    given = (settings.master_key, settings.master_key_file, settings.master_key_command) != (None, None, None)
+    return master_keys(settings) if given or settings.default_key_path.exists() else None
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hashlib
 import inspect
 import logging
@@ -22,7 +21,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 from service.errors import JobCrashedError, JobNotFoundError, KithError, StorageError
 from service.gallery.job_store import FINISHED, ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.subjects import Gallery
-from service.security.acting import Actor, acting_as
+from service.security.acting import Actor, acting_as, in_context
 
 JOBS_AT_ONCE: Final = 2
 LEASE_S: Final = 20.0
@@ -308,14 +307,6 @@ class Runner:
 
     async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await in_context(self._threads, function, *arguments)
-
-
-async def in_context(
-    threads: ThreadPoolExecutor, function: Callable[[*Arguments], Result], *arguments: *Arguments
-) -> Result:
-    """Run something that blocks in one of the threads, as whoever the caller acts as."""
-    carried = contextvars.copy_context().run
-    return await asyncio.get_running_loop().run_in_executor(threads, carried, function, *arguments)
 
 
 def _machine() -> str | None:

@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     milvus_uri: str | None = Field(
         None, description="Milvus for the galleries' indexes, as http://HOST:19530; default: FAISS in this process."
     )
+    milvus_plaintext: bool = Field(
+        False,
+        description="Milvus may be given vectors, which it stores in clear: its volumes are encrypted by other means.",
+    )
     milvus_token: SecretStr | None = Field(None, min_length=1, description="Milvus' token, or USER:PASSWORD.")
     milvus_index: str = Field(
         "FLAT",
@@ -237,13 +241,18 @@ class Settings(BaseSettings):
             )
 
     def check_extras(self) -> None:
-        """Refuse settings whose optional packages are not installed.
+        """Refuse settings whose optional packages are not installed, and a Milvus that nobody vouched for.
 
         Raises:
             SettingsError: as said.
         """
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
+        if self.milvus_uri is not None and not self.milvus_plaintext:
+            raise SettingsError(
+                "KITH_MILVUS_URI names a Milvus, which stores vectors in clear: encrypt its volumes (and those of its "
+                "object store and log) by other means, then set KITH_MILVUS_PLAINTEXT=true"
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -34,12 +34,12 @@ class Postgres:
             self._as_user = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
             owner = _account()
             os.chown(folder, owner.pw_uid, owner.pw_gid)
-        self._socket = folder
+        self.folder = folder
         self._run("initdb", "--auth=trust", "--no-sync", "--username=kith", "--encoding=UTF8", "-D", str(self._data))
 
     def start(self) -> None:
         fast = "" if self._durable else "-c fsync=off -c full_page_writes=off "
-        options = f"{fast}-c listen_addresses='' -c unix_socket_directories='{self._socket}' -c max_connections=200"
+        options = f"{fast}-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c max_connections=200"
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-o", options, "-w", "start")
 
     def stop(self, mode: str = "fast") -> None:
@@ -49,8 +49,8 @@ class Postgres:
     def create(self, name: str, copy_of: str | None = None) -> str:
         """A fresh database, or a copy of one that nobody uses; returns its URL."""
         template = [] if copy_of is None else ["-T", copy_of]
-        self._run("createdb", "-h", str(self._socket), "-U", "kith", *template, name)
-        return f"postgresql://kith@/{name}?host={quote(str(self._socket), safe='')}"
+        self._run("createdb", "-h", str(self.folder), "-U", "kith", *template, name)
+        return f"postgresql://kith@/{name}?host={quote(str(self.folder), safe='')}"
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(

@@ -49,7 +49,9 @@ def test_errors() -> None:
     assert all(e.remedy and e.title for e in all_errors())
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md", "docs/keys.md"]
+)
 def test_commands_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     for program, application in (("kith", app), ("kith-train", train_app)):

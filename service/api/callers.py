@@ -8,6 +8,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -107,18 +108,18 @@ def check_origin(headers: Headers) -> None:
         ForeignOriginError: it does.
     """
     host = headers.get("host", "")
-    if not is_loopback(_name(host)):
+    if not _is_here(host):
         raise ForeignOriginError("the request is for another host than this machine's loopback address")
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise ForeignOriginError("the request was sent by a web page of another origin")
 
 
-def _name(host: str) -> str:
-    """Without the port; of an IPv6 address without brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+@lru_cache(maxsize=64)
+def _is_here(host: str) -> bool:
+    """``host``: as in the header, with its port; an IPv6 address in brackets."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(name.lower())
 
 
 def _token(headers: Headers) -> str | None:

@@ -18,15 +18,7 @@ from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Permitted, caller_of
 from service.api.requests import read_photos, read_verify
 from service.api.schemas import DetectIn, EmbedIn, FacesOut, Side, VerifyIn, VerifyOut
-from service.decision import (
-    Refusal,
-    RiskTarget,
-    VerifyOutcome,
-    decide_pair,
-    false_alarm_probability,
-    gate,
-    thresholds_for,
-)
+from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
 from service.enrolment import check_recogniser, check_vectors
 from service.errors import ImageError, InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
@@ -119,8 +111,8 @@ async def verify(request: Request, kith: Kith) -> Response:
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     similarity = float(np.clip(vectors_a @ vectors_b.T, -1, 1).max())
-    refusal = next((each for each in get_args(Refusal) if each in refused), None)
-    outcome: VerifyOutcome = refusal or decide_pair(similarity, thresholds)
+    first = next((each for each in get_args(Refusal) if each in refused), None)
+    outcome = first or decide_pair(similarity, thresholds)
     await _write_down(kith, body, galleries, outcome)
     return answer(
         with_values(

@@ -77,12 +77,14 @@ async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
 
 
 @router.get("/{gallery}/stats")
-async def gallery_stats(gallery: GalleryPath, kith: Kith) -> GalleryStatsOut:
+async def gallery_stats(gallery: GalleryPath, kith: Kith, caller: Asking) -> GalleryStatsOut:
     """What serves the gallery's searches: the kind of index, why, its recall, size, and how far it has followed."""
     found = await kith.run(kith.store.gallery, gallery)
     follower = await kith.pipeline.caught_up(found)
     stats = await kith.run(follower.stats)
     index = IndexOut(**asdict(stats))
+    if caller.rights.galleries is not None:
+        index.sequence = None
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 
 

@@ -25,16 +25,19 @@ async def list_jobs(
     caller: Asking,
     gallery: Annotated[GalleryName | None, Query(description="Only this gallery's.")] = None,
     state: Annotated[list[JobState], Query(description="Only those in one of these states.")] = [],  # noqa: B006
-    cursor: Annotated[int | None, Query(description="'next' of the page before.")] = None,
+    cursor: PlaceCursor = None,
     limit: Limit = 100,
 ) -> JobsOut:
     """The jobs of all galleries that the key is for, the latest first; finished ones for two weeks."""
     if gallery is not None:
         caller.check_gallery(gallery)
     chosen = None if gallery is None else await kith.run(kith.store.gallery, gallery)
-    found = await kith.run(kith.jobs.store.list_jobs, chosen, state, cursor, limit + 1, caller.rights.galleries)
+    seal = (await kith.run(kith.keys.ring)).seal
+    before, among = place_in(seal, cursor), caller.rights.galleries
+    found = await kith.run(kith.jobs.store.list_jobs, chosen, state, before, limit + 1, among)
     page = found[:limit]
-    return JobsOut(jobs=[JobOut.of(job) for job in page], next=page[-1].pk if len(found) > limit else None)
+    more = close_place(seal, page[-1].pk) if len(found) > limit else None
+    return JobsOut(jobs=[JobOut.of(job) for job in page], next=more)
 
 
 @router.get("/{job}")

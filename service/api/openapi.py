@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from service.api.problems import MEDIA_TYPE
 from service.api.requests import OPTIONS
 from service.api.schemas import DetectIn, EmbedIn, EnrolIn, IdentifyIn, Problem, VerifyIn
 
@@ -57,6 +58,18 @@ def component_schemas() -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     return schemas
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add what no signature says: schemas of bodies, and that problems are ``application/problem+json``."""
+    document["components"]["schemas"] |= component_schemas()
+    schema = {"$ref": "#/components/schemas/Problem"}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)  # FastAPI's own, which problems take the place of
+            for status in PROBLEMS.keys() & responses.keys():
+                responses[status]["content"] = {MEDIA_TYPE: {"schema": schema}}
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {

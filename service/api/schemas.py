@@ -55,8 +55,10 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
 GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+"""Without NUL: no import takes such a name back."""
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
+Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -248,13 +250,13 @@ class GalleryIn(GallerySettingsIn):
 
 
 class SubjectIn(Request):
-    name: str | None = Field(None, max_length=500)
+    name: PersonName | None = None
     metadata: Metadata = Field(default_factory=dict)
     tags: list[Tag] = Field(default_factory=list, max_length=100)
 
 
 class SubjectPatch(Request):
-    name: str | None = Field(None, max_length=500)
+    name: PersonName | None = None
     metadata: Metadata | None = None
     tags: list[Tag] | None = Field(None, max_length=100)
 
@@ -485,7 +487,10 @@ class IndexOut(BaseModel):
     kind: str
     reason: str = Field(description="Why this kind.")
     vectors: int = Field(description="Templates, or subjects where the fusion makes one vector of each.")
-    sequence: int = Field(description="Line of the change log up to which it has followed.")
+    sequence: int | None = Field(
+        description="Line of the change log up to which it has followed; null for a key of some galleries: lines are "
+        "counted through all."
+    )
     segments: int
     tail: int = Field(description="Vectors in no segment yet.")
     tombstones: int = Field(description="Vectors removed and not cleared away yet; no search finds them.")
@@ -696,7 +701,7 @@ class AuditLineOut(BaseModel):
 
 class AuditOut(BaseModel):
     lines: list[AuditLineOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobOut(BaseModel):
@@ -744,7 +749,7 @@ class JobOut(BaseModel):
 
 class JobsOut(BaseModel):
     jobs: list[JobOut]
-    next: int | None = Field(description="Send as 'cursor' for the next page; null on the last.")
+    next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")
 
 
 class JobItemOut(BaseModel):

@@ -73,7 +73,7 @@ async def list_subjects(
     return SubjectsOut(subjects=[SubjectOut.of(s) for s in page], next=more)
 
 
-@router.put("/{subject}")
+@router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
     gallery: GalleryPath, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
 ) -> SubjectOut:

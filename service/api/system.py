@@ -31,7 +31,7 @@ async def health() -> HealthOut:
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, on the GPU where one is wanted; the database answers, and so does Milvus where it is
-    used. 503 otherwise; 500 where a device's thread has ended by an error."""
+    used; no line of the audit is lost. 503 otherwise; 500 where a device's thread has ended by an error."""
     if kith.shortfalls and not kith.settings.allow_cpu:
         raise GpuUnavailableError(kith.shortfalls[0])
     if kith.gpus is not None and kith.gpus.failing():

@@ -283,9 +283,11 @@ class Reading:
         template_ids, kinds, qualities, scores, created, stored, kept = map(list, columns)
         seal, dimension = self.gallery.seal, self.gallery.dimension
         given = np.array([sealed is not None for sealed in stored], np.bool_)
-        block = np.zeros((len(owners), dimension), np.float32)
         sealed_vectors = [sealed for sealed in stored if sealed is not None]
-        block[given] = seal.open_vectors(sealed_vectors, self.gallery.generation, dimension)
+        block = seal.open_vectors(sealed_vectors, self.gallery.generation, dimension)
+        if not given.all():
+            block, opened = np.zeros((len(owners), dimension), np.float32), block
+            block[given] = opened
         faces = [None if sealed is None else open_crop(seal, sealed) for sealed in kept]
         return Items(
             range(number, number + len(owners)),

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.ndjson import FIELDS, LONGEST_LINE, MOST_BYTES
+from service.gallery.parquet_footer import BYTE_ARRAY, Column, RowGroup, row_groups
 from service.gallery.transfer import MOST_METADATA, Header, Items, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
@@ -133,12 +134,16 @@ class Reader:
 
     def __init__(self, file: IO[bytes], default: Header | None = None) -> None:
         try:
-            repeated = _repeated(pq.ParquetFile(file).metadata)
+            groups = row_groups(file)
             # What it reads ahead by default it also keeps: the whole file, in the end. A text that stands in the file
             # once and is repeated in millions of rows stays one text until its rows are counted.
-            self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=repeated)
+            self._file = pq.ParquetFile(
+                file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=_repeated(groups)
+            )
             self._schema = self._file.schema_arrow
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # what the reader raises on damaged files is no one family
             raise ImportFileError(f"this is no Parquet file: {error}") from error
         said = (self._schema.metadata or {}).get(KEY)
         if said is None and default is None:
@@ -155,7 +160,7 @@ class Reader:
         else:
             raise ImportFileError("the header in the file's schema is no object")
         self._check_columns()
-        self._rows = _rows_at_once(self._file.metadata, self.header.dimension)
+        self._rows = _rows_at_once(groups, self.header.dimension)
 
     def _check_columns(self) -> None:
         columns = {field.name: field.type for field in self._schema}
@@ -173,46 +178,36 @@ class Reader:
                 for part in _parts(batch, number):
                     yield _items(part, number, self.header.dimension)
                     number += len(part)
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        except (KithError, MemoryError):
+            raise
+        except Exception as error:
             raise ImportFileError(f"the Parquet file cannot be read from item {number} on: {error}") from error
 
 
-def _repeated(metadata: pq.FileMetaData) -> list[str]:
+def _repeated(groups: list[RowGroup]) -> list[str]:
     """Columns of text or bytes some of whose values stand in the file once."""
-    return sorted(
-        {
-            column.path_in_schema
-            for column in _columns(metadata)
-            if column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page
-        }
-    )
+    read = (column for group in groups for column in _read(group))
+    return sorted({each.path for each in read if each.physical_type == BYTE_ARRAY and each.has_dictionary})
 
 
-def _columns(metadata: pq.FileMetaData, *groups: int) -> Iterator[pq.ColumnChunkMetaData]:
-    """Of these row groups, or all, what is read of them."""
-    for group in groups or range(metadata.num_row_groups):
-        for place in range(metadata.num_columns):
-            column = metadata.row_group(group).column(place)
-            if column.path_in_schema.partition(".")[0] in FIELDS:
-                yield column
+def _read(group: RowGroup) -> list[Column]:
+    """Of a row group's columns, those that are read."""
+    return [column for column in group.columns if column.path.partition(".")[0] in FIELDS]
 
 
-def _rows_at_once(metadata: pq.FileMetaData, dimension: int) -> int:
+def _rows_at_once(groups: list[RowGroup], dimension: int) -> int:
     """As many as are MOST_BYTES on average. Raises ImportFileError: no few are."""
     most = rows_in_block(dimension)
-    for group in range(metadata.num_row_groups):
-        rows, size = max(1, metadata.row_group(group).num_rows), 0
-        for column in _columns(metadata, group):
-            name = column.path_in_schema.partition(".")[0]
-            if column.num_values > 2 * rows * (dimension if name == "embedding" else MOST_METADATA):
-                raise ImportFileError(
-                    f"lists in column {name!r} are too long: {column.num_values} values in {rows} rows"
-                )
-            size += 0 if name == "embedding" else column.total_uncompressed_size
+    for number, group in enumerate(groups, start=1):
+        rows, size = max(1, group.rows), 0
+        for column in _read(group):
+            name = column.path.partition(".")[0]
+            if column.values > 2 * rows * (dimension if name == "embedding" else MOST_METADATA):
+                raise ImportFileError(f"lists in column {name!r} are too long: {column.values} values in {rows} rows")
+            size += 0 if name == "embedding" else column.size
         if size > min(MOST_GROUP_BYTES, rows * LONGEST_LINE):
             raise ImportFileError(
-                f"row group {group + 1} has {size} bytes besides embeddings in {rows} rows: "
-                f"at most {LONGEST_LINE} a row "
+                f"row group {number} has {size} bytes besides embeddings in {rows} rows: at most {LONGEST_LINE} a row "
                 f"and {MOST_GROUP_BYTES} a group are read; write smaller groups"
             )
         most = min(most, max(1, MOST_BYTES * rows // max(1, size)))

@@ -6,7 +6,7 @@ Whatever does not open raises SealBrokenError, which Database makes a StorageDam
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from service.gallery.subjects import Crop
@@ -40,7 +40,7 @@ def lookup_of(seal: Seal, subject_id: str) -> str:
 
 
 def close_about(seal: Seal, about: About) -> bytes:
-    return seal.close_json(asdict(about), SUBJECT)
+    return seal.close_json(vars(about), SUBJECT)
 
 
 def open_about(seal: Seal, sealed: bytes) -> About:

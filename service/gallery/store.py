@@ -44,7 +44,6 @@ from service.gallery.sealed_rows import (
     open_about,
 )
 from service.gallery.subjects import (
-    AuditLine,
     Change,
     Gallery,
     GallerySettings,
@@ -60,7 +59,6 @@ from service.gallery.subjects import (
     Template,
 )
 from service.gallery.tables import (
-    audit,
     changes,
     crops,
     data_keys,
@@ -156,6 +154,8 @@ class Store:
                 self._kept.put(page.gallery, file_version)
                 return page.gallery
         row = self._database.first(GALLERY, {"gallery": name})
+        if page is not None and (row is None or row.pk != page.gallery.pk):
+            self._database.vault.forget(page.gallery.pk)  # another process deleted it
         if row is None:
             self._kept.forget(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
@@ -460,7 +460,7 @@ class Store:
             now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
         return {line.subject_pk for line in lines}, now, len(lines) == at_most
 
-    # Evidence and audit
+    # Evidence
 
     def evidence(self, gallery: Gallery) -> StoredEvidence | None:
         with self._database.read() as connection:
@@ -502,14 +502,6 @@ class Store:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
                 record(self._database.vault, connection, event, gallery, **details)
-
-    def audit_lines(self, gallery: Gallery, before: int | None, limit: int) -> list[AuditLine]:
-        """A gallery's lines, latest first; ``before``: only those of a smaller key."""
-        query = sa.select(audit).where(audit.c.gallery_pk == gallery.pk).order_by(audit.c.pk.desc()).limit(limit)
-        if before is not None:
-            query = query.where(audit.c.pk < before)
-        with self._database.read() as connection:
-            return [AuditLine(row.pk, row.at, row.event, row.gallery, row.details) for row in connection.execute(query)]
 
     # The change log
 

@@ -130,17 +130,6 @@ class StoredEvidence:
 
 
 @dataclass(frozen=True)
-class AuditLine:
-    """Something the service did by itself, or was told to do."""
-
-    pk: int
-    at: datetime
-    event: str
-    gallery: str | None
-    details: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Subject:
     pk: int
     id: str

@@ -91,6 +91,14 @@ class Vault:
         with self._lock:
             self._open.pop(gallery_pk, None)
 
+    def forget_deleted(self, connection: Connection) -> None:
+        """Let go of the keys of galleries that another process deleted."""
+        with self._lock:
+            known = list(self._open)
+        query = sa.select(data_keys.c.gallery_pk).where(data_keys.c.gallery_pk.in_(known))
+        for gallery_pk in set(known) - set(connection.execute(query).scalars()):
+            self.forget(gallery_pk)
+
     def check(self, connection: Connection) -> None:
         """Raises MasterKeyError: this is another master key than the database's."""
         for name in connection.execute(sa.select(secrets.c.name)).scalars().all():
@@ -105,8 +113,7 @@ class Vault:
     def secret(self, connection: Connection, name: str) -> bytes:
         """32 bytes for one purpose of the service, the same in every process. The row is read each time, for another
         database may have taken the place of this one. Raises MasterKeyError."""
-        query = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == name)
-        row = connection.execute(query).one()
+        row = connection.execute(SECRET, {"secret": name}).one()
         wrapped = bytes(row.wrapped)
         if wrapped not in self._secrets:
             self._secrets[wrapped] = self.master.unwrap(wrapped, name, row.master_key)
@@ -116,3 +123,7 @@ class Vault:
 def _wrapped(by: Wrapper, purpose: str = GALLERY) -> Fresh:
     key = new_key()
     return Fresh(key, by.wrap(key, purpose), by.id)
+
+
+# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+SECRET: Final = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == sa.bindparam("secret"))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, get_args
 
+from service.security.sealing import Seal
+
 PREFIX: Final = "kith"
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
@@ -86,10 +88,12 @@ def digest(token: str, secret: bytes) -> str:
 
 
 class Keyring:
-    """The keys of a database, as they were at one moment."""
+    """The keys of a database, as they were at one moment. ``seal``: for what is told to a key's bearer and comes back,
+    and is not to be read."""
 
     def __init__(self, secret: bytes, keys: Iterable[ApiKey]) -> None:
         self._secret = secret
+        self.seal = Seal(secret)
         self._keys = {key.id: key for key in keys}
 
     def __len__(self) -> int:

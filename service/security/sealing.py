@@ -28,6 +28,8 @@ OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
 """By which a sealed value is longer."""
 VECTOR_TYPE: Final = np.dtype("<f4")
 PSEUDONYM_DIGITS: Final = 32
+ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+"""Made once: json.dumps would make one for each value."""
 
 
 class SealBrokenError(Exception):
@@ -62,7 +64,7 @@ class Seal:
             raise SealBrokenError(f"a sealed {purpose} cannot be opened") from error
 
     def close_json(self, value: Any, purpose: str) -> bytes:
-        return self.close(json.dumps(value, separators=(",", ":")).encode(), purpose)
+        return self.close(ENCODER.encode(value).encode(), purpose)
 
     def open_json(self, sealed: bytes, purpose: str) -> Any:
         """Raises SealBrokenError."""

@@ -58,10 +58,10 @@ class Server:
         except httpx.TransportError:
             return None
 
-    def resident_bytes(self) -> int:
-        """Memory of the process."""
+    def peak_bytes(self) -> int:
+        """The most memory that the process has had."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

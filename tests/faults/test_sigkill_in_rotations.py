@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.gallery.audit_log import PURPOSE
+from service.gallery.audit_reading import trail_of
 from service.gallery.database import open_database
 from service.gallery.rewrapping import rewrap, uses
 from service.security.master import KeyFile, MasterKeys
+from service.security.trail import examine
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.servers import Server
@@ -106,6 +109,9 @@ def test_rotations_that_are_killed_under_two_servers(
             assert used in KeyFile(path).ids()
             for gallery_pk in connection.exec_driver_sql("SELECT pk FROM galleries").scalars().all():
                 database.vault.of(connection, gallery_pk)
+            secret = database.vault.secret(connection, PURPOSE)
+        with trail_of(url) as trail:
+            assert examine(trail.lines, trail.heads, secret, trail.galleries).faults == []
     finally:
         for server in servers:
             server.kill()

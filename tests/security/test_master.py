@@ -17,8 +17,10 @@ from service.doctor import find_master_key
 from service.engines import open_own_database
 from service.errors import MasterKeyError
 from service.gallery.backup import back_up
+from service.gallery.key_store import KeyStore
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
+from service.security.keys import EVERYTHING
 from service.security.master import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key
 from service.settings import Settings, load_settings
@@ -310,7 +312,9 @@ def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None
 def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, file = in_folder(tmp_path / "data"), tmp_path / "backup"
     with closing_store(settings) as store:
-        store.create_gallery("g", "f" * 32, 8, GallerySettings())
+        gallery = store.create_gallery("g", "f" * 32, 8, GallerySettings())
+        store.put_subject(gallery, "ada", "Ada", {}, [])
+        _, token = KeyStore(store._database).create("of somebody", EVERYTHING)
         manifest = back_up(store._database, file)
     key = settings.default_key_path.read_text().strip()
     assert manifest.master_keys == KeyFile(settings.default_key_path).ids()
@@ -328,6 +332,13 @@ def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, m
     (tmp_path / "other" / "master.key").write_text(own + key)
     run("restore", str(file), "--replace")
     with closing_store(in_folder(tmp_path / "other")) as store:
-        assert [gallery.name for gallery in store.list_galleries(None, 9)] == ["g"]
+        (gallery,) = store.list_galleries(None, 9)
+        assert store.subject(gallery, "ada").name == "Ada"
+        ring = KeyStore(store._database).ring()
+        assert ring.known(token) is not None
+        assert ring.known(f"{token[:-1]}x") is None
         store.create_gallery("new", "f" * 32, 8, GallerySettings())
     assert f'"id": "{manifest.master_keys[0]}"' in run("master", "show", "--json")
+    said = run("audit", "verify")
+    assert ": sound" in said
+    assert "were not checked" not in said

@@ -334,6 +334,10 @@ def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch:
     assert "7 lines in 2 chains: sound" in kith("verify")
     assert "not checked" not in kith("verify", "--against", str(noted(tmp_path, kith("head"))))
     assert "7 lines" in kith("export", str(tmp_path / "audit.ndjson"))
+    assert CliRunner().invoke(app, ["backup", str(tmp_path / "kith.backup")]).exit_code == 0
+    with closing(open_database(f"sqlite:///{file}")) as database:
+        (last,) = AuditReader(database).lines(Chosen(), None, 1)
+        assert (last.line.event, last.line.actor) == ("database_backed_up", "operator")
     copy = tmp_path / "copy.db"
     shutil.copy(file, copy)
     copy.chmod(0o400)
@@ -390,7 +394,7 @@ def test_lines_are_listed_by_what_they_say(database: Database) -> None:
 
 
 def test_an_audit_of_before_is_named_in_the_services_chain(url: str) -> None:
-    at_revision(url, "0006")
+    at_revision(url, "0005")  # before there were chains, and keys
     engine = engine_of(url)
     with engine.begin() as connection:
         for pk in (1, 2):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,7 @@ def test_nobody_is_led_elsewhere_by_a_header(port: int) -> None:
     ((status, _),) = answers(
         port, b"GET /v1/galleries/ HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n\r\n"
     )
-    assert status == 404
+    assert status == 403  # not redirected there, as with keys
 
 
 def test_too_many_pipelined_requests_end_with_those_accepted(port: int) -> None:
@@ -263,37 +263,25 @@ def test_connections_are_bounded(port: int) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """Whatever is sent by 20 at once, again and again."""
-    server = Server(tmp_path, KITH_CLIENT_PATIENCE_S="0.5", OMP_NUM_THREADS="1")
+    """The most of it, while eight connections at once have sent megabytes of each and are still open."""
+    server = Server(tmp_path, KITH_CLIENT_PATIENCE_S="5", OMP_NUM_THREADS="1")
     try:
         server.wait_until_ready()
         port = int(server.url.rpartition(":")[2])
-        harm = [
-            HEALTH + b"A: " + b"b" * 1_000_000,
-            HEALTH + b"A: b\r\n" * 200_000,
+        before = server.peak_bytes()
+        for sent in (
+            HEALTH + b"A: b\r\n" * 300_000,
+            HEALTH + b"A: " + b"b" * 4_000_000,
+            CHUNKED + b"0\r\n" + b"A: b\r\n" * 300_000,
+            CHUNKED + b"2;" + b"x" * 4_000_000,
             (HEALTH + b"\r\n") * 20_000,
-            CHUNKED + b"2;" + b"x" * 1_000_000,
-            CHUNKED + b"1\r\n \r\n" * 200_000,
-            POST + b"Content-Length: 2000000\r\n\r\n" + b"[" * 1_000_000,
-        ]
-        flood(port, harm, 20)
-        before = server.resident_bytes()
-        for _ in range(2):
-            flood(port, harm, 20)
-        assert server.resident_bytes() - before < 40_000_000
-        assert server.readiness() == 200
+        ):
+            with ExitStack() as opened:
+                for _ in range(8):
+                    connection = opened.enter_context(connect(port))
+                    with suppress(ConnectionError):  # refused meanwhile
+                        connection.sendall(sent)
+                assert server.readiness() == 200
+        assert server.peak_bytes() - before < 50_000_000
     finally:
         server.kill()
-
-
-def flood(port: int, harm: list[bytes], connections: int) -> None:
-    for sent in harm:
-        with ExitStack() as opened:
-            for _ in range(connections):
-                connection = opened.enter_context(connect(port))
-                connection.setblocking(False)
-                try:
-                    for start in range(0, len(sent), 500_000):
-                        connection.send(sent[start : start + 500_000])
-                except OSError:
-                    pass  # refused meanwhile, or not read as fast

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from models.network import Float
 from models.recognition import unit
+from service.engines import open_milvus
 from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.gallery.check import open_check
 from service.gallery.generations import Generations
@@ -54,7 +55,9 @@ def test_a_service_outlives_the_absence_of_milvus(
     """It starts without Milvus and says so, works once Milvus is there, and again after Milvus was killed."""
     vectors = unit(rng.normal(size=(3, DIMENSION))).tolist()
     with (
-        embedded(load_settings(data_dir=tmp_path, log_level="ERROR", milvus_uri=own_lite.uri)) as url,
+        embedded(
+            load_settings(data_dir=tmp_path, log_level="ERROR", milvus_uri=own_lite.uri, milvus_plaintext=True)
+        ) as url,
         httpx2.Client(base_url=url, timeout=60) as http,
     ):
 
@@ -96,7 +99,15 @@ def _until_ready(http: httpx2.Client) -> None:
 def test_milvus_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     with pytest.raises(SettingsError, match=r"kith-face\[milvus\]"):
-        Settings(milvus_uri="http://127.0.0.1:19530").check_extras()
+        Settings(milvus_uri="http://127.0.0.1:19530", milvus_plaintext=True).check_extras()
+
+
+def test_milvus_is_given_vectors_only_where_somebody_vouches_for_it(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, milvus_uri="http://127.0.0.1:19530")
+    with pytest.raises(SettingsError, match="KITH_MILVUS_PLAINTEXT=true"), embedded(settings):
+        pytest.fail("it was started")
+    with closing(open_database(settings.sql_url)) as database, pytest.raises(SettingsError, match="in clear"):
+        open_milvus(settings, database)
 
 
 SMALL = 8
@@ -124,6 +135,7 @@ from service.gallery.milvus_index import MilvusOptions
 from service.gallery.milvus_replica import MilvusEngine
 from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import Store
+from tests.databases import open_database
 database = open_database({node.url!r})
 shared, gallery = SharedIndexes(database), Store(database).gallery("g")
 replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)

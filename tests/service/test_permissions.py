@@ -4,24 +4,32 @@ gallery can learn of another."""
 from __future__ import annotations
 
 import io
+import json
+import re
+import threading
 import zipfile
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from service.api import permissions
 from service.api.permissions import PERMISSIONS, Permitted
 from service.client import Kith
+from service.gallery.job_store import JobStore
 from service.gallery.key_store import KeyStore
+from service.gallery.store import Store
 from service.security.keys import SCOPES, Rights, Scope
 from service.server import embedded
 from service.settings import load_settings
@@ -29,7 +37,7 @@ from tests.conftest import jpeg
 from tests.databases import open_database
 
 OPERATOR = "the operator's own, which nobody guesses"
-OWN, OTHER, ABSENT = "own", "other", "faked"
+OWN, OTHER, ABSENT = "own", "zebra", "quail"
 GREY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
 VECTOR = [1.0, *[0.0] * 127]
 NOTHING = "0" * 32
@@ -97,6 +105,7 @@ ROWS: dict[str, Row] = {
     "GET /v1/jobs/{job}": Row("ra", 200),
     "GET /v1/jobs/{job}/items": Row("ra", 200),
     "DELETE /v1/jobs/{job}": Row("ea", 200),
+    "GET /v1/audit": Row("a", 200, bound=False, all_galleries=True),
     "GET /v1/keys": Row("a", 200, bound=False, all_galleries=True),
     "POST /v1/keys": Row("a", 201, bound=False, all_galleries=True, body={"name": "k", "scopes": ["read"]}),
     "GET /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
@@ -116,12 +125,15 @@ class House:
     bad: dict[str, str | None]
     revoked: str
     folder: Path
+    database: str
 
     def ask(self, token: str | None, route: str, gallery: str = OWN, **options: Any) -> httpx.Response:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
         path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked)
-        headers = {} if token is None else {b"Authorization": f"Bearer {token}".encode()}
+        headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
+        if token is not None:
+            headers[b"Authorization"] = f"Bearer {token}".encode()
         return self.http.request(method, path, headers=headers, **options)
 
 
@@ -159,7 +171,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             "not ASCII": "\N{LATIN SMALL LETTER E WITH ACUTE}",
         }
         with httpx.Client(base_url=url, timeout=60) as http:
-            yield House(url, http, jobs, tokens, bad, revoked.id, folder)
+            yield House(url, http, jobs, tokens, bad, revoked.id, folder, settings.sql_url)
         database.close()
 
 
@@ -231,3 +243,101 @@ def _restore(house: House, route: str) -> None:
                 house.jobs[OWN] = kith.enrol_archive(OWN, _archive(house.folder / "one.zip")).id
                 kith.wait_for(house.jobs[OWN], 60)
             kith.enrol(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
+
+
+# What a key of one gallery can learn of another
+
+
+@pytest.fixture
+def statements() -> Iterator[list[str]]:
+    """Of the requests, but for those about keys, which are asked when anything was written."""
+    seen = list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:
+        of_request = threading.current_thread().name.startswith(("blocking", "kith-server", "imports", "exports"))
+        if of_request and not re.search("api_keys|FROM secrets|BEGIN", statement):
+            seen.append(statement)
+
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)
+    yield seen
+    sa.event.remove(sa.engine.Engine, "before_cursor_execute", note)
+
+
+def _shown(answer: httpx.Response) -> tuple[int, dict[str, str], str]:
+    """All that is not new with each request, or was sent by the caller."""
+    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
+    text = re.sub(r'"request_id":"[0-9a-f]{32}"', "", answer.text)
+    return answer.status_code, headers, re.sub(rf"{OTHER}|{ABSENT}|(?<=')[0-9a-f]{{32}}(?=')", "", text)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_gallery_that_a_key_is_not_for_is_as_one_that_is_not_there(
+    house: House, statements: list[str], scope: Scope
+) -> None:
+    token, compared = house.tokens[scope, OWN], 0
+    for route, row in ROWS.items():
+        if row.scopes == "-" or not (row.bound or row.all_galleries):
+            continue
+        for body in (row.body, {"wrong": 1}, [1], None):
+            told = []
+            for name in (OTHER, ABSENT):
+                text = json.dumps(body).replace(OWN, name) if body is not None else None
+                query = {key: value.replace(OWN, name) for key, value in row.query.items()}
+                json_type = {"Content-Type": "application/json"}
+                statements.clear()
+                answer = house.ask(token, route, name, content=text, params=query, headers=json_type)
+                told.append((_shown(answer), list(statements)))
+                if row.bound and scope[0] in row.scopes and body in (row.body, None):
+                    assert answer.status_code in (404, 422), (route, answer.text)
+            assert told[0] == told[1], (route, body)
+            compared += 1
+    assert compared > 100
+
+
+def test_no_answer_to_a_key_of_one_gallery_tells_of_another(house: House) -> None:
+    for route, row in ROWS.items():
+        options: dict[str, Any] = {"params": row.query} | ({} if row.body is None else {"json": row.body})
+        answer = house.ask(house.tokens["admin", OWN], route, **options)
+        assert OTHER not in answer.text, route
+        assert house.jobs[OTHER] not in answer.text, route
+        _restore(house, route)
+    ask = partial(house.ask, house.tokens["read", OWN])
+    assert [gallery["name"] for gallery in ask("GET /v1/galleries").json()["galleries"]] == [OWN]
+    assert [gallery["name"] for gallery in ask("GET /v1/galleries", params={"limit": 1}).json()["galleries"]] == [OWN]
+    assert ask("GET /v1/galleries", params={"limit": 1}).json()["next"] is None
+    assert {job["gallery"] for job in ask("GET /v1/jobs").json()["jobs"]} == {OWN}
+    # What counts through all galleries is not told, for it would tell that there are others.
+    assert ask("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] is None
+    everything = partial(house.ask, house.tokens["read", "all"])
+    assert everything("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] > 0
+    assert {gallery["name"] for gallery in everything("GET /v1/galleries").json()["galleries"]} == {OWN, OTHER}
+    assert {job["gallery"] for job in everything("GET /v1/jobs").json()["jobs"]} == {OWN, OTHER}
+
+
+def test_jobs_are_paged_without_telling_how_many_there_are(house: House) -> None:
+    with Kith(house.url, OPERATOR) as kith:
+        for _ in range(2):
+            kith.wait_for(kith.enrol_archive(OWN, _archive(house.folder / "one.zip")).id, 60)
+        expected = [job.id for job in kith.jobs(OWN)]
+    ask, paged, cursor = partial(house.ask, house.tokens["read", OWN]), list[str](), None
+    while True:
+        page = ask("GET /v1/jobs", params={"limit": 1} | ({} if cursor is None else {"cursor": cursor})).json()
+        paged += [job["id"] for job in page["jobs"]]
+        if (cursor := page["next"]) is None:
+            break
+        assert re.fullmatch(r"[0-9a-f]{58,}", cursor)
+    assert paged == expected
+    assert len(paged) >= 3
+    assert ask("GET /v1/jobs", params={"cursor": "0" * 60}).status_code == 422
+
+
+def test_jobs_that_do_not_enrol_are_the_admins_to_call_off(house: House) -> None:
+    with closing(open_database(house.database)) as database:
+        store = Store(database)
+        job = JobStore(database).create(store.gallery(OWN), "of_another_kind", {})
+    expected: list[tuple[Scope, int]] = [("enrol", 403), ("read", 403), ("admin", 200)]
+    for scope, status in expected:
+        answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens[scope, OWN]})
+        assert answer.status_code == status, (scope, answer.text)
+    answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens["enrol", OTHER]})
+    assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")

@@ -1,0 +1,68 @@
+"""``python -m tests.fuzz TARGET ...``: one target, or ``all`` by turns, with its options. ``python -m tests.fuzz
+--minutes 10``: one after the other, from what was worth keeping before (the folder fuzz-corpus). Linux alone.
+
+Ends with 1 at the first finding; the bytes lie in fuzz-findings, to be made a case of (docs/security-tests.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import atheris
+
+READERS = [
+    "models.legacy",
+    "models.pack",
+    "models.risk",
+    "service.api.forms",
+    "service.api.requests",
+    "service.archives",
+    "service.gallery.ndjson",
+    "service.gallery.parquet",
+    "service.gallery.parquet_footer",
+    "service.gallery.transfer",
+    "service.imaging",
+]
+with atheris.instrument_imports(include=READERS):
+    from tests.fuzz.targets import ALL, TARGETS, Target
+
+CORPUS = Path("fuzz-corpus")
+FINDINGS = Path("fuzz-findings")
+LONGEST = 20_000
+"""Bytes of an input: small ones go through by the thousand each second."""
+
+
+def fuzz(name: str, options: list[str]) -> None:
+    """Runs until an option ends it, and ends the process."""
+    target: Target = ALL if name == "all" else TARGETS[name]
+    atheris.Setup([sys.argv[0], *options], target.run)
+    atheris.Fuzz()
+
+
+def seeds(name: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in TARGETS[name].seeds():
+        (folder / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
+    return folder
+
+
+def campaign(minutes: float) -> int:
+    FINDINGS.mkdir(exist_ok=True)
+    seconds = max(1, int(60 * minutes / len(TARGETS)))
+    for name in TARGETS:
+        folder = seeds(name, CORPUS / name)
+        options = [f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=10", "-rss_limit_mb=3000"]
+        options += ["-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", str(folder)]
+        ended = subprocess.run([sys.executable, "-m", "tests.fuzz", name, *options])
+        if ended.returncode:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--minutes":
+        sys.exit(campaign(float(sys.argv[2])))
+    fuzz(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,269 @@
+"""What reads bytes of others, each as a function of bytes that returns, or raises what nobody documented: a finding."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from starlette.requests import Request
+
+from models.errors import ModelError
+from models.pack import BUNDLED, load_pack
+from models.risk import EDGES, Calibration
+from service.api.requests import read_photos, read_verify
+from service.api.schemas import EnrolIn, IdentifyIn
+from service.archives import ArchiveLimits, contents, members
+from service.errors import ImageError, KithError
+from service.gallery.ndjson import Lines, header_line, lines_of
+from service.gallery.parquet import Reader, Writer
+from service.gallery.transfer import Header, Items, check
+from service.imaging import FORMATS, ImageLimits, open_photo
+from service.settings import Settings
+from tests.service.images import SMALL, encode, gif, ifd, scans, tiff, with_exif
+
+DIMENSION: Final = 4
+HEADER: Final = Header("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)
+
+
+@dataclass(frozen=True)
+class Target:
+    """``seeds``: files of the kind that is read, to start from."""
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+
+
+def _decode(data: bytes) -> None:
+    try:
+        photo = open_photo(data, ImageLimits(200_000, 200_000))
+        picture = photo.decode(0.3).at_least(1.0)
+    except ImageError:
+        return
+    assert picture.upright.shape == (photo.height, photo.width, 3)
+
+
+def _photos() -> Iterator[bytes]:
+    small = SMALL.resize((24, 16))
+    for kind in FORMATS:
+        yield encode(small, kind)
+    yield encode(small, "JPEG", progressive=True)
+    yield encode(small.convert("CMYK"), "JPEG")
+    yield encode(small.convert("P"), "PNG", transparency=3)
+    yield encode(small.convert("LA"), "PNG")
+    yield encode(small, "TIFF", compression="tiff_lzw")
+    yield encode(small, "MPO", save_all=True, append_images=[small])
+    yield from (scans(16, 16, 3), tiff(16), gif(3), with_exif(ifd((0x112, 3, 1, 6))))
+
+
+def _manifest(data: bytes) -> None:
+    """A pack whose manifest, and after a NUL whose calibration, is this; its networks are not looked at."""
+    manifest, _, calibration = data.partition(b"\0")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("detector.onnx", "recogniser.onnx"):
+            (root / name).touch()
+        (root / "manifest.json").write_bytes(manifest)
+        (root / "calibration.json").write_bytes(calibration)
+        try:
+            pack = load_pack(root)
+            if pack.calibration is not None:
+                Calibration.from_document(pack.calibration)
+        except ModelError:
+            pass
+
+
+def _manifests() -> Iterator[bytes]:
+    document = json.loads((BUNDLED / "manifest.json").read_text())
+    for task, name in (("detection", "detector.onnx"), ("recognition", "recogniser.onnx")):
+        document["tasks"][task]["file"] = name
+    document |= {"calibration": "calibration.json", "metrics": {}, "provenance": {}, "variants": {}}
+    document["tasks"]["recognition"]["alignment"] = {"template": [[38, 51], [73, 51], [56, 71], [41, 92], [70, 92]]}
+    of = {"of": "0" * 64, "measured": {"points_lost": 0.1}}
+    counts = [1] * (len(EDGES) - 1)
+    tail = {"start": 0.3, "share": 0.001, "shape": -0.1, "scale": 0.05}
+    calibration = {"histograms": {"impostor": counts, "genuine": counts}, "tail": tail, "variances": [[0, 1], [0.1, 1]]}
+    for variants in ({}, {"detection": {"bf16": of}}):
+        yield json.dumps(document | {"variants": variants}).encode() + b"\0" + json.dumps(calibration).encode()
+
+
+def _lines(data: bytes) -> None:
+    """In two pieces, cut where the first byte says."""
+    cut = data[0] if data else 0
+    lines = Lines()
+    try:
+        for block in (*lines.feed(data[1 : cut + 1]), *lines.feed(data[cut + 1 :]), *lines.end()):
+            assert lines.header is not None
+            _check(block, lines.header.dimension)
+    except KithError:
+        pass
+
+
+def _parquet(data: bytes) -> None:
+    try:
+        reader = Reader(io.BytesIO(data))
+        for block in reader:
+            _check(block, reader.header.dimension)
+    except KithError:
+        pass
+
+
+def _check(block: Items, dimension: int) -> None:
+    taken, refused = check(block, dimension)
+    assert len(taken) + len(refused) == len(block)
+    norms = np.linalg.norm(taken.vectors[taken.given], axis=1)
+    assert np.allclose(norms, 1, atol=1e-5)
+
+
+def _items() -> Items:
+    return Items(
+        [1, 2],
+        ["ada", "grace"],
+        ["Ada", None],
+        [{"k": [1, "x"]}, None],
+        [["staff"], None],
+        [1_000_000, None],
+        [2_000_000, None],
+        ["0" * 32, None],
+        ["photo", None],
+        [{"score": 0.5}, None],
+        [0.9, None],
+        [3_000_000, None],
+        [(b"RIFF\0\0\0\0WEBP", [[1, 2]] * 5), None],
+        np.eye(2, DIMENSION, dtype=np.float32),
+        np.array([True, True]),
+    )
+
+
+def _ndjsons() -> Iterator[bytes]:
+    for as_lists in (False, True):
+        yield b"\xff" + header_line(HEADER) + lines_of(_items(), as_lists)
+
+
+def _parquets() -> Iterator[bytes]:
+    writer = Writer(HEADER)
+    yield writer.write(_items()) + writer.end()
+
+
+def _archive(data: bytes) -> None:
+    limits = ArchiveLimits(100, 10_000, 100_000)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            contents(Path(file.name), limits, None, lambda: None)
+            for member in members(Path(file.name), limits):
+                assert len(member.name) <= 512
+                with suppress(KithError):
+                    assert len(member.read()) <= limits.photo_bytes
+        except KithError:
+            pass
+
+
+def _archives() -> Iterator[bytes]:
+    files = {"p/ada/1.jpg": b"photo" * 40, "p/grace/2.png": b"other", "p/manifest.csv": b"file,subject\nada/1.jpg,a\n"}
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", compression) as archive:
+            for name, payload in files.items():
+                archive.writestr(name, payload)
+        yield buffer.getvalue()
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=form) as archive_:
+            for name, payload in files.items():
+                info = tarfile.TarInfo(name if form != tarfile.PAX_FORMAT else name.replace("ada", "ä" * 120))
+                info.size = len(payload)
+                archive_.addfile(info, io.BytesIO(payload))
+            link = tarfile.TarInfo("p/ada/link.jpg")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive_.addfile(link)
+        yield buffer.getvalue()
+    yield gzip.compress(buffer.getvalue(), mtime=0)
+
+
+SETTINGS: Final = Settings(max_image_bytes=1000, max_images=2)
+KINDS: Final = (
+    "application/json",
+    "multipart/form-data; boundary=b",
+    "image/jpeg",
+    "multipart/form-data; boundary=" + "b" * 70,
+)
+
+
+def _body(data: bytes) -> None:
+    """The first byte says of what kind and whose; the second where it is cut into pieces."""
+    kind, cut = (*data[:2], 0, 0)[:2]
+    whole = data[2:]
+    pieces = [whole[: cut * 4], whole[cut * 4 :]]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0) if pieces else b"", "more_body": bool(pieces)}
+
+    query = whole[:cut] if kind % 4 == 2 else b""
+    headers = [(b"content-type", KINDS[kind % 4].encode())]
+    request = Request(
+        {"type": "http", "method": "POST", "path": "/", "query_string": query, "headers": headers}, receive
+    )
+    read: Coroutine[Any, Any, Any]
+    match kind // 4 % 3:
+        case 0:
+            read = read_photos(request, IdentifyIn, SETTINGS)
+        case 1:
+            read = read_photos(request, EnrolIn, SETTINGS)
+        case _:
+            read = read_verify(request, SETTINGS)
+    try:
+        read.send(None)  # nothing in it waits
+    except (StopIteration, KithError):
+        pass
+    finally:
+        read.close()
+
+
+def _bodies() -> Iterator[bytes]:
+    probe = b'{"images": ["/9j/"], "embeddings": [[0.5, -1e3]], "risk": {"fpir": 0.01}, "filter": {"tags": ["x"]}}'
+    enrol = b'{"images": ["/9j/"], "face": "largest", "allow_duplicate": true}'
+    sides = (
+        b'{"a": {"image": "/9j/"}, "b": {"subject": {"gallery": "g", "subject": "s"}}, "risk": {"preset": "strict"}}'
+    )
+    yield from (b"\x00\x05" + probe, b"\x04\x05" + enrol, b"\x08\x05" + sides)
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="p"\r\n\r\nphoto\r\n'
+    options = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n{"top_k": 3}\r\n--b--\r\n'
+    yield b"\x01\x09" + part % b"images" + options
+    yield b"\x09\x09" + part % b"a" + part % b"b" + b"--b--\r\n"
+    yield b"\x02\x11" + b"request=%7B%7D&xx" + b"photo"
+
+
+TARGETS: Final = {
+    "decode": Target(_decode, _photos),
+    "manifest": Target(_manifest, _manifests),
+    "ndjson": Target(_lines, _ndjsons),
+    "parquet": Target(_parquet, _parquets),
+    "archive": Target(_archive, _archives),
+    "body": Target(_body, _bodies),
+}
+
+
+def _any(data: bytes) -> None:
+    """The first byte says of what."""
+    if data:
+        list(TARGETS.values())[data[0] % len(TARGETS)].run(data[1:])
+
+
+def _each() -> Iterator[bytes]:
+    for place, target in enumerate(TARGETS.values()):
+        for seed in target.seeds():
+            yield bytes([place]) + seed
+
+
+ALL: Final = Target(_any, _each)
