@@ -173,12 +173,12 @@ class Store:
         return page.gallery
 
     def forget_changed(self) -> None:
-        """Let go of what is kept of galleries that are others by now, and so of names that another process erased."""
+        """Let go of what is kept of galleries that are others by now, and so of names that another process erased, and
+        of the keys of those that are gone."""
         kept = {gallery.name: (gallery.pk, gallery.version) for gallery in self._kept.galleries()}
-        if not kept:
-            return
         query = sa.select(galleries.c.name, galleries.c.pk, galleries.c.version).where(galleries.c.name.in_(kept))
         with self._database.read() as connection:
+            self._database.vault.forget_deleted(connection)
             now = {row.name: (row.pk, row.version) for row in connection.execute(query)}
         for name in [name for name, known in kept.items() if now.get(name) != known]:
             self._kept.forget(name)
