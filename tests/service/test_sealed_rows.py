@@ -91,7 +91,7 @@ def is_there(database: Database) -> None:
     assert job.problem == {"code": "archive_invalid", "detail": FILE}
     (item,) = job_store.items(job, None, 9, failed_only=True)
     assert (item.item, item.problem) == (FILE, {"detail": PROBLEM})
-    assert all(item in job_store.done(job) for item in {FILE})
+    assert FILE in job_store.done(job)
 
 
 def test_nothing_lies_in_clear(database_url: DatabaseUrl) -> None:
@@ -167,7 +167,7 @@ def test_what_was_altered_is_damage_and_never_passed_over(database_url: Database
         ],
         crops.c.sealed: [exported],
         idempotency.c.sealed: [lambda: store.answered(gallery, KEY, DIGEST)],
-        job_items.c.sealed: [lambda: job_store.items(job, None, 9), lambda: job_store.done(job)],
+        job_items.c.sealed: [lambda: job_store.items(job, None, 9)],
         jobs.c.problem: [lambda: job_store.job(job.id)],
     }
     for column, ways in reads.items():
