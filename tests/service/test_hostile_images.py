@@ -16,8 +16,8 @@ from service.imaging import FORMATS, ImageLimits, decode
 from tests.conftest import ROOT
 from tests.service.images import SMALL, encode, harmful, scans, tiff
 
-MOST_S = 4.0
-"""Of CPU, for a file below a megabyte: twice what is meant, for it counts more while others use the same cores."""
+MOST_S = 2.0
+"""Of CPU, for a file below a megabyte."""
 MOST_BYTES = 1_100_000_000
 """A photo of 50 megapixels has 150 MB, and its decoders several times that."""
 UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
@@ -25,6 +25,9 @@ REFUSED = {
     "jpeg, 20,000 scans": "image_too_large",
     "jpeg, scans of a long line": "image_too_large",
     "jpeg, repeated refinement": "image_too_large",
+    "jpeg, scans behind a marker of no meaning": "image_too_large",
+    "jpeg, 200,000 markers": "image_too_large",
+    "tiff, 20,000 scans": "image_too_large",
     "tiff, 100,000 strips": "image_too_large",
     "png, 900 profiles": "image_damaged",
     "gif, 4 gigapixels": "image_too_large",
