@@ -407,7 +407,7 @@ class MasterKeyError(KithError):
     code, title = "master_key", "The master key does not open what is stored"
     remedy = (
         "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
-        "read the galleries."
+        "read the galleries. 'kith master show' says which keys are at hand, 'kith master rotate' puts another in use."
     )
 
 
