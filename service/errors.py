@@ -92,7 +92,9 @@ class RequestTooLargeError(KithError):
 
 class MalformedHttpError(KithError):
     status, code, title = 400, "malformed_http", "These bytes are no request"
-    remedy = "Send HTTP/1.1 (RFC 9112), with one length of the body and one Host."
+    remedy = (
+        "Send HTTP/1.1 (RFC 9112), with one length of the body, one Host, and no Upgrade (Java: version(HTTP_1_1))."
+    )
 
 
 class ClientTooSlowError(KithError):
