@@ -202,6 +202,9 @@ class Kith:
             if (cursor := page.next) is None:
                 return
 
+    def gallery_names(self) -> set[str]:
+        return {gallery.name for gallery in self.galleries()}
+
     def update_gallery(self, name: str, **settings: Any) -> GalleryOut:
         return self._send(GalleryOut, "PATCH", _path(name), json=settings)
 

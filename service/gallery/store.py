@@ -663,7 +663,7 @@ def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
 
 
 def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
-    said = {} if erased is None else {"receipt": erased.document()}
+    said: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
 
 
