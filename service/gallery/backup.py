@@ -68,7 +68,10 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
-ZERO_STAYS: Final = (galleries.c.log_floor, galleries.c.erased, jobs.c.erased, audit.c.chain, audit_heads.c.chain)
+ZERO_STAYS: Final = (
+    *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased),
+    *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
+)
 """Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 

@@ -17,7 +17,7 @@ from service.errors import GalleryNotFoundError, KithError, TemplateConflictErro
 from service.gallery import rows
 from service.gallery.audit_log import record
 from service.gallery.database import Database
-from service.gallery.erasure import erased_since, was_erased
+from service.gallery.erasure import erased_since, erased_templates_since, was_erased
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
 from service.gallery.sealed_rows import About, close_about, close_crop, lookup_of, open_about, open_crop
@@ -62,7 +62,7 @@ class BulkStore:
     def add(self, gallery: Gallery, items: Items) -> Added:
         """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
         already is passed over. A subject that exists keeps its name, metadata and tags; one that was erased since
-        ``gallery`` was read is refused.
+        ``gallery`` was read is refused, and so is a template.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
@@ -76,6 +76,10 @@ class BulkStore:
             if erased := erased_since(connection, gallery.pk, gallery.seal, lookups, gallery.erased):
                 gone = {row: was_erased() for row, s in enumerate(items.subjects) if s in erased}
                 new, refused = [row for row in new if row not in gone], refused | gone
+            named = {items.templates[row] for row in new}
+            if lost := erased_templates_since(connection, gallery.pk, named, gallery.erased):
+                refused |= {row: was_erased("template") for row in new if items.templates[row] in lost}
+                new = [row for row in new if row not in refused]
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
             unknown = [row for subject, row in first.items() if subject not in known]

@@ -258,7 +258,7 @@ def write_down(
         end.hash,
     )
     pk = remember(connection, receipt, key_name(gallery.seal))
-    if kind == "subject":
+    if kind != "gallery":
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
     return receipt
 
@@ -278,12 +278,24 @@ def erased_since(
     connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
     """Those of a gallery's subjects that were erased after the erasure of number ``since``."""
-    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
-    if not subject_ids or last is None or last <= since:
+    if not subject_ids or not _any_since(connection, gallery_pk, since):
         return set()
     own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "subject") & (erasures.c.pk > since)
     erased = set(connection.execute(sa.select(erasures.c.subject).where(own)).scalars())
     return {subject_id for subject_id in subject_ids if lookup_of(seal, subject_id) in erased}
+
+
+def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
+    """Those of a gallery's template ids that were erased alone after the erasure of number ``since``."""
+    if not ids or not _any_since(connection, gallery_pk, since):
+        return set()
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "template") & (erasures.c.pk > since)
+    return set(ids) & set(connection.execute(sa.select(erasures.c.template).where(own)).scalars())
+
+
+def _any_since(connection: Connection, gallery_pk: int, since: int) -> bool:
+    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
+    return last is not None and last > since
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -292,8 +304,8 @@ def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> 
         raise was_erased()
 
 
-def was_erased() -> SubjectErasedError:
-    return SubjectErasedError("the subject was erased after this had begun")
+def was_erased(what: Literal["subject", "template"] = "subject") -> SubjectErasedError:
+    return SubjectErasedError(f"the {what} was erased after this had begun")
 
 
 def blank_item(seal: Seal) -> bytes:

@@ -212,7 +212,9 @@ class Store:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         with self._database.change(gallery) as connection:
-            removed = Counter(subjects=gallery.subjects, templates=gallery.templates)
+            counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
+            now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
+            removed = Counter(subjects=now.subject_count, templates=now.template_count)
             erasure.remove_gallery(connection, gallery)
             receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
         self._database.vault.forget(gallery.pk)
