@@ -30,7 +30,7 @@ from service.security.sealing import VECTOR_TYPE
 WITH_CROPS: Final = 512
 """Templates in a block that has their crops too."""
 KEYS_AT_ONCE: Final = 50_000
-SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
+SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at", "erased")
 TEMPLATE_COLUMNS: Final = (
     "pk",
     "id",
@@ -40,6 +40,7 @@ TEMPLATE_COLUMNS: Final = (
     "quality",
     "detection_score",
     "created_at",
+    "erased",
 )
 
 
@@ -189,6 +190,7 @@ def _add_subjects(connection: Connection, gallery: Gallery, new: Items, lookups:
         [close_about(gallery.seal, About(id_, name, said or {}, tags or [])) for id_, name, said, tags in known],
         _times(connection, new.subject_created_us),
         _times(connection, new.subject_updated_us),
+        [gallery.erased] * len(keys),
     )
     rows.insert(connection, subjects, SUBJECT_COLUMNS, zip(*columns, strict=True))
     borne = [
@@ -214,6 +216,7 @@ def _add_templates(connection: Connection, gallery: Gallery, items: Items, subje
         _each(items.qualities, rows.as_json),
         _each(items.detection_scores, float),
         _times(connection, items.created_us),
+        [gallery.erased] * len(items),
     )
     rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)

@@ -117,21 +117,21 @@ class Erasures:
             named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line)
             line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
             line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
-            since = connection.execute(_what_is_there(receipt)).scalar()
-            return Examined(receipt, line_found, since is None, since is not None and since > receipt.at)
+            knew = connection.execute(_what_is_there(receipt)).scalar()
+            return Examined(receipt, line_found, knew is None, knew is not None and knew >= row.pk)
 
 
-def _what_is_there(receipt: Receipt) -> sa.Select[datetime]:
-    """When what the receipt names came, if it is there."""
+def _what_is_there(receipt: Receipt) -> sa.Select[int]:
+    """If what the receipt names is there: the last erasure that the work knew of which stored it."""
     match receipt.kind:
         case "subject":
             own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
-            return sa.select(subjects.c.created_at).where(own)
+            return sa.select(subjects.c.erased).where(own)
         case "template":
             own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
-            return sa.select(templates.c.created_at).where(own)
+            return sa.select(templates.c.erased).where(own)
         case "gallery":
-            return sa.select(galleries.c.created_at).where(galleries.c.pk == receipt.gallery_pk)
+            return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
 
 
 def key_name(seal: Seal) -> str:

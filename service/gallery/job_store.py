@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -253,7 +253,8 @@ class JobStore:
             known = known_templates(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
-                add_templates(connection, gallery, subject_id, list(new.values()), _now())
+                begun = replace(gallery, erased=job.erased)
+                add_templates(connection, begun, subject_id, list(new.values()), _now())
             first = {template.id: item for item, template in reversed(admitted)}
             outcomes = [
                 ItemOutcome(

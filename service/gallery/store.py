@@ -621,6 +621,7 @@ def add_templates(
                     quality=template.quality,
                     detection_score=template.detection_score,
                     created_at=now,
+                    erased=gallery.erased,
                 )
             )
         )
@@ -680,7 +681,8 @@ def _key(result: sa.CursorResult[Any]) -> int:
 def _add_subject(connection: Connection, gallery: Gallery, about: About, now: datetime) -> int:
     values = {"lookup": lookup_of(gallery.seal, about.id), "sealed": close_about(gallery.seal, about)}
     times = {"created_at": now, "updated_at": now}
-    pk = _key(connection.execute(subjects.insert().values(gallery_pk=gallery.pk, **values, **times)))
+    knew = {"gallery_pk": gallery.pk, "erased": gallery.erased}
+    pk = _key(connection.execute(subjects.insert().values(**knew, **values, **times)))
     _count(connection, gallery, subjects=1)
     return pk
 

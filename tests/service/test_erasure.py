@@ -133,7 +133,9 @@ def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.
     database.close()
 
 
-def test_what_was_begun_before_does_not_bring_anybody_back(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_what_was_begun_before_does_not_bring_anybody_back(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
     database = open_database(database_url())
     store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
     store.enrol(before, "ada", some(rng), None)
@@ -155,11 +157,19 @@ def test_what_was_begun_before_does_not_bring_anybody_back(database_url: Databas
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "no_face": 1}
     assert store.gallery("g").subjects == 0
 
-    # Others are not concerned, and who is enrolled by a request that begins now is there.
+    # Others are not concerned, and who is enrolled by a request that begins now is there, whenever born.
     store.enrol(before, "bob", some(rng), None)
     store.enrol(now, "ada", some(rng), None)
     assert store.gallery("g").subjects == 2
     assert bulk.add(now, items_of("ada", *some(rng))).templates == 1
+    again = store.delete_subject(store.gallery("g"), "ada")
+    long_ago = replace(items_of("ada", *some(rng)), subject_created_us=[0], created_us=[0])
+    assert bulk.add(store.gallery("g"), long_ago).templates == 1
+    verdict = Erasures(database).verdict(again.id)
+    assert (verdict.gone, verdict.enrolled_since, verdict.holds) == (False, True, True)
+    back_up(database, tmp_path / "backup")
+    restore(database, tmp_path / "backup", replace=True)
+    assert Erasures(database).verdict(again.id).holds
     database.close()
 
 
