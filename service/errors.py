@@ -33,6 +33,11 @@ class KithError(Exception):
             **self.extra,
         }
 
+    def kept(self) -> dict[str, Any]:
+        """As :meth:`document`, to be stored with whom it concerns: it names nobody else, whose erasure would not find
+        it there."""
+        return self.document()
+
 
 class InvalidRequestError(KithError):
     status, code, title = 422, "invalid_request", "The request does not fit its description"
@@ -252,6 +257,11 @@ class EmbeddingError(KithError):
 class DuplicateSubjectError(KithError):
     status, code, title = 409, "duplicate_subject", "The face already belongs to another subject"
     remedy = "Enrol it there, or repeat the request with 'allow_duplicate': true."
+
+    def kept(self) -> dict[str, Any]:
+        document = self.document() | {"detail": "the face resembles another subject"}
+        document.pop("subject", None)
+        return document
 
 
 class InconsistentTemplateError(KithError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -168,9 +169,14 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
         check_recogniser(found, body.recogniser)
 
     results, templates = await _examine(kith, found, by, subject, body)
-    answer = encoded({"subject": subject, "enrolled": len(templates), "results": results}).decode()
+
+    def told(error: Callable[[KithError], Document]) -> str:
+        each = [r | {"error": error(r["error"])} if "error" in r else r for r in results]
+        return encoded({"subject": subject, "enrolled": len(templates), "results": each}).decode()
+
+    answer = told(answers.problem)
     if templates:
-        keyed = Idempotent(key, digest, answer) if key else None
+        keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
         earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
         kith.pipeline.risks.follow(found)
         answer = earlier or answer
@@ -180,7 +186,7 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
 async def _examine(
     kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn
 ) -> tuple[list[Document], list[NewTemplate]]:
-    """Decide on each photo and embedding; a lone refusal is raised."""
+    """Decide on each photo and embedding; a lone refusal is raised, the others' ``error`` is the refusal."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
 
     async def embed(payload: bytes) -> Photo:
@@ -222,7 +228,7 @@ async def _examine(
         except KithError as error:
             if len(items) == 1:
                 raise
-            result["error"] = answers.problem(error)
+            result["error"] = error
         results.append(result)
     return results, templates
 

@@ -62,13 +62,18 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     galleries.c.log_floor: changes,
     galleries.c.erased: erasures,
     jobs.c.erased: erasures,
+    subjects.c.erased: erasures,
+    templates.c.erased: erasures,
     erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
-ZERO_STAYS: Final = (galleries.c.log_floor, galleries.c.erased, jobs.c.erased, audit.c.chain, audit_heads.c.chain)
+ZERO_STAYS: Final = (
+    *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased, subjects.c.erased, templates.c.erased),
+    *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
+)
 """Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 
