@@ -176,8 +176,8 @@ def _print_summary(console: Console, report: Report, anchored: bool) -> None:
     console.print(f"{report.lines:,} lines in {len(report.ends)} chains: {verdict}", highlight=False)
     if not report.signed:
         console.print(
-            "The heads' signatures were not checked, for no master key that opens their secret is at hand: lines written "
-            "anew by whoever can write to the database would not show"
+            "The heads' signatures were not checked, for no master key that opens their secret is at hand: lines "
+            "written anew by whoever can write to the database would not show"
             + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them."),
             highlight=False,
         )

@@ -11,6 +11,8 @@ class KithError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
+    hides = False
+    """Whether something may be there, for others."""
     remedy: ClassVar[str] = "Try again; if it happens again, report it with the request id."
 
     def __init__(self, detail: str, **extra: Any) -> None:
