@@ -12,6 +12,8 @@ class KithError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
+    hides = False
+    """Whether something may be there, for others."""
     remedy: str = "Try again; if it happens again, report it with the request id."
 
     def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:

@@ -28,6 +28,7 @@ from service.gallery import repeated_erasures, rows
 from service.gallery.audit_guard import unguarded
 from service.gallery.audit_log import record
 from service.gallery.database import Database
+from service.gallery.key_store import end_again, ended_keys
 from service.gallery.rewrapping import uses
 from service.gallery.tables import (
     Utc,
@@ -219,6 +220,7 @@ def restore(
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
             erased = repeated_erasures.known(connection)
+            ended = ended_keys(connection)
             _make_room(connection, replace)
             moved = _beyond(connection)
             for table in TABLES:
@@ -229,6 +231,7 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
+            end_again(connection, ended)
             # Not before the secret is there that the backup's chains are signed with.
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):
