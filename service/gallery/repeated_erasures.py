@@ -39,15 +39,17 @@ def known(connection: Connection) -> list[Known]:
 def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> list[Receipt]:
     """Erase what these receipts name and is there again; returns those of which something was. All are remembered.
 
+    Nobody is erased again from a gallery whose key is lost.
+
     Raises:
-        MasterKeyError: a gallery's key cannot be opened.
+        MasterKeyAwayError: who unwraps galleries' keys cannot be asked.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     missing = [(receipt, key) for receipt, key in before if receipt.id not in here]
     if not missing:
         return []
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
-    by_key = {erasure.key_name(gallery.seal): gallery for gallery in found}
+    by_key = {name: gallery for gallery in found if (name := erasure.key_name(gallery.seal))}
     repeated = []
     for receipt, key in missing:
         gallery = by_key.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import GalleryMovedError, GalleryNotFoundError, StorageError
+from service.errors import GalleryMovedError, GalleryNotFoundError, MasterKeyError, StorageError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.erasure import remove_subjects, remove_templates
@@ -18,6 +19,7 @@ from service.gallery.store import gallery_of, gallery_rows
 from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries, idempotency, leases, subjects, templates
 
+log = logging.getLogger(__name__)
 AT_ONCE: Final = 500
 """Templates, or subjects, that go in one transaction, for which the gallery's writers wait."""
 LEASE: Final = "retention"
@@ -69,7 +71,6 @@ class Retention:
 
         Raises:
             StorageError: the database cannot be read or written.
-            MasterKeyError: a gallery's key cannot be opened.
         """
         gone = {gallery: self._sweep_gallery(gallery, now, stopped) for gallery in self._limited()}
         touched = tuple(gallery for gallery, counts in gone.items() if any(counts))
@@ -96,6 +97,9 @@ class Retention:
                 gone = self._sweep_some(gallery, before)
             except (GalleryNotFoundError, GalleryMovedError):
                 break  # deleted, or the next sweep's
+            except MasterKeyError as error:  # the others' people do not stay for it
+                log.warning("what is past its age in gallery %s could not be erased: %s", gallery.pk, error.detail)
+                break
             if not any(gone):
                 break
             summed = summed[0] + gone[0], summed[1] + gone[1]
