@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import shlex
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,19 @@ def test_where_it_cannot_be_asked_that_is_said(
     assert ("no route to the key service" in caplog.text) == (how == "fails")
     fails("")
     assert KeyCommand(program).find("hsm-1").unwrap(wrapped, "gallery") == KEY
+
+
+def test_what_it_has_started_does_not_outlive_it(tmp_path: Path) -> None:
+    script = tmp_path / "kms.sh"
+    script.write_text(f"#!/bin/sh\nsh -c 'echo $$ > {tmp_path}/child; exec sleep 60' | cat\n")
+    script.chmod(0o700)
+    with pytest.raises(MasterKeyAwayError, match="did not answer"):
+        KeyCommand([str(script)], 2).first()
+    with suppress(ProcessLookupError):  # gone already
+        child = os.pidfd_open(int((tmp_path / "child").read_text()))
+        ended, _, _ = select.select([child], [], [], 20)
+        os.close(child)
+        assert ended
 
 
 def test_answers_that_are_none(program: list[str], fails: Fails) -> None:
