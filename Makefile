@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak supply lock clean
+        bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -47,6 +47,11 @@ test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
 # Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
+fuzz: MINUTES ?= 10
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(MINUTES)); print n > 1 ? n : 1 }') $(BIN)/pytest tests/service/test_openapi.py
+
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 	KITH_EXAMPLES=$$((20 * $(or $(MINUTES),10))) $(BIN)/pytest tests/service/test_openapi.py
@@ -55,6 +60,8 @@ bench-floor: setup
 	$(BIN)/python -m bench.floor
 
 # Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
+soak: MINUTES ?= 30
+
 DATABASE ?= sqlite
 soak: setup
 	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) --database $(DATABASE)

@@ -147,12 +147,13 @@ class Kith:
 
     # Faces
 
-    def detect(self, *photos: Photo) -> FacesOut:
-        return self._send(FacesOut, "POST", "/v1/detect", **_photos(photos))
+    def detect(self, *photos: Photo, urls: Sequence[str] = ()) -> FacesOut:
+        """``urls``, here and elsewhere: of photos that the server fetches, which count after the others."""
+        return self._send(FacesOut, "POST", "/v1/detect", **_photos(photos, urls))
 
-    def embed(self, *photos: Photo, model: str | None = None) -> FacesOut:
+    def embed(self, *photos: Photo, urls: Sequence[str] = (), model: str | None = None) -> FacesOut:
         """``model``: of a pack, or its recogniser's fingerprint; default: the server's."""
-        return self._send(FacesOut, "POST", "/v1/embed", **_photos(photos, {"model": model} if model else {}))
+        return self._send(FacesOut, "POST", "/v1/embed", **_photos(photos, urls, {"model": model} if model else {}))
 
     def verify(
         self,
@@ -332,7 +333,7 @@ class Kith:
 
     def erasures(self, gallery: str, subject: str | None = None) -> Iterator[ReceiptOut]:
         """Receipts of what was erased, latest first; of one subject, if given."""
-        cursor: int | None = None
+        cursor: str | None = None
         while True:
             chosen = {"subject": subject, "cursor": cursor}
             params = {name: value for name, value in chosen.items() if value is not None}
@@ -360,6 +361,7 @@ class Kith:
         gallery: str,
         subject: str,
         *photos: Photo,
+        urls: Sequence[str] = (),
         embeddings: Sequence[Vector] = (),
         idempotency_key: str | None = None,
         **options: Any,
@@ -371,9 +373,7 @@ class Kith:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if embeddings:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
-        if not photos:
-            return self._send(EnrolOut, "POST", path, json=options, headers=headers)
-        return self._send(EnrolOut, "POST", path, **_photos(photos, options, headers))
+        return self._send(EnrolOut, "POST", path, **_photos(photos, urls, options, headers))
 
     def enrol_archive(self, gallery: str, archive: Path | str | Archive, **options: Any) -> JobOut:
         """Send a zip, tar, tar.gz or tar.zst of PERSON/PHOTO; the answer is the job that enrols it: see ``wait_for``.
@@ -385,14 +385,19 @@ class Kith:
         path = f"{_path(gallery)}/enrolments"
         return self._send(JobOut, "POST", path, content=body, headers=headers, params=params)
 
-    def identify(self, gallery: str, *photos: Photo, embeddings: Sequence[Vector] = (), **options: Any) -> IdentifyOut:
+    def identify(
+        self,
+        gallery: str,
+        *photos: Photo,
+        urls: Sequence[str] = (),
+        embeddings: Sequence[Vector] = (),
+        **options: Any,
+    ) -> IdentifyOut:
         """``options``: risk={"fpir": 0.001}, faces="largest", top_k, filter={"tags": [...]}, check_quality."""
         path = f"{_path(gallery)}/identify"
         if embeddings:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
-        if not photos:
-            return self._send(IdentifyOut, "POST", path, json=options)
-        return self._send(IdentifyOut, "POST", path, **_photos(photos, options))
+        return self._send(IdentifyOut, "POST", path, **_photos(photos, urls, options))
 
     # Jobs
 
@@ -445,7 +450,7 @@ class Kith:
     def create_key(self, name: str, scopes: Iterable[Scope], **options: Any) -> NewKeyOut:
         """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
         body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
-        return self._send(NewKeyOut, "POST", "/v1/keys", json=body)
+        return self._send(NewKeyOut, "POST", "/v1/keys", again=False, json=body)
 
     def api_keys(self, ended: bool = False) -> list[KeyOut]:
         """``ended``: also those that were revoked or have expired."""
@@ -456,7 +461,8 @@ class Kith:
 
     def rotate_key(self, key: str, overlap_s: int = DAY_S) -> NewKeyOut:
         """Another key in the place of one, which works on for ``overlap_s``."""
-        return self._send(NewKeyOut, "POST", f"/v1/keys/{quote(key, safe='')}/rotate", json={"overlap_s": overlap_s})
+        path = f"/v1/keys/{quote(key, safe='')}/rotate"
+        return self._send(NewKeyOut, "POST", path, again=False, json={"overlap_s": overlap_s})
 
     # Service
 
@@ -467,13 +473,14 @@ class Kith:
     def ready(self) -> HealthOut:
         return self._send(HealthOut, "GET", "/readyz")
 
-    def _send(self, model: type[Answer], method: str, path: str, **arguments: Any) -> Answer:
+    def _send(self, model: type[Answer], method: str, path: str, again: bool = True, **arguments: Any) -> Answer:
+        """``again``: also where the connection broke, so that it may have been done already."""
         for attempt in range(self._attempts):
             last = attempt == self._attempts - 1
             try:
                 response = self._http.request(method, path, **arguments)
             except httpx.TransportError as error:
-                if last:
+                if last or not again:
                     raise KithUnreachableError(str(self._http.base_url), error) from error
             else:
                 if response.is_success:
@@ -537,11 +544,17 @@ def _read(photo: Photo) -> bytes:
 
 
 def _photos(
-    photos: Sequence[Photo], options: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    photos: Sequence[Photo],
+    urls: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A request's photos and options: one photo as it is, which costs the server least, several as a form."""
+    options = {**(options or {}), **({"urls": list(urls)} if urls else {})}
+    if not photos:
+        return {"json": options, "headers": headers}
     asked = {"request": json.dumps(options)} if options else {}
-    if len(photos) == 1 and BESIDE_A_PHOTO.issuperset(options or {}):
+    if len(photos) == 1 and BESIDE_A_PHOTO.issuperset(options):
         headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
         return {"content": _read(photos[0]), "params": asked, "headers": headers}
     files = [("images", ("photo", _read(photo))) for photo in photos]

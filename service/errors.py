@@ -12,6 +12,8 @@ class KithError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
+    hides = False
+    """Whether something may be there, for others."""
     remedy: str = "Try again; if it happens again, report it with the request id."
 
     def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:
@@ -32,6 +34,11 @@ class KithError(Exception):
             "remedy": self.remedy,
             **self.extra,
         }
+
+    def kept(self) -> dict[str, Any]:
+        """As :meth:`document`, to be stored with whom it concerns: it names nobody else, whose erasure would not find
+        it there."""
+        return self.document()
 
 
 class InvalidRequestError(KithError):
@@ -95,7 +102,9 @@ class RequestTooLargeError(KithError):
 
 class MalformedHttpError(KithError):
     status, code, title = 400, "malformed_http", "These bytes are no request"
-    remedy = "Send HTTP/1.1 (RFC 9112), with one length of the body and one Host."
+    remedy = (
+        "Send HTTP/1.1 (RFC 9112), with one length of the body, one Host, and no Upgrade (Java: version(HTTP_1_1))."
+    )
 
 
 class ClientTooSlowError(KithError):
@@ -250,6 +259,11 @@ class EmbeddingError(KithError):
 class DuplicateSubjectError(KithError):
     status, code, title = 409, "duplicate_subject", "The face already belongs to another subject"
     remedy = "Enrol it there, or repeat the request with 'allow_duplicate': true."
+
+    def kept(self) -> dict[str, Any]:
+        document = self.document() | {"detail": "the face resembles another subject"}
+        document.pop("subject", None)
+        return document
 
 
 class InconsistentTemplateError(KithError):

@@ -37,7 +37,9 @@ class Settings(BaseSettings):
         False, description="Listen beyond loopback, and answer to any host's name, although there is no API key."
     )
     rate_limit: float | None = Field(
-        None, gt=0, description="Requests a second that a key without a rate of its own may send; default: any number."
+        None,
+        ge=1e-6,
+        description="Requests a second that a key without a rate of its own may send; default: any number.",
     )
     rate_burst: int | None = Field(
         None, ge=1, description="How many of them may come at once; default: as many as in a second."

@@ -60,11 +60,13 @@ class Callers:
         wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic()) if len(self._wrong) else 0
         if self._is_operators(token) and not (wait_s and self._is_guessable):
             return OPERATOR, self._limit
+        if token is None and self._operator is not None:
+            raise UnauthorizedError("the API key is missing")
         ring = context.keys.ring_at_once()
         if ring is None:
             ring = await context.run(context.keys.ring)
         if token is None or (self._operator is None and not len(ring)):
-            if self._operator is not None or len(ring) or not self._may_be_anonymous:
+            if len(ring) or not self._may_be_anonymous:
                 raise UnauthorizedError("the API key is missing")
             if self._guard_origin:
                 check_origin(headers)
@@ -135,7 +137,7 @@ def _token(headers: Headers) -> str | None:
 
 def _address(scope: Scope) -> str:
     """Of an IPv6 client its network of 64 bits, all of which is one household's."""
-    host = scope["client"][0] if scope.get("client") else ""
+    host = (scope["client"][0] if scope.get("client") else "")[:64]  # a proxy may pass on what is no address
     if ":" not in host:
         return host
     try:

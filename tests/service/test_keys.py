@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
 import sqlalchemy as sa
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from service.api.key_schemas import KeyIn
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.engines import has_keys
 from service.errors import KeyEndedError, KeyNotFoundError, KithError
+from service.gallery.backup import back_up, restore
 from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
 from service.gallery.tables import audit
@@ -84,6 +88,43 @@ def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore
     here.rotate(at_once.id, timedelta())
     with pytest.raises(KeyEndedError):
         here.rotate(at_once.id, timedelta())
+
+
+def test_a_key_that_lives_to_the_end_of_time_is_rotated(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+    here, _, _ = stores
+    old, _ = here.create("k", READ, datetime(9999, 12, 31, tzinfo=UTC))
+    assert here.rotate(old.id, timedelta())[0].expires_at == datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path) -> None:
+    here, _, database = stores
+    kept, kept_token = here.create("kept", READ)
+    stolen, stolen_token = here.create("stolen", READ)
+    rotated, rotated_token = here.create("rotated", READ)
+    back_up(database, tmp_path / "b")
+    here.revoke(stolen.id)
+    here.rotate(rotated.id, timedelta())
+    later, _ = here.create("later", READ)
+    restore(database, tmp_path / "b", replace=True)
+    ring, now = here.ring(), datetime.now(UTC)
+    states = {
+        key.id: key.state(now) for token in (kept_token, stolen_token, rotated_token) if (key := ring.known(token))
+    }
+    assert states == {kept.id: "active", stolen.id: "revoked", rotated.id: "expired"}
+    assert here.key(later.id).state(now) == "revoked"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate": 1e-320},
+        {"name": "a\0"},
+        {"expires_at": "9999-12-31T23:59:59-14:00"},
+    ],
+)
+def test_keys_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        KeyIn.model_validate({"name": "k", "scopes": ["read"], **wrong})
 
 
 def test_what_is_done_to_keys_is_in_the_audit_without_their_secrets(

@@ -92,9 +92,9 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 }
 """Where the export tells what a column holds of a person."""
 OTHERS: Final[dict[str, set[str]]] = {
-    "subjects": {"gallery_pk"},
+    "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
-    "templates": {"gallery_pk"},
+    "templates": {"gallery_pk", "erased"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
