@@ -55,7 +55,6 @@ bench-floor: setup
 	$(BIN)/python -m bench.floor
 
 # Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
-
 DATABASE ?= sqlite
 soak: setup
 	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) --database $(DATABASE)
