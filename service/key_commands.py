@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
-import sqlalchemy as sa
 import typer
 from pydantic import ValidationError
 from rich.console import Console
@@ -20,9 +19,7 @@ from service.api.problems import validation_error
 from service.client import Kith
 from service.connection import AsJson, Key, Url
 from service.engines import open_own_database
-from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
-from service.gallery.tables import galleries
 from service.security.acting import Actor, acting_as
 from service.security.keys import SCOPES, Scope
 from service.settings import load_settings
@@ -120,8 +117,8 @@ def rotate(
 class _Here:
     """In the database itself."""
 
-    def __init__(self, database: Database) -> None:
-        self._database, self._store = database, KeyStore(database)
+    def __init__(self, store: KeyStore) -> None:
+        self._store = store
 
     def create_key(self, name: str, scopes: list[Scope], **options: Any) -> NewKeyOut:
         asked = _asked(name=name, scopes=scopes, **options)
@@ -140,8 +137,7 @@ class _Here:
         return NewKeyOut.of_new(*self._store.rotate(key, timedelta(seconds=overlap_s)))
 
     def gallery_names(self) -> set[str]:
-        with self._database.read() as connection:
-            return set(connection.execute(sa.select(galleries.c.name)).scalars())
+        return self._store.gallery_names()
 
 
 @contextmanager
@@ -151,7 +147,7 @@ def _keys(url: str | None, key: str | None) -> Iterator[Keys]:
             yield kith
         return
     with closing(open_own_database(load_settings())) as database, acting_as(Actor("operator")):
-        yield _Here(database)
+        yield _Here(KeyStore(database))
 
 
 def _asked(**fields: Any) -> KeyIn:

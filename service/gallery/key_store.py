@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from service.errors import KeyEndedError, KeyNotFoundError, StorageBusyError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
-from service.gallery.tables import api_keys
+from service.gallery.tables import api_keys, galleries
 from service.security.keys import ApiKey, Keyring, Rights, digest, new_token
 
 SECRET: Final = "api keys"  # noqa: S105 - its name
@@ -77,6 +77,11 @@ class KeyStore:
         """The oldest first."""
         with self._database.read() as connection:
             return [_key(row) for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.pk))]
+
+    def gallery_names(self) -> set[str]:
+        """Of the galleries that there are: a key may be for others, too."""
+        with self._database.read() as connection:
+            return set(connection.execute(sa.select(galleries.c.name)).scalars())
 
     def key(self, key_id: str) -> ApiKey:
         """Raises KeyNotFoundError."""
