@@ -75,7 +75,7 @@ from service.gallery.tables import (
     templates,
     vectors,
 )
-from service.gallery.vault import Vault
+from service.gallery.vault import Vault, fresh_key
 from service.security.sealing import Seal
 
 OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
@@ -120,7 +120,9 @@ class Store:
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now, version = _now(), new_version()
-        fresh = self._database.vault.fresh()
+        with self._database.read() as connection:
+            by = self._database.vault.in_use(connection, held=False)
+        fresh = fresh_key(by)
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -239,9 +241,11 @@ class Store:
         return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
-        """Change what is given (name, metadata, tags). Raises SubjectNotFoundError."""
+        """Change what is given (name, metadata, tags). Raises SubjectNotFoundError, SubjectErasedError: as
+        :meth:`enrol`."""
         with self._database.change(gallery) as connection:
             subject = self._subject(connection, gallery, subject_id)
+            erasure.refuse_erased(connection, gallery, subject_id)
             about = replace(About(subject.id, subject.name, subject.metadata, subject.tags), **given)
             _rewrite(connection, gallery, subject.pk, about, _now())
             _relabel(connection, gallery, subject.pk, about)
