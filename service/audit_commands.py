@@ -21,7 +21,7 @@ from service.engines import master_keys_at_hand
 from service.errors import AuditFileError, MasterKeyError
 from service.files import replacing
 from service.gallery.audit_log import PURPOSE
-from service.gallery.audit_reading import Trail, Wrapped, trail_of
+from service.gallery.audit_reading import Trail, trail_of
 from service.security.trail import SERVICE, Anchor, Fault, Report, examine
 from service.settings import load_settings
 
@@ -138,19 +138,26 @@ def _trail(source: Path | None) -> Iterator[Trail]:
 
 def _examine(source: Path | None, anchors: list[Anchor]) -> Report:
     with _trail(source) as trail:
-        return examine(trail.lines, trail.heads, _secret(trail.secret), trail.galleries, anchors)
+        secret, fault = _secret(trail)
+        report = examine(trail.lines, trail.heads, secret, trail.galleries, anchors)
+    if fault is not None:
+        report.faults.insert(0, Fault("mac", SERVICE, None, None, None, fault))
+    return report
 
 
-def _secret(wrapped: Wrapped | None) -> bytes | None:
-    """Of the heads' MACs, if the master key is at hand."""
+def _secret(trail: Trail) -> tuple[bytes | None, str | None]:
+    """Of the heads' MACs, if a master key is at hand; and what is wrong if one is, and does not lead to it: whoever
+    wrote the lines anew would have left the secret out, or another one in its place."""
+    keys, wrapped = master_keys_at_hand(load_settings()), trail.secret
+    if keys is None:
+        return None, None
     if wrapped is None:
-        return None
+        # Nothing was ever signed where nothing was ever written.
+        return None, "the secret that heads are signed with is missing" if trail.heads else None
     try:
-        keys = master_keys_at_hand(load_settings())
-        return None if keys is None else keys.unwrap(wrapped.key, PURPOSE, wrapped.master_key)
+        return keys.unwrap(wrapped.key, PURPOSE, wrapped.master_key), None
     except MasterKeyError as error:
-        Console(stderr=True, soft_wrap=True).print(f"the master key at hand is of no use: {error}", markup=False)
-        return None
+        return None, f"the master key at hand does not open the secret that heads are signed with: {error}"
 
 
 def _told(fault: Fault) -> str:
@@ -169,8 +176,8 @@ def _print_summary(console: Console, report: Report, anchored: bool) -> None:
     console.print(f"{report.lines:,} lines in {len(report.ends)} chains: {verdict}", highlight=False)
     if not report.signed:
         console.print(
-            "The heads' signatures were not checked, for the master key is not at hand: lines written anew by whoever "
-            "can write to the database would not show"
+            "The heads' signatures were not checked, for no master key that opens their secret is at hand: lines "
+            "written anew by whoever can write to the database would not show"
             + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them."),
             highlight=False,
         )

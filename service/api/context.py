@@ -12,7 +12,7 @@ from models.network import Network
 from service.audit_writer import AuditWriter
 from service.batching import Devices
 from service.drift import Watches
-from service.errors import GalleryMovedError
+from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
@@ -73,10 +73,11 @@ class Context:
         return await self.run(self.store.gallery, name) if known is None else known
 
     async def change(
-        self, name: str, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
+        self, gallery: str | Gallery, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
     ) -> Result:
-        """Run something with a gallery as it is; again where it moved to another recogniser meanwhile."""
-        found = await self.gallery(name)
+        """Run something with a gallery as it is, which a request may have begun with; again where it moved to another
+        recogniser meanwhile."""
+        found = await (self.gallery(gallery) if isinstance(gallery, str) else self.gallery_again(gallery))
         while True:
             try:
                 return await self.run(function, found, *arguments)
@@ -84,8 +85,12 @@ class Context:
                 found = await self.gallery_again(found)
 
     async def gallery_again(self, found: Gallery) -> Gallery:
-        """As it is now, for a request that began with ``found``: it stores nobody who was erased since."""
-        return replace(await self.gallery(found.name), erased=found.erased)
+        """As it is now, for a request that began with ``found``: it stores nobody who was erased since. Raises
+        GalleryNotFoundError: it was deleted since, even if there is another one of its name."""
+        now = await self.gallery(found.name)
+        if now.pk != found.pk:
+            raise GalleryNotFoundError(f"gallery {found.name!r} was deleted meanwhile")
+        return replace(now, erased=found.erased)
 
 
 async def _context(request: Request) -> Context:  # async, or FastAPI would call it in a thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -54,7 +54,8 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
-GalleryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 PersonName = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
 """Without NUL: no import takes such a name back."""

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from models.network import Float
 from service.api import answers
 from service.api.answers import Document, encoded
+from service.api.beginnings import Begun, Noted
 from service.api.context import Context, Kith
 from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
-from service.api.permissions import Permitted
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
@@ -45,9 +45,7 @@ from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFi
 from service.pipeline import Photo
 from service.recognisers import Served
 
-router = APIRouter(
-    route_class=Permitted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS
-)
+router = APIRouter(route_class=Noted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Key = Annotated[
@@ -75,10 +73,10 @@ async def list_subjects(
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
-    gallery: GalleryPath, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
+    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags; its templates stay."""
-    put, created = await kith.change(gallery, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
+    put, created = await kith.change(begun, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
     response.status_code = 201 if created else 200
     return SubjectOut.of(put)
 
@@ -90,11 +88,11 @@ async def get_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith) ->
 
 
 @router.patch("/{subject}")
-async def patch_subject(gallery: GalleryPath, subject: SubjectPath, body: SubjectPatch, kith: Kith) -> SubjectOut:
+async def patch_subject(begun: Begun, subject: SubjectPath, body: SubjectPatch, kith: Kith) -> SubjectOut:
     """Change what is given; the rest stays."""
     # A name may be taken away; metadata and tags are emptied, not nulled.
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
-    return SubjectOut.of(await kith.change(gallery, kith.store.patch_subject, subject, given))
+    return SubjectOut.of(await kith.change(begun, kith.store.patch_subject, subject, given))
 
 
 @router.delete("/{subject}")
@@ -124,12 +122,12 @@ async def get_template(gallery: GalleryPath, subject: SubjectPath, template: Tem
 
 @router.patch("/{subject}/templates/{template}")
 async def move_template(
-    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, kith: Kith
+    begun: Begun, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, kith: Kith
 ) -> TemplatesOut:
     """File a template under another subject, whose templates are returned."""
-    await kith.change(gallery, kith.store.move_template, subject, template, body.subject)
-    kith.pipeline.risks.follow(await kith.gallery(gallery))
-    return await list_templates(gallery, body.subject, kith)
+    await kith.change(begun, kith.store.move_template, subject, template, body.subject)
+    kith.pipeline.risks.follow(await kith.gallery(begun.name))
+    return await list_templates(begun.name, body.subject, kith)
 
 
 @router.delete("/{subject}/templates/{template}")
@@ -145,13 +143,13 @@ async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: 
     response_model=EnrolOut,
     openapi_extra=body_of(EnrolIn),
 )
-async def enrol(gallery: GalleryPath, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
+async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
     """Enrol photos or embeddings of one person. Each is taken or refused alone; a lone one refused fails the call.
 
     Nothing is answered before it is on disk.
     """
     body = await read_photos(request, EnrolIn, kith.settings)
-    found = await kith.gallery(gallery)
+    found = await kith.gallery_again(begun)
     if body.embeddings and body.recogniser is None and not found.moved:
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:

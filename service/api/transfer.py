@@ -65,7 +65,7 @@ async def import_gallery(
     that cannot be taken is refused alone. Faces are not examined: duplicates and odd ones are what GET hygiene finds.
     """
     kind = _kind(request)
-    intake = _Intake(kith, gallery, create, recogniser, skip, await _erased(kith, gallery))
+    intake = _Intake(kith, gallery, create, recogniser, skip, await _begun(kith, gallery))
     try:
         if kind == "ndjson":
             await _take_lines(kith, request, intake)
@@ -83,24 +83,26 @@ async def import_gallery(
     return _out(gallery, intake.taking.report)
 
 
-async def _erased(kith: Context, gallery: str) -> int:
-    """The gallery's last erasure as the request begins, before its body is read."""
+async def _begun(kith: Context, gallery: str) -> Gallery | None:
+    """As the request begins, before its body is read: who is erased from then on stays so, and so does a gallery."""
     try:
-        return (await kith.gallery(gallery)).erased
+        return await kith.gallery(gallery)
     except GalleryNotFoundError:
-        return 0
+        return None
 
 
 class _Intake:
     """Opens the gallery as soon as the file has said what it holds."""
 
-    def __init__(self, kith: Context, name: str, create: bool, recogniser: str | None, skip: int, erased: int) -> None:
+    def __init__(
+        self, kith: Context, name: str, create: bool, recogniser: str | None, skip: int, begun: Gallery | None
+    ) -> None:
         self._kith = kith
         self._name = name
-        self._create = create
+        self._create = create and begun is None
         self._recogniser = recogniser
         self._skip = skip
-        self._erased = erased
+        self._begun = begun
         self.gallery: Gallery | None = None
         self.taking: Import | None = None
 
@@ -119,7 +121,7 @@ class _Intake:
 
     def open(self, header: Header) -> Import:
         if self.taking is None:
-            self.gallery = replace(self._gallery(header), erased=self._erased)
+            self.gallery = self._since_it_began(self._gallery(header))
             opened = Import(self._kith.transfers.bulk, self.gallery, self._skip)
             opened.accept(header)
             self.taking = opened
@@ -143,6 +145,14 @@ class _Intake:
             return self._kith.store.create_gallery(self._name, recogniser.fingerprint, recogniser.dimension, settings)
         except GalleryExistsError:  # since a moment ago
             return self._kith.store.gallery(self._name)
+
+    def _since_it_began(self, now: Gallery) -> Gallery:
+        """Raises GalleryNotFoundError: it is another one of its name."""
+        if self._begun is None:
+            return replace(now, erased=0)
+        if now.pk != self._begun.pk:
+            raise GalleryNotFoundError(f"gallery {self._name!r} was deleted meanwhile")
+        return replace(now, erased=self._begun.erased)
 
     def take(self, lines: Lines, blocks: Iterator[Items]) -> None:
         for items in blocks:

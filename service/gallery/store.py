@@ -257,9 +257,11 @@ class Store:
         return self.subject(gallery, subject_id), created
 
     def patch_subject(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
-        """Change what is given (name, metadata, tags). Raises SubjectNotFoundError."""
+        """Change what is given (name, metadata, tags). Raises SubjectNotFoundError, SubjectErasedError: as
+        :meth:`enrol`."""
         with self._database.change(gallery) as connection:
             subject = self._subject(connection, gallery, subject_id)
+            erasure.refuse_erased(connection, gallery, subject_id)
             about = replace(About(subject.id, subject.name, subject.metadata, subject.tags), **given)
             _rewrite(connection, gallery, subject.pk, about, _now())
             _relabel(connection, gallery, subject.pk, about)
