@@ -105,10 +105,7 @@ def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[E
     """A chain whose head the service did not sign is written on and never signed again: what somebody forged is not
     made true by the next line. Raises MasterKeyError."""
     head = connection.execute(HEAD, {"chain": chain}).first() or _begin(connection, chain)
-    # The secret in memory, if it signed this head, is this database's, whatever it is wrapped by now: whoever unwraps
-    # may take seconds, in which all writers would wait for this one.
-    known = vault.known_secret(PURPOSE)
-    secret = known if known is not None and _is_signed(known, head) else vault.secret(connection, PURPOSE)
+    secret = _known(vault, head) or vault.secret(connection, PURPOSE)
     sound = head.number == 0 or _is_signed(secret, head)
     if not sound:
         log.error("chain %d of the audit was tampered with: its head is not signed by the service", chain)
@@ -139,6 +136,13 @@ def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[E
 def pseudonym(gallery: Gallery, subject: str) -> str:
     """Of a subject's id: 32 hexadecimal digits."""
     return gallery.seal.pseudonym("subject", subject)
+
+
+def _known(vault: Vault, head: Any) -> bytes | None:
+    """The secret in memory, if it signed this head: then it is this database's, whatever it is wrapped by now. Whoever
+    unwraps may take seconds, in which all writers would wait for this one."""
+    known = vault.known_secret(PURPOSE)
+    return known if known is not None and _is_signed(known, head) else None
 
 
 def _is_signed(secret: bytes, head: Any) -> bool:
