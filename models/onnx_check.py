@@ -1,7 +1,8 @@
 """What an ONNX file from a stranger may hold, looked at before any runtime opens it: a network in one file, made of the
 standard's operators, whose weights are as large as they say.
 
-What this cannot tell is whether a network is any good, or how much memory it will take where shapes are computed.
+What this cannot tell is whether a network is any good, or how much memory and time it will take: a few operators make a
+tensor of any size from a few numbers, in more ways than can be listed.
 """
 
 from __future__ import annotations
@@ -38,10 +39,8 @@ MAX_DEPTH: Final = 4
 MAX_TENSORS: Final = 100_000
 MAX_ELEMENTS: Final = 2**30
 """Of a tensor."""
-MAX_COMPUTED: Final = 2**28
-"""Elements of a tensor whose shape stands in the file, and which would be made while it is opened."""
-SHAPED_BY: Final = {"ConstantOfShape": 0, "Expand": 1}
-"""Operators, and which of their inputs says how large the result is."""
+MAX_GIVEN: Final = 2**28
+"""Elements of an input or output."""
 MAX_RANK: Final = 8
 MAX_SIDE: Final = 2**20
 MAX_ENDS: Final = 256
@@ -104,7 +103,6 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
     _check_ends(model.graph, name)
     nodes = tensors = 0
     for graph in _graphs(model.graph, name):
-        constants = {tensor.name: tensor for tensor in graph.initializer}
         if graph.sparse_initializer:
             raise PackError(name, "holds sparse weights, which are not supported")
         nodes += len(graph.node)
@@ -115,10 +113,6 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
             _check_tensor(tensor, name)
         for node in graph.node:
             _check_node(node, name)
-            for attribute in node.attribute:
-                if node.op_type == "Constant" and attribute.name == "value" and node.output:
-                    constants[node.output[0]] = attribute.t
-            _check_computed(node, constants, name)
 
 
 def _graphs(graph: onnx.GraphProto, name: str, depth: int = 1) -> Iterator[onnx.GraphProto]:
@@ -177,20 +171,6 @@ def _check_tensor(tensor: onnx.TensorProto, name: str) -> None:
         raise PackError(name, f"{label} has {held} bytes or numbers, its shape says {needed}")
 
 
-def _check_computed(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], name: str) -> None:
-    """Raises PackError: opening the file would make a tensor out of proportion."""
-    from onnx import TensorProto, numpy_helper
-
-    which = SHAPED_BY.get(node.op_type)
-    said = None if which is None or which >= len(node.input) else constants.get(node.input[which])
-    if said is None or said.data_type != TensorProto.INT64:
-        return
-    shape = numpy_helper.to_array(said).ravel()[: MAX_RANK + 1].tolist()
-    count = _elements(shape)
-    if count is None or count > MAX_COMPUTED:
-        raise PackError(name, f"makes a tensor of shape {shape} by {node.op_type}")
-
-
 def _check_ends(graph: onnx.GraphProto, name: str) -> None:
     import onnx
 
@@ -205,7 +185,7 @@ def _check_ends(graph: onnx.GraphProto, name: str) -> None:
         sides = [side.dim_value for side in kind.shape.dim if side.WhichOneof("value") == "dim_value"]
         if len(kind.shape.dim) > MAX_RANK or not all(0 <= side <= MAX_SIDE for side in sides):
             raise PackError(name, f"{value.name[:64]!r} has a shape of {sides[:MAX_RANK]}")
-        if math.prod(sides) > MAX_COMPUTED:
+        if math.prod(sides) > MAX_GIVEN:
             raise PackError(name, f"{value.name[:64]!r} has a shape of {sides[:MAX_RANK]}")
 
 

@@ -287,6 +287,11 @@ def _document(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
             complete(document)
+            document["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
+            document["security"] = [{"bearer": []}, {"header": []}, {}]  # none: where the server has no keys
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -147,12 +147,13 @@ class Kith:
 
     # Faces
 
-    def detect(self, *photos: Photo) -> FacesOut:
-        return self._send(FacesOut, "POST", "/v1/detect", **_photos(photos))
+    def detect(self, *photos: Photo, urls: Sequence[str] = ()) -> FacesOut:
+        """``urls``, here and elsewhere: of photos that the server fetches, which count after the others."""
+        return self._send(FacesOut, "POST", "/v1/detect", **_photos(photos, urls))
 
-    def embed(self, *photos: Photo, model: str | None = None) -> FacesOut:
+    def embed(self, *photos: Photo, urls: Sequence[str] = (), model: str | None = None) -> FacesOut:
         """``model``: of a pack, or its recogniser's fingerprint; default: the server's."""
-        return self._send(FacesOut, "POST", "/v1/embed", **_photos(photos, {"model": model} if model else {}))
+        return self._send(FacesOut, "POST", "/v1/embed", **_photos(photos, urls, {"model": model} if model else {}))
 
     def verify(
         self,
@@ -200,6 +201,9 @@ class Kith:
             yield from page.galleries
             if (cursor := page.next) is None:
                 return
+
+    def gallery_names(self) -> set[str]:
+        return {gallery.name for gallery in self.galleries()}
 
     def update_gallery(self, name: str, **settings: Any) -> GalleryOut:
         return self._send(GalleryOut, "PATCH", _path(name), json=settings)
@@ -357,6 +361,7 @@ class Kith:
         gallery: str,
         subject: str,
         *photos: Photo,
+        urls: Sequence[str] = (),
         embeddings: Sequence[Vector] = (),
         idempotency_key: str | None = None,
         **options: Any,
@@ -368,9 +373,7 @@ class Kith:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if embeddings:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
-        if not photos:
-            return self._send(EnrolOut, "POST", path, json=options, headers=headers)
-        return self._send(EnrolOut, "POST", path, **_photos(photos, options, headers))
+        return self._send(EnrolOut, "POST", path, **_photos(photos, urls, options, headers))
 
     def enrol_archive(self, gallery: str, archive: Path | str | Archive, **options: Any) -> JobOut:
         """Send a zip, tar, tar.gz or tar.zst of PERSON/PHOTO; the answer is the job that enrols it: see ``wait_for``.
@@ -382,14 +385,19 @@ class Kith:
         path = f"{_path(gallery)}/enrolments"
         return self._send(JobOut, "POST", path, content=body, headers=headers, params=params)
 
-    def identify(self, gallery: str, *photos: Photo, embeddings: Sequence[Vector] = (), **options: Any) -> IdentifyOut:
+    def identify(
+        self,
+        gallery: str,
+        *photos: Photo,
+        urls: Sequence[str] = (),
+        embeddings: Sequence[Vector] = (),
+        **options: Any,
+    ) -> IdentifyOut:
         """``options``: risk={"fpir": 0.001}, faces="largest", top_k, filter={"tags": [...]}, check_quality."""
         path = f"{_path(gallery)}/identify"
         if embeddings:
             options["embeddings"] = [_floats(vector) for vector in embeddings]
-        if not photos:
-            return self._send(IdentifyOut, "POST", path, json=options)
-        return self._send(IdentifyOut, "POST", path, **_photos(photos, options))
+        return self._send(IdentifyOut, "POST", path, **_photos(photos, urls, options))
 
     # Jobs
 
@@ -534,11 +542,17 @@ def _read(photo: Photo) -> bytes:
 
 
 def _photos(
-    photos: Sequence[Photo], options: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    photos: Sequence[Photo],
+    urls: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A request's photos and options: one photo as it is, which costs the server least, several as a form."""
+    options = {**(options or {}), **({"urls": list(urls)} if urls else {})}
+    if not photos:
+        return {"json": options, "headers": headers}
     asked = {"request": json.dumps(options)} if options else {}
-    if len(photos) == 1 and BESIDE_A_PHOTO.issuperset(options or {}):
+    if len(photos) == 1 and BESIDE_A_PHOTO.issuperset(options):
         headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
         return {"content": _read(photos[0]), "params": asked, "headers": headers}
     files = [("images", ("photo", _read(photo))) for photo in photos]

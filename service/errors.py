@@ -6,17 +6,20 @@ from typing import Any, ClassVar
 
 
 class KithError(Exception):
-    """Base. ``code`` is stable and documented in docs/errors.md; ``remedy`` says what to do."""
+    """Base. ``code`` is stable and documented in docs/errors.md; ``remedy`` says what to do: in general,
+    or on this occasion."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    remedy: ClassVar[str] = "Try again; if it happens again, report it with the request id."
+    remedy: str = "Try again; if it happens again, report it with the request id."
 
-    def __init__(self, detail: str, **extra: Any) -> None:
+    def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:
         super().__init__(detail)
         self.detail = detail
         self.extra = extra
+        if remedy is not None:
+            self.remedy = remedy
 
     def document(self) -> dict[str, Any]:
         """RFC 9457."""
@@ -72,14 +75,14 @@ class RateLimitedError(KithError):
     status, code, title = 429, "rate_limited", "Too many requests"
     remedy = "Wait as long as Retry-After says, and then send no more than RateLimit-Policy allows."
 
-    def __init__(self, detail: str, seconds: int) -> None:
-        super().__init__(detail)
+    def __init__(self, detail: str, seconds: int, remedy: str | None = None) -> None:
+        super().__init__(detail, remedy)
         self.seconds = seconds
 
 
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "There is no such API key"
-    remedy = "GET /v1/keys lists them."
+    remedy = "'kith keys list', or GET /v1/keys, lists them."
 
 
 class KeyEndedError(KithError):
@@ -97,7 +100,9 @@ class RequestTooLargeError(KithError):
 
 class MalformedHttpError(KithError):
     status, code, title = 400, "malformed_http", "These bytes are no request"
-    remedy = "Send HTTP/1.1 (RFC 9112), with one length of the body and one Host."
+    remedy = (
+        "Send HTTP/1.1 (RFC 9112), with one length of the body, one Host, and no Upgrade (Java: version(HTTP_1_1))."
+    )
 
 
 class ClientTooSlowError(KithError):
@@ -196,7 +201,7 @@ class GalleryExistsError(KithError):
 
 class SubjectNotFoundError(KithError):
     status, code, title = 404, "subject_not_found", "There is no such subject in this gallery"
-    remedy = "Create it with PUT, or enrol a template for it."
+    remedy = "Check its id; PUT, or enrolling a template for it, creates it."
 
 
 class SubjectErasedError(KithError):
@@ -206,7 +211,10 @@ class SubjectErasedError(KithError):
 
 class ReceiptNotFoundError(KithError):
     status, code, title = 404, "receipt_not_found", "There is no such receipt"
-    remedy = "Check its id; that of a database which was lost is in none of its backups."
+    remedy = (
+        "Check its id, 32 hexadecimal digits, which 'kith erasures list' names; that of a database which was lost is "
+        "in none of its backups."
+    )
 
 
 class TemplateNotFoundError(KithError):
@@ -411,7 +419,7 @@ class MasterKeyError(KithError):
     code, title = "master_key", "The master key does not open what is stored"
     remedy = (
         "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
-        "read the galleries."
+        "read the galleries. 'kith master show' says which keys are at hand, 'kith master rotate' puts another in use."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ MIRRORED: Final = (2, 4, 5, 7)
 MOST_SCANNED: Final = 20
 """Times the most pixels that a photo may have: of a JPEG, its scans times its pixels, each scan going over all of them.
 Encoders write a dozen; thousands fit in a few kilobytes, and take minutes."""
+MOST_SEGMENTS: Final = 65_536
+"""Of a JPEG; a file of 20 MB needs 300 for what is beside its pixels."""
+SEGMENT: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+"""Begins with this, then its length, and may hold anything. Between segments, and among what is coded, FF is followed
+by other bytes, which decoders pass over."""
 MOST_PROFILES: Final = 4
 """Of a PNG, which has one; Pillow unpacks each."""
 MOST_TILES: Final = 65_536
@@ -185,14 +191,44 @@ def _open(payload: bytes) -> Image.Image:
 
 def _check_work(image: Image.Image, payload: bytes, limits: ImageLimits) -> None:
     """What takes long, or much memory, for its bytes and pixels. Raises ImageTooLargeError."""
-    # A byte FF among what is coded is followed by 0, so that a scan's marker is one.
-    is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))
-    scans = payload.count(b"\xff\xda") if is_jpeg else 1
+    scans = _scans(image, payload)
     if scans * image.width * image.height > MOST_SCANNED * limits.max_pixels:
         raise ImageTooLargeError(f"the photo has {scans} scans of {image.width} x {image.height} pixels")
     tiles = getattr(image, "tile", ())
     if len(tiles) > MOST_TILES:
         raise ImageTooLargeError(f"the photo is in {len(tiles)} pieces, the limit is {MOST_TILES}")
+
+
+def _scans(image: Image.Image, payload: bytes) -> int:
+    """How often a decoder goes over the pixels. Raises ImageTooLargeError."""
+    if image.format in ("JPEG", "MPO"):
+        return _jpeg_scans(payload, 0, len(payload))
+    compression = image.info.get("compression")
+    if compression != "jpeg":
+        return payload.count(b"\xff\xda") if compression == "tiff_jpeg" else 1
+    # Of a TIFF, each piece is a JPEG, and none lies in two of them.
+    tags = image.getexif()
+    starts, sizes = (_numbers(tags.get(strips, tags.get(tiles))) for strips, tiles in ((273, 324), (279, 325)))
+    pieces = {*zip(starts, sizes, strict=False)}
+    if len(pieces) > MOST_TILES or sum(size for _, size in pieces) > len(payload):
+        raise ImageTooLargeError("the photo is in more pieces than it has bytes for")
+    return max((_jpeg_scans(payload, start, start + size) for start, size in pieces), default=1)
+
+
+def _numbers(values: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    return values if isinstance(values, tuple) else () if values is None else (values,)
+
+
+def _jpeg_scans(payload: bytes, at: int, end: int) -> int:
+    """Up to its end, after which files have videos and other photos. Raises ImageTooLargeError."""
+    scans = 0
+    for _ in range(MOST_SEGMENTS):
+        found = SEGMENT.search(payload, at, end)
+        if found is None or found[0] == b"\xff\xd9":
+            return scans
+        scans += found[0] == b"\xff\xda"
+        at = found.end() + max(2, int.from_bytes(payload[found.end() : found.end() + 2]))
+    raise ImageTooLargeError(f"the photo has more than {MOST_SEGMENTS} segments, the limit")
 
 
 def _by_pillow(image: Image.Image) -> NDArray[np.uint8]:

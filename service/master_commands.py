@@ -15,7 +15,7 @@ from service.engines import master_keys, open_own_database
 from service.errors import MasterKeyError, SettingsError
 from service.gallery.rewrapping import Use, rewrap, uses
 from service.security.acting import Actor, acting_as
-from service.security.master import KeyFile, MasterKeys
+from service.security.master import KeyFile, MasterKeys, Wrapper
 from service.settings import load_settings
 
 app = typer.Typer(help="The master key, which opens what is stored.", no_args_is_help=True)
@@ -70,8 +70,9 @@ def rotate(
     with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
         master = database.vault.master
         if make:
-            _file(master).add()
-        wrapper = master.first() if to is None else master.of(to)
+            wrapper: Wrapper = _file(master).add()
+        else:
+            wrapper = master.first() if to is None else master.of(to)
         done = rewrap(database, wrapper)
     if done == Use():
         print(f"master key {wrapper.id} wraps everything already")

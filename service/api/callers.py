@@ -24,6 +24,8 @@ WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""
 UNGUESSABLE: Final = 32
 """Characters of an operator's key, as `openssl rand -hex 16` gives."""
+RIGHT_KEY: Final = "Send a right key, which passes at once; a wrong one is looked at again after Retry-After."
+ANOTHER_KEY: Final = "Ask whoever runs the service for another key (docs/keys.md)."
 POLICY: Final = "requests"
 """Its name in the RateLimit fields."""
 
@@ -70,10 +72,12 @@ class Callers:
         key, now = ring.known(token), datetime.now(UTC)
         if key is None:
             if wait_s or not self._wrong.take(address, WRONG_KEYS, time.monotonic()).passes:
-                raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s))
+                raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s), RIGHT_KEY)
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
-            raise UnauthorizedError(f"the API key {'was revoked' if state == 'revoked' else 'has expired'}")
+            raise UnauthorizedError(
+                f"the API key {'was revoked' if state == 'revoked' else 'has expired'}", ANOTHER_KEY
+            )
         context.key_uses.note(key.id, now)
         own = self._limit if key.rate is None else limit(key.rate, key.burst)
         return Caller(f"key:{key.id}", key.rights), own

@@ -110,7 +110,10 @@ class Gate:
                 standing = self._callers.standing(caller, kept_to)
                 added += limit_fields(kept_to, standing)
                 if not standing.passes:
-                    raise RateLimitedError(f"more than {kept_to.rate:g} requests a second", max(1, standing.next_s))
+                    raise RateLimitedError(
+                        f"more than {kept_to.rate:g} requests a second, and {kept_to.burst} at once",
+                        max(1, standing.next_s),
+                    )
         declared = headers.get("content-length", "0")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")

@@ -6,6 +6,8 @@ writes to several chains takes the galleries' by ascending key and the service's
 
 from __future__ import annotations
 
+import hmac
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,7 +28,9 @@ from service.security.trail import BEGINS, ENDS, OF_SERVICE
 
 PURPOSE: Final = "audit"
 """Of the service's secret that heads are signed with."""
+UNSIGNED: Final = ""
 CONFLICT: Final = StorageError("two lines of the audit would have had one number")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,13 @@ def record_entries(database: Database, entries: Iterable[Entry]) -> None:
 
 
 def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[Entry]) -> End:
-    """Raises MasterKeyError."""
+    """A chain whose head the service did not sign is written on and never signed again: what somebody forged is not
+    made true by the next line. Raises MasterKeyError."""
     head = connection.execute(HEAD, {"chain": chain}).first() or _begin(connection, chain)
+    secret = vault.secret(connection, PURPOSE)
+    sound = head.number == 0 or _is_signed(secret, head)
+    if not sound:
+        log.error("chain %d of the audit was tampered with: its head is not signed by the service", chain)
     number, last, rows = head.number, head.hash, []
     for entry in entries:
         number += 1
@@ -119,7 +128,7 @@ def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[E
         last = line.hash(last)
         rows.append({**vars(line), "chain": chain, "gallery_pk": chain or None, "hash": last})
     connection.execute(LINE, rows)
-    signed = mac(vault.secret(connection, PURPOSE), number, last)
+    signed = mac(secret, number, last) if sound else UNSIGNED
     connection.execute(SIGN, {"of": chain, "now": number, "last": last, "signed": signed})
     return End(number, last)
 
@@ -129,17 +138,21 @@ def pseudonym(gallery: Gallery, subject: str) -> str:
     return gallery.seal.pseudonym("subject", subject)
 
 
+def _is_signed(secret: bytes, head: Any) -> bool:
+    return hmac.compare_digest(mac(secret, head.number, head.hash).encode(), str(head.mac).encode())
+
+
 def _begin(connection: Connection, chain: int) -> Any:
     """Of two processes that begin the service's chain at once, one does, and the other waits for it."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    first = insert(audit_heads).values(chain=chain, number=0, hash=BEFORE_ALL, mac="")
+    first = insert(audit_heads).values(chain=chain, number=0, hash=BEFORE_ALL, mac=UNSIGNED)
     connection.execute(first.on_conflict_do_nothing())
     return connection.execute(HEAD, {"chain": chain}).one()
 
 
 # Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
 HEAD: Final = (
-    sa.select(audit_heads.c.number, audit_heads.c.hash)
+    sa.select(audit_heads.c.number, audit_heads.c.hash, audit_heads.c.mac)
     .where(audit_heads.c.chain == sa.bindparam("chain"))
     .with_for_update()
 )

@@ -75,7 +75,7 @@ from service.gallery.tables import (
     templates,
     vectors,
 )
-from service.gallery.vault import Vault
+from service.gallery.vault import Vault, fresh_key
 from service.security.sealing import Seal
 
 OTHER: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
@@ -120,7 +120,9 @@ class Store:
     def create_gallery(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Raises GalleryExistsError."""
         now, version = _now(), new_version()
-        fresh = self._database.vault.fresh()
+        with self._database.read() as connection:
+            by = self._database.vault.in_use(connection, held=False)
+        fresh = fresh_key(by)
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             pk = _key(
                 connection.execute(
@@ -664,7 +666,7 @@ def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
 
 
 def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
-    said = {} if erased is None else {"receipt": erased.document()}
+    said: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
 
 

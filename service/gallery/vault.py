@@ -38,43 +38,39 @@ class Vault:
 
     def __init__(self, master: MasterKeys) -> None:
         self.master = master
-        self._open: OrderedDict[int, Seal] = OrderedDict()
+        self._open: OrderedDict[int, tuple[bytes, Seal]] = OrderedDict()
+        """With what each was opened from: where an older copy of the database was put back, a gallery's number may be
+        given again, with another key."""
         self._secrets: dict[bytes, bytes] = {}
-        self._in_use: str | None = None
-        """The master key's id, as it last was."""
         self._lock = threading.Lock()
-
-    def fresh(self) -> Fresh:
-        """A gallery's key to be, made before the transaction that makes the gallery: whoever wraps it may take seconds,
-        and writers wait for each other. Raises MasterKeyError."""
-        by = self.master.first() if self._in_use is None else self.master.of(self._in_use)
-        return _wrapped(by)
 
     def create(self, connection: Connection, gallery_pk: int, fresh: Fresh | None = None) -> Seal:
         """A new gallery's, within the transaction that makes the gallery. Raises MasterKeyError."""
         by = self.in_use(connection)
         if fresh is None or fresh.master_key != by.id:  # another one took its place since
-            fresh = _wrapped(by)
+            fresh = fresh_key(by)
         row = {"wrapped": fresh.wrapped, "master_key": fresh.master_key, "created_at": datetime.now(UTC)}
         connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **row))
         return Seal(fresh.key)
 
-    def in_use(self, connection: Connection) -> Wrapper:
-        """The master key that wraps what is new, until the end of a writing transaction: whoever would put another in
-        its place waits. Raises MasterKeyError."""
-        query = sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1).with_for_update(read=True)
-        self._in_use = connection.execute(query).scalar()
-        return self.master.first() if self._in_use is None else self.master.of(self._in_use)
+    def in_use(self, connection: Connection, held: bool = True) -> Wrapper:
+        """The master key that wraps what is new; ``held`` until the end of a writing transaction: whoever would put
+        another in its place waits. Only a database that has no key yet gets the first at hand. Raises MasterKeyError.
+        """
+        query = sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1)
+        key_id = connection.execute(query.with_for_update(read=True) if held else query).scalar()
+        return self.master.first() if key_id is None else self.master.of(key_id)
 
     def seal(self, gallery_pk: int, wrapped: bytes, master_key: str) -> Seal:
         """Of a row of ``data_keys``. Raises MasterKeyError."""
         with self._lock:
-            if gallery_pk in self._open:
+            if (known := self._open.get(gallery_pk)) is not None and known[0] == wrapped:
                 self._open.move_to_end(gallery_pk)
-                return self._open[gallery_pk]
+                return known[1]
         opened = Seal(self.master.unwrap(wrapped, GALLERY, master_key))
         with self._lock:
-            self._open[gallery_pk] = opened
+            self._open[gallery_pk] = wrapped, opened
+            self._open.move_to_end(gallery_pk)
             if len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
         return opened
@@ -106,7 +102,7 @@ class Vault:
 
     def create_secret(self, connection: Connection, name: str) -> None:
         """Raises MasterKeyError."""
-        made = _wrapped(self.in_use(connection), name)
+        made = fresh_key(self.in_use(connection), name)
         row = {"wrapped": made.wrapped, "master_key": made.master_key, "created_at": datetime.now(UTC)}
         connection.execute(secrets.insert().values(name=name, **row))
 
@@ -120,7 +116,9 @@ class Vault:
         return self._secrets[wrapped]
 
 
-def _wrapped(by: Wrapper, purpose: str = GALLERY) -> Fresh:
+def fresh_key(by: Wrapper, purpose: str = GALLERY) -> Fresh:
+    """Of a gallery to be, it is made before the transaction that makes the gallery: whoever wraps it may take seconds,
+    and writers wait for each other. Raises MasterKeyError."""
     key = new_key()
     return Fresh(key, by.wrap(key, purpose), by.id)
 

@@ -38,6 +38,10 @@ class Rights:
         """None: what any key may."""
         return scope is None or scope in self.scopes or "admin" in self.scopes
 
+    @property
+    def may_everything(self) -> bool:
+        return self.galleries is None and "admin" in self.scopes
+
     def sees(self, gallery: str) -> bool:
         return self.galleries is None or gallery in self.galleries
 

@@ -7,7 +7,6 @@ service's own chain, which names each by the hash of its first line: a name that
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -108,7 +107,9 @@ def examine(
         report.ends.append(Anchor(chain.name, chain.number, chain.last, chain.gallery))
     for head in ends.values():
         what = f"its head counts {head.number} lines, none of which is there"
-        report.faults.append(Fault("cut", str(head.chain), None, 1, head.number, what))
+        name = SERVICE if head.chain == OF_SERVICE else str(head.chain)
+        gallery = (galleries or {}).get(head.chain)
+        report.faults.append(Fault("cut", name, gallery, 1, head.number, what))
     report.faults += _named(chains, galleries)
     known = {chain.name for chain in chains.values()}
     for name in noted.keys() - known:
@@ -166,7 +167,7 @@ class _Chain:
             self._fault("cut", self.number + 1, head.number, f"its head counts {head.number} lines")
         elif (head.number, head.hash) != (self.number, self.last):
             self._fault("head", None, None, f"its head is of line {head.number}, and not of the last one")
-        elif secret is not None and not hmac.compare_digest(mac(secret, head.number, head.hash), head.mac):
+        elif secret is not None and mac(secret, head.number, head.hash) != head.mac:
             what = "its head is not signed by the service: the chain was written anew from some line on, or cut"
             self._fault("mac", None, head.number, what)
 

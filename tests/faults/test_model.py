@@ -102,7 +102,9 @@ class HttpActor:
         return [result.template for result in answer.results]
 
     def _search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None) -> Found:
-        options = {} if chosen is None else {"filter": {"tags": chosen.tags, "metadata": dict(chosen.metadata)}}
+        options: dict[str, Any] = {}
+        if chosen is not None:
+            options["filter"] = {"tags": chosen.tags, "metadata": dict(chosen.metadata)}
         risk = {"threshold": 0.5}
         answer = self._kith.identify(gallery, embeddings=list(probes), risk=risk, top_k=k, **options)
         return [[(c.subject, c.similarity) for c in result.candidates] for result in answer.results]

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.fuzz.targets import ALL, TARGETS
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.b64"))
-RUNS = 5000
+RUNS = 2000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)

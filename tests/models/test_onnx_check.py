@@ -64,10 +64,6 @@ def branches(depth: int, innermost: onnx.NodeProto) -> onnx.NodeProto:
     return node
 
 
-def shape(*sides: int) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.array(sides, np.int64), "shape")
-
-
 def _function(model: onnx.ModelProto, domain: str) -> None:
     node = helper.make_node("Relu", ["a"], ["b"])
     model.functions.append(helper.make_function(domain, "Mine", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
@@ -115,16 +111,6 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "no number"),
     "unknown type": (with_weight(data_type=77, raw_data=b"\0" * 24), "no number"),
     "sparse": (edited(lambda m: m.graph.sparse_initializer.add()), "sparse"),
-    "grows": (
-        network(helper.make_node("ConstantOfShape", ["shape"], ["z"]), weights=[shape(2**20, 2**20)]),
-        "ConstantOfShape",
-    ),
-    "grows by a constant": (
-        network(
-            helper.make_node("Constant", [], ["s"], value=shape(HUGE)), helper.make_node("Expand", ["x", "s"], ["z"])
-        ),
-        "Expand",
-    ),
     "no input": (edited(lambda m: m.graph.ClearField("input")), "0 inputs"),
     "no output": (edited(lambda m: m.graph.ClearField("output")), "0 outputs"),
     "two inputs": (edited(lambda m: m.graph.input.append(helper.make_tensor_value_info("b", 1, [1]))), "2 inputs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -112,6 +113,11 @@ def test_a_file_that_was_read_is_read_again_for_a_key_that_it_did_not_have(tmp_p
 def test_a_group_may_read_and_nobody_else(tmp_path: Path) -> None:
     for mode in (0o400, 0o600, 0o440, 0o640):
         key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
+    with pytest.raises(MasterKeyError, match="openssl rand -base64 32"):
+        key_file(tmp_path / "short", "abc").first()
+    with pytest.raises(MasterKeyError) as absent:
+        key_file(tmp_path / "one", new_key_text()).forget("0" * 16)
+    assert "kith master show" in absent.value.remedy
     for mode in (0o644, 0o604, 0o660, 0o602, 0o666):
         with pytest.raises(MasterKeyError, match=f"mode {mode:o}.*chmod 600"):
             key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
@@ -135,6 +141,35 @@ def test_a_database_whose_key_is_gone_gets_no_other_one(tmp_path: Path) -> None:
         assert not (tmp_path / "master.key").exists()
     start(in_folder(tmp_path, master_key_file=kept))
     start(in_folder(tmp_path, master_key=kept.read_text()))
+
+
+def test_a_key_that_goes_while_the_service_runs_is_not_made_anew(tmp_path: Path) -> None:
+    start(in_folder(tmp_path))
+    with closing_store(in_folder(tmp_path)) as server:
+        (tmp_path / "master.key").rename(tmp_path / "elsewhere.key")
+        server.create_gallery("g", "f" * 32, 8, GallerySettings())  # by the key in memory
+        assert not (tmp_path / "master.key").exists()
+
+
+def test_a_number_given_again_after_the_file_was_put_back_is_of_another_key(tmp_path: Path) -> None:
+    settings = in_folder(tmp_path)
+    file, copy = tmp_path / "kith.db", tmp_path / "copy"
+    with closing_store(settings) as server:
+        put_back(file, copy)
+        before = server.create_gallery("x", "f" * 32, 8, GallerySettings())
+        assert server.gallery("x").pk == before.pk
+        put_back(copy, file)
+        server.create_gallery("y", "f" * 32, 8, GallerySettings())
+        gallery = server.gallery("y")
+        assert gallery.pk == before.pk
+        server.put_subject(gallery, "ada", "Ada", {}, [])
+    with closing_store(settings) as restarted:
+        assert restarted.subject(restarted.gallery("y"), "ada").name == "Ada"
+
+
+def put_back(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
 
 
 def test_a_file_that_is_named_is_not_made(tmp_path: Path) -> None:
@@ -286,6 +321,33 @@ def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
     for each in (store, again):
         each.close()
     assert KeyFile(file.path).first().id == new
+
+
+def test_a_server_that_made_galleries_makes_more_after_its_key_was_forgotten(run: Run, tmp_path: Path) -> None:
+    settings = in_folder(tmp_path / "data")
+    with closing_store(settings) as server:
+        server.create_gallery("before", "f" * 32, 8, GallerySettings())
+        (old,) = KeyFile(settings.default_key_path).ids()
+        run("master", "rotate", "--new")
+        run("master", "forget", old, "--yes")
+        server.put_subject(server.gallery("before"), "ada", None, {}, [])  # for which the file is read again
+        for name in ("one", "two"):
+            server.create_gallery(name, "f" * 32, 8, GallerySettings())
+
+
+def test_the_key_that_was_just_made_is_used_although_others_come_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = key_file(tmp_path / "f", new_key_text())
+    monkeypatch.setenv("KITH_MASTER_KEY", new_key_text())
+    monkeypatch.setenv("KITH_MASTER_KEY_FILE", str(file.path))
+    run("master", "show")
+    (before,) = file.ids()
+    said = run("master", "rotate", "--new")
+    made, kept = file.ids()
+    assert kept == before
+    assert f"master key {made} wraps 0 galleries' keys that another one wrapped" in said
+    assert f'"id": "{made}", "place": "{file.path}", "in_use": true, "secrets": 2' in run("master", "show", "--json")
 
 
 def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def tiff(strips: int, following: int = 0, at: int | None = None, width: int = 8)
     return head + struct.pack("<I", offset) * strips + struct.pack("<I", width) * strips
 
 
+def tiff_of(jpeg: bytes, width: int, height: int) -> bytes:
+    """Grey, one strip."""
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 7), (262, 3, 1, 1)]
+    at = 8 + 2 + 9 * 12 + 4
+    return ifd(*entries, (273, 4, 1, at), (277, 3, 1, 1), (278, 4, 1, height), (279, 4, 1, len(jpeg))) + jpeg
+
+
 def gif(frames: int, width: int = 8, height: int = 8, screen: tuple[int, int] = (8, 8), comments: int = 0) -> bytes:
     whole = encode(Image.new("P", (width, height)), "GIF")
     start = whole.index(b"\x2c")
@@ -106,6 +113,9 @@ def harmful() -> dict[str, bytes]:
         "jpeg, 20,000 scans": scans(4000, 3000, 20_000),
         "jpeg, scans of a long line": scans(65_000, 750, 5_000),
         "jpeg, repeated refinement": _repeated(encode(Image.new("RGB", (3000, 3000)), "JPEG", progressive=True), 2000),
+        "jpeg, scans behind a marker of no meaning": _behind(scans(4000, 3000, 20_000)),
+        "jpeg, 20 MB of escapes": encode(Image.new("RGB", (64, 64)), "JPEG")[:-2] + b"\xff\0" * 9_000_000,
+        "jpeg, 20 MB of fill bytes": encode(Image.new("RGB", (64, 64)), "JPEG")[:-2] + b"\xff" * 19_000_000,
         "jpeg, 200,000 markers": JPEG[:2] + b"\xff\xe5\x00\x02" * 200_000 + JPEG[2:],
         "jpeg, fill bytes": JPEG[:2] + b"\xff" * 900_000 + JPEG[2:],
         "jpeg, a large profile": encode(SMALL, "JPEG", icc_profile=bytes(900_000)),
@@ -139,6 +149,7 @@ def harmful() -> dict[str, bytes]:
         "gif and script": b"GIF89a/*" + b"x" * 100 + b"*/=1;alert(1)",
         "tiff, pages in a loop": tiff(64, following=8),
         "tiff, 100,000 strips": tiff(100_000),
+        "tiff, 20,000 scans": tiff_of(scans(4000, 3000, 20_000), 4000, 3000),
         "tiff, strips beyond its end": tiff(64, at=0xFFFFFFF0),
         "tiff, 50 megapixels in a kilobyte": encode(Image.new("1", (7000, 7000)), "TIFF", compression="group4"),
         "tiff, 60,000 tags": ifd(*[(60_000, 4, 100_000, 8)] * 60_000) + bytes(100_000),
@@ -165,3 +176,9 @@ def _repeated(jpeg: bytes, count: int) -> bytes:
     """The last scan again and again."""
     start, end = jpeg.rfind(b"\xff\xda"), jpeg.rfind(b"\xff\xd9")
     return jpeg[:end] + jpeg[start:end] * count + jpeg[end:]
+
+
+def _behind(jpeg: bytes) -> bytes:
+    """All but the first scan begin where a reader that gave the marker before them a length would not look."""
+    second = jpeg.index(b"\xff\xda", jpeg.index(b"\xff\xda") + 2)
+    return jpeg[:second] + b"\xff\xbf\xff\xff" + jpeg[second:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -183,6 +184,46 @@ def test_tampering_is_found_and_located(database: Database, url: str, what: str)
     assert brief(report_of(url, secret_of(database)).faults) == expected
 
 
+def test_an_emptied_audit_is_told_of_without_numbers_that_mean_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        Store(database).create_gallery("g", "f" * 32, 4, GallerySettings())
+    with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").begin() as connection:
+        for (trigger,) in connection.execute(sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
+            connection.execute(sa.text(f"DROP TRIGGER {trigger}"))
+        connection.execute(sa.text("DELETE FROM audit"))
+    told = CliRunner().invoke(app, ["audit", "verify"])
+    assert told.exit_code == 1
+    assert "the service's chain, line 1: cut" in told.output
+    assert "gallery g, line" in told.output
+    assert not re.search(r"chain \d+,", told.output), told.output
+    assert "0 lines in 0 chains: " in told.output
+
+
+@pytest.mark.parametrize("tamper", [cut, rewrite])
+@pytest.mark.parametrize("service_too", [False, True])
+def test_what_was_forged_is_not_signed_by_the_next_write(
+    database: Database, url: str, tamper: Tampering, service_too: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    gallery = gallery_with_lines(database)
+    for number in range(LINES):
+        gallery_with_lines(database, f"other{number}", lines=1)
+    chain = 0 if service_too else gallery.pk
+    other = engine_of(url)
+    with other.begin() as connection:
+        unguard(connection)
+        if tamper is cut:
+            run("DELETE FROM audit WHERE chain = :chain AND number > 6")(connection, chain)
+        tamper(connection, chain)
+    other.dispose()
+    for _ in range(2):
+        record_entries(database, [Entry("event", None if service_too else (gallery.pk, "g"))])
+    assert "mac" in [fault.kind for fault in report_of(url, secret_of(database)).faults]
+    assert "tampered with" in caplog.text
+
+
 def test_what_is_no_line_at_all_is_found(tmp_path: Path) -> None:
     """SQLite stores anything in any column."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
@@ -356,7 +397,12 @@ def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch:
     assert "anchor: " in kith("verify", "--against", str(tmp_path / "anchors"), code=1)
     assert not (tmp_path / "data" / "master.key").exists()
     monkeypatch.setenv("KITH_MASTER_KEY", TEXT.replace("07", "08"))
-    assert "not checked" in kith("verify")
+    assert "does not open the secret" in kith("verify", code=1)
+    monkeypatch.setenv("KITH_MASTER_KEY", TEXT)
+    export = tmp_path / "audit.ndjson"
+    header, *lines = export.read_text().splitlines(keepends=True)
+    export.write_text(json.dumps(json.loads(header) | {"secret": None}) + "\n" + "".join(lines))
+    assert "is missing" in kith("verify", str(export), code=1)
     (tmp_path / "nothing").write_text("nothing")
     assert isinstance(CliRunner().invoke(app, ["audit", "verify", str(tmp_path / "nothing")]).exception, AuditFileError)
 

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import service.app
+from service.client import Kith
 from service.errors import ClientGoneError, ImageTooLargeError, KithError, UrlFailedError, UrlRefusedError
 from service.fetching import Fetcher
 from service.patience import Patience
@@ -412,6 +413,19 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
         )
         with embedded(settings) as url:
             yield url, f"http://{HOST}:{port}"
+
+
+def test_the_client_takes_urls_where_it_takes_photos(shop: tuple[str, str], astronaut: NDArray[np.uint8]) -> None:
+    url, photos = shop
+    urls = [f"{photos}/astronaut.jpg"]
+    with Kith(url) as kith:
+        kith.create_gallery("client")
+        assert kith.detect(urls=urls).images == kith.detect(jpeg(astronaut)).images
+        assert len(kith.embed(jpeg(astronaut), urls=urls).images) == 2
+        kith.enrol("client", "ada", urls=urls, face="largest")
+        for found in (kith.identify("client", urls=urls), kith.identify("client", jpeg(astronaut), urls=urls, top_k=1)):
+            assert {result.subject for result in found.results} == {"ada"}
+        kith.delete_gallery("client")
 
 
 def test_photos_by_url_go_wherever_photos_go(shop: tuple[str, str], astronaut: NDArray[np.uint8]) -> None:

@@ -109,6 +109,7 @@ AMBIGUOUS = {
 def test_what_could_be_read_in_two_ways_is_refused(port: int, case: str) -> None:
     ((status, document),) = answers(port, AMBIGUOUS[case])
     assert (status, document["code"]) == (400, "malformed_http")
+    assert "no Upgrade" in str(document["remedy"])
 
 
 @pytest.mark.parametrize(

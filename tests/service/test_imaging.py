@@ -150,6 +150,27 @@ def test_points_lie_where_the_photo_shows_them(
         assert np.abs((seen - expected).mean(0)).max() < tolerance / 2
 
 
+def test_what_lies_beside_and_behind_a_photo_are_no_scans(astronaut: NDArray[np.uint8]) -> None:
+    """As in what phones write: makers' notes, previews, videos."""
+    photo = jpeg(astronaut)
+    scan = b"\xff\xda"
+    segment = b"\xff\xe2" + struct.pack(">H", 60_002) + scan * 30_000
+    several = encode(Image.fromarray(astronaut), "MPO", save_all=True, append_images=[Image.fromarray(astronaut)] * 50)
+    random = np.random.default_rng(0).bytes(4_000_000)
+    assert random.count(scan) > 20, "would be a scan each"
+    limits = ImageLimits(5_000_000, astronaut.shape[0] * astronaut.shape[1])
+    for beside in (photo + random, photo + scan * 1_000_000, photo[:2] + segment * 4 + photo[2:]):
+        assert np.array_equal(decode(beside, limits), decode(photo, limits))
+    assert decode(several, limits).shape == astronaut.shape
+
+
+def test_a_tiff_of_many_jpegs_has_as_many_scans_as_each() -> None:
+    image = Image.fromarray(np.zeros((2000, 2000, 3), np.uint8))
+    file = encode(image, "TIFF", compression="jpeg", tiffinfo={278: 16})
+    assert file.count(b"\xff\xda") > 100
+    assert decode(file, LIMITS).shape == (2000, 2000, 3)
+
+
 @pytest.mark.parametrize("orientation", [2, 4, 5, 7])
 def test_a_mirrored_jpeg_is_decoded_whole(orientation: int, astronaut: NDArray[np.uint8]) -> None:
     """The last column of a reduction, which may show less of the photo, would come first and shift the others."""

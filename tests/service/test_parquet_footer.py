@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.gallery.parquet_footer import BYTE_ARRAY, row_groups
+from service.gallery.parquet_footer import BYTE_ARRAY, MOST_COLUMNS, row_groups
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +52,29 @@ def test_what_is_none(file: bytes) -> None:
     for body in (deep, b"\x4f" * 50, b"\x19\xfc" + b"\xff" * 8 + b"\x01"):
         with pytest.raises(ValueError, match="footer"):
             row_groups(io.BytesIO(b"PAR1" + body + len(body).to_bytes(4, "little") + b"PAR1"))
+
+
+def _small_columns(groups: int, columns: int) -> io.BytesIO:
+    """A footer of nothing but them, 13 bytes each."""
+    column = b"\x3c\x15\x0c\x29\x18\x01a\x26\x02\x16\x02\0\0"
+    listed = b"\x19\xfc" + bytes([columns & 127 | 128, columns >> 7 & 127 | 128, columns >> 14]) + columns * column
+    footer = b"\x49\xfc" + bytes([groups & 127 | 128, groups >> 7]) + groups * (listed + b"\x26\x02\0") + b"\0"
+    return io.BytesIO(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+def test_columns_are_bounded_and_a_million_templates_with_crops_are_within() -> None:
+    assert len(row_groups(_small_columns(2000, 17))) == 2000
+    for groups, columns in ((1, 600_000), (1, MOST_COLUMNS + 1), (11, 10_000)):
+        began = time.process_time()
+        with pytest.raises(ValueError, match="more than 100000 columns"):
+            row_groups(_small_columns(groups, columns))
+        assert time.process_time() - began < 2
+
+
+def test_a_long_list_that_is_passed_over_takes_no_time() -> None:
+    size = 8_000_000
+    length = bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21])
+    footer = b"\x29\xf1" + length + b"\x01" * size + b"\0"
+    began = time.process_time()
+    assert row_groups(io.BytesIO(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")) == []
+    assert time.process_time() - began < 0.5

@@ -708,6 +708,9 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
         "index": "exact",
         "recall": 0.9,
         "keep_crops": True,
+        "retention_days": 400,
+        "liveness": "off",
+        "liveness_threshold": 0.75,
     }
     assert given.keys() == GallerySettingsIn.model_fields.keys()
     kith.update_gallery(gallery, **given)
