@@ -29,6 +29,7 @@ from service.gallery.subjects import SUBJECT_ID, Gallery, NewTemplate, printable
 from service.jobs import JobContext, JobKind, JobStoppedError
 from service.pipeline import Photo, Pipeline
 from service.recognisers import Recognisers
+from service.security.sealing import Seal
 from service.spool import Spool
 
 KIND: Final = "enrolment"
@@ -96,6 +97,7 @@ class _Item:
     subject: str | None
     payload: bytes | KithError
     template_id: str
+    earlier_id: str
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,13 @@ class _Run:
         ending: Exception | None = None
         try:
             while block := await self._context.run(_read, waiting):
-                ids = [item.template_id for item in block]
+                ids = [id_ for item in block for id_ in (item.template_id, item.earlier_id)]
                 known = await self._context.run(self._work.store.known_templates, self.gallery, ids)
                 for item in block:
                     await self._seats.acquire()
-                    task = asyncio.create_task(self._look(item, item.template_id in known))
+                    task = asyncio.create_task(
+                        self._look(item, not known.isdisjoint((item.template_id, item.earlier_id)))
+                    )
                     self._looking.add(task)
                     task.add_done_callback(self._looked)
                     await self._ahead.put(_Ahead(item.name, item.subject, item.template_id, task))
@@ -262,8 +266,14 @@ class _Run:
 _KNOWN: Final = KithError("the gallery has this photo")
 
 
-def template_id(subject: str, payload: bytes) -> str:
-    """The same photo of the same person has the same id, however often and under whatever file name it comes."""
+def template_id(seal: Seal, subject: str, payload: bytes) -> str:
+    """The same photo of the same person has the same id, however often and under whatever file name it comes. Receipts
+    and the audit name it in clear: without the gallery's key nobody can tell by it whether a photo was theirs."""
+    return seal.pseudonym("photo", f"{subject}\0{hashlib.sha256(payload).hexdigest()}")
+
+
+def earlier_id(subject: str, payload: bytes) -> str:
+    """As the template's id was made before it was keyed, and lies in galleries of then."""
     return hashlib.sha256(subject.encode() + b"\0" + hashlib.sha256(payload).digest()).hexdigest()[:32]
 
 
@@ -275,9 +285,10 @@ def _waiting(found: Iterator[Member], known: Contents, done: Done) -> Iterator[_
         try:
             payload = member.read()
         except KithError as error:
-            yield _Item(member.name, subject, error, "")
+            yield _Item(member.name, subject, error, "", "")
         else:
-            yield _Item(member.name, subject, payload, template_id(subject or "", payload))
+            ids = template_id(done.seal, subject or "", payload), earlier_id(subject or "", payload)
+            yield _Item(member.name, subject, payload, *ids)
 
 
 def _read(waiting: Iterator[_Item]) -> list[_Item]:

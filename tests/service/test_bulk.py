@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from service import archives
 from service.api.schemas import JobOut
 from service.archives import ArchiveLimits, Contents, contents, members
+from service.bulk import earlier_id
 from service.client import FileStream, Kith, KithClientError
 from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError, StorageFullError
 from service.gallery.job_store import JobStore
@@ -465,6 +466,22 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     assert (third.counts["enrolled"], third.counts["already_enrolled"]) == (2, 2)
     assert {s.id: s.templates for s in kith.subjects(gallery)} == {"eileen": 2, "thomas": 1, "tom": 0}
     assert list((settings.data_dir / "spool").iterdir()) == []
+
+
+def test_a_template_is_named_by_a_key(kith: Kith, gallery: str, photos: dict[str, bytes], settings: Settings) -> None:
+    """So that its id, which stands in receipts, tells nobody without the key whose photo it was of."""
+    one = as_zip({"eileen/1.jpg": photos["eileen/1.jpg"]})
+    kith.create_gallery("of-another-key")
+    for name in (gallery, "of-another-key"):
+        assert enrolled(kith, name, one).counts == {"enrolled": 1}
+    (here,), (there,) = (kith.templates(name, "eileen").templates for name in (gallery, "of-another-key"))
+    earlier = earlier_id("eileen", photos["eileen/1.jpg"])
+    assert len({here.id, there.id, earlier}) == 3
+    # What an earlier version enrolled is known all the same.
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database, database:
+        database.execute("UPDATE templates SET id = ? WHERE id = ?", (earlier, here.id))
+    assert enrolled(kith, gallery, one).counts == {"already_enrolled": 1}
+    kith.delete_gallery("of-another-key")
 
 
 def test_an_archive_and_single_photos_end_the_same(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None:

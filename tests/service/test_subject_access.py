@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from service.errors import SubjectNotFoundError
 from service.gallery.database import Database
 from service.gallery.generations import Disagreement, Generations
 from service.gallery.job_store import ItemOutcome, JobStore
+from service.gallery.retention import Retention
 from service.gallery.sealed_rows import lookup_of
 from service.gallery.store import Store
 from service.gallery.subject_access import SubjectAccess
@@ -227,6 +230,22 @@ def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.ra
     assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
     with pytest.raises(SubjectNotFoundError):
         SubjectAccess(database).everything_about(gallery, "nobody")
+    database.close()
+
+
+def test_who_went_by_age_is_told_what_was_written_down(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    made(database)
+    store = Store(database)
+    gallery = store.update_gallery("g", lambda settings: replace(settings, retention_days=1))
+    store.enrol(gallery, "ada", some(rng), None)
+    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=2), 14).subjects == 1
+    left = SubjectAccess(database).everything_about(gallery, "ada")
+    assert (left["subject"], left["receipts"]) == (None, [])
+    assert [line["event"] for line in left["audit"]] == ["templates_enrolled", "subject_exported"]
+    for _ in range(2):
+        with pytest.raises(SubjectNotFoundError):
+            SubjectAccess(database).everything_about(gallery, "nobody")
     database.close()
 
 
