@@ -4,16 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak supply lock clean
+        bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
-	@# Of what is left, Kith itself and torch with what it brings (docs/decisions/0042), versions are pinned, files are not.
+	@# Of what is left, Kith itself, torch with what it brings, and insightface below, versions are pinned, files are not
+	@# (docs/decisions/0042).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,training,demo,dev]'
 	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
@@ -51,14 +52,19 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(MINUTES)); print n > 1 ? n : 1 }') $(BIN)/pytest tests/service/test_openapi.py
 
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
+	KITH_EXAMPLES=$$((20 * $(or $(MINUTES),10))) $(BIN)/pytest tests/service/test_openapi.py
+
 bench-floor: setup
 	$(BIN)/python -m bench.floor
 
 # Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
 soak: MINUTES ?= 30
+
 DATABASE ?= sqlite
 soak: setup
-	$(BIN)/python -m bench.soak --minutes $(MINUTES) --database $(DATABASE)
+	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) --database $(DATABASE)
 
 bench-memory: setup
 	$(BIN)/python -m bench.memory

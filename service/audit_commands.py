@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
 from service.connection import AsJson, Key, Url, connect
@@ -24,8 +25,10 @@ from service.gallery.audit_log import PURPOSE
 from service.gallery.audit_reading import Trail, trail_of
 from service.security.trail import SERVICE, Anchor, Fault, Report, examine
 from service.settings import load_settings
+from service.terminal import print_table
 
 app = typer.Typer(help="Who did what; and whether the record of it is whole.", no_args_is_help=True)
+HASH_DIGITS: Final = 64
 SQLITE: Final = b"SQLite format 3\x00"
 Source = Annotated[
     Path | None,
@@ -36,6 +39,7 @@ Event = Annotated[str | None, typer.Option(help="Only this event, as docs/audit.
 Actor = Annotated[str | None, typer.Option(help="Only what this key did: key:ID, operator, anonymous or service.")]
 Subject = Annotated[str | None, typer.Option(help="Only what concerns this person: the id.")]
 Since = Annotated[str | None, typer.Option(help="Only from this time on, like 2026-01-31 or 2026-01-31T12:00:00Z.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="So many lines at most; default: all.")]
 Until = Annotated[str | None, typer.Option(help="Only before this time.")]
 
 
@@ -77,7 +81,7 @@ def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when
     """Write the whole audit, as it is at this moment, to a file that 'verify' examines anywhere."""
     with _trail(None) as trail, replacing(file) as to:
         count = write_trail(trail, to)
-    print(f"wrote {file}, {file.stat().st_size:,} bytes: {count:,} lines")
+    print(f"wrote {file}, {file.stat().st_size:,} bytes: {_counted(count, 'line')}")
 
 
 @app.command("list")
@@ -88,6 +92,7 @@ def list_lines(
     subject: Subject = None,
     since: Since = None,
     until: Until = None,
+    limit: Limit = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
@@ -97,28 +102,30 @@ def list_lines(
         raise typer.BadParameter("people are known by their gallery: name it, too", param_hint="--subject")
     chosen = {"event": event, "actor": actor, "since": since, "until": until}
     with connect(url, api_key) as kith:
-        lines = list(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})))
+        lines = list(islice(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})), limit))
     if as_json:
         print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
         return
-    table = Table("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who", "Details")
+    whole = (Column(header, no_wrap=True) for header in ("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who"))
+    table = Table(*whole, Column("Details", min_width=20))
     for line in lines:
         details = json.dumps(line.details, separators=(", ", ": "))[1:-1]
         told = (line.event, line.outcome, line.actor, line.gallery or "", line.subject or "", details)
         table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", *(escape(cell) for cell in told))
-    Console().print(table)
+    print_table(table)
 
 
 def of_gallery(
     name: str,
     event: Event = None,
     subject: Subject = None,
+    limit: Limit = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """What was done with a gallery and the people in it, latest first."""
-    list_lines(name, event, None, subject, None, None, url, api_key, as_json)
+    list_lines(name, event, None, subject, None, None, limit, url, api_key, as_json)
 
 
 @contextmanager
@@ -164,7 +171,9 @@ def _told(fault: Fault) -> str:
     if fault.chain == SERVICE:
         chain = "the service's chain"
     else:
-        chain = f"gallery {fault.gallery or '?'}, chain {fault.chain[:16]}"
+        # Where nothing is left of a chain, the hash is not known that would name it.
+        named = f", chain {fault.chain[:16]}" if len(fault.chain) == HASH_DIGITS else ""
+        chain = f"gallery {fault.gallery or 'unknown'}{named}"
     lines = ""
     if fault.first is not None:
         lines = f", line {fault.first}" if fault.first == fault.last else f", lines {fault.first} to {fault.last}"
@@ -172,8 +181,9 @@ def _told(fault: Fault) -> str:
 
 
 def _print_summary(console: Console, report: Report, anchored: bool) -> None:
-    verdict = f"{len(report.faults)} faults" if report.faults else "sound"
-    console.print(f"{report.lines:,} lines in {len(report.ends)} chains: {verdict}", highlight=False)
+    verdict = _counted(len(report.faults), "fault") if report.faults else "sound"
+    told = f"{_counted(report.lines, 'line')} in {_counted(len(report.ends), 'chain')}: {verdict}"
+    console.print(told, highlight=False)
     if not report.signed:
         console.print(
             "The heads' signatures were not checked, for no master key that opens their secret is at hand: lines "
@@ -181,3 +191,7 @@ def _print_summary(console: Console, report: Report, anchored: bool) -> None:
             + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them."),
             highlight=False,
         )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

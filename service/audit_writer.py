@@ -135,8 +135,8 @@ class AuditWriter:
     # In the thread
 
     def _work(self) -> None:
-        well = True
-        while not (self._closing and self._is_done(well)):
+        well, closing = True, False
+        while not (closing and self._is_done(well)):
             with self._changed:
                 self._changed.wait_for(self._has_work)
                 # Others will come; unless somebody waits.
@@ -145,6 +145,7 @@ class AuditWriter:
                 lines = [self._lines.popleft() for _ in range(min(len(self._lines), AT_ONCE))]
                 refused, self._refused = self._refused, Counter()
                 lost = self._lost
+                closing = self._closing  # now, so that what fails meanwhile is tried once more
             well = self._write(waiting, lines, refused, lost, well)
 
     def _has_work(self) -> bool:

@@ -295,4 +295,4 @@ def _unfit(subject: str | None) -> KithError | None:
 
 
 def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
-    return ItemOutcome(name, error.code, error.document(), subject)
+    return ItemOutcome(name, error.code, error.kept(), subject)

@@ -261,6 +261,35 @@ def gallery_create(
     _print_json(created) if as_json else print(f"created {created.name}")
 
 
+@gallery_app.command("update")
+def gallery_update(
+    name: str,
+    fpir: Fpir = None,
+    keep_crops: Annotated[bool | None, typer.Option(help="Keep the faces enrolled, for another recogniser.")] = None,
+    retention_days: Annotated[
+        int | None, typer.Option(min=0, max=36_500, help="Age at which templates are erased; 0: never.")
+    ] = None,
+    liveness: Annotated[
+        str | None, typer.Option(help="required: faces that are not taken for people are refused; or off.")
+    ] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a gallery's settings: those that are named."""
+    settings: dict[str, Any] = {"keep_crops": keep_crops, "liveness": liveness}
+    settings = {setting: value for setting, value in settings.items() if value is not None}
+    if fpir is not None:
+        settings["risk"] = {"fpir": fpir}
+    if retention_days is not None:
+        settings["retention_days"] = retention_days or None
+    if not settings:
+        raise typer.BadParameter("nothing to change: name a setting", param_hint="--fpir, --retention-days, ...")
+    with connect(url, api_key) as kith:
+        updated = kith.update_gallery(name, **settings)
+    _print_json(updated) if as_json else print(f"updated {updated.name}: {', '.join(settings)}")
+
+
 @gallery_app.command("stats")
 def gallery_stats(name: str, url: Url = None, api_key: Key = None) -> None:
     """One gallery's settings and counts, and the index that serves its searches, as JSON."""
@@ -506,6 +535,8 @@ def main() -> None:
         app()
     except (KithError, KithClientError, ModelError) as error:
         remedy = f". {error.remedy}" if isinstance(error, KithError) and not isinstance(error, SettingsError) else ""
+        if isinstance(error, KithClientError) and error.code == "unauthorized":
+            remedy = " Commands send the key of --api-key, or of KITH_CLIENT_KEY."
         Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error}{remedy}')}", highlight=False)
         raise SystemExit(2) from error
 

@@ -202,6 +202,9 @@ class Kith:
             if (cursor := page.next) is None:
                 return
 
+    def gallery_names(self) -> set[str]:
+        return {gallery.name for gallery in self.galleries()}
+
     def update_gallery(self, name: str, **settings: Any) -> GalleryOut:
         return self._send(GalleryOut, "PATCH", _path(name), json=settings)
 
@@ -330,7 +333,7 @@ class Kith:
 
     def erasures(self, gallery: str, subject: str | None = None) -> Iterator[ReceiptOut]:
         """Receipts of what was erased, latest first; of one subject, if given."""
-        cursor: int | None = None
+        cursor: str | None = None
         while True:
             chosen = {"subject": subject, "cursor": cursor}
             params = {name: value for name, value in chosen.items() if value is not None}
@@ -447,7 +450,7 @@ class Kith:
     def create_key(self, name: str, scopes: Iterable[Scope], **options: Any) -> NewKeyOut:
         """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
         body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
-        return self._send(NewKeyOut, "POST", "/v1/keys", json=body)
+        return self._send(NewKeyOut, "POST", "/v1/keys", again=False, json=body)
 
     def api_keys(self, ended: bool = False) -> list[KeyOut]:
         """``ended``: also those that were revoked or have expired."""
@@ -458,7 +461,8 @@ class Kith:
 
     def rotate_key(self, key: str, overlap_s: int = DAY_S) -> NewKeyOut:
         """Another key in the place of one, which works on for ``overlap_s``."""
-        return self._send(NewKeyOut, "POST", f"/v1/keys/{quote(key, safe='')}/rotate", json={"overlap_s": overlap_s})
+        path = f"/v1/keys/{quote(key, safe='')}/rotate"
+        return self._send(NewKeyOut, "POST", path, again=False, json={"overlap_s": overlap_s})
 
     # Service
 
@@ -469,13 +473,14 @@ class Kith:
     def ready(self) -> HealthOut:
         return self._send(HealthOut, "GET", "/readyz")
 
-    def _send(self, model: type[Answer], method: str, path: str, **arguments: Any) -> Answer:
+    def _send(self, model: type[Answer], method: str, path: str, again: bool = True, **arguments: Any) -> Answer:
+        """``again``: also where the connection broke, so that it may have been done already."""
         for attempt in range(self._attempts):
             last = attempt == self._attempts - 1
             try:
                 response = self._http.request(method, path, **arguments)
             except httpx.TransportError as error:
-                if last:
+                if last or not again:
                     raise KithUnreachableError(str(self._http.base_url), error) from error
             else:
                 if response.is_success:

@@ -22,6 +22,11 @@ def open_own_database(settings: Settings) -> Database:
     return open_database(settings.sql_url, master_keys(settings))
 
 
+def check_database(settings: Settings) -> None:
+    """Raises MasterKeyError, StorageError, SettingsError: it cannot be opened."""
+    open_own_database(settings).close()
+
+
 def has_keys(settings: Settings) -> bool:
     """Whether API keys were ever made. Raises MasterKeyError, StorageError."""
     with closing(open_own_database(settings)) as database:

@@ -6,17 +6,22 @@ from typing import Any, ClassVar
 
 
 class KithError(Exception):
-    """Base. ``code`` is stable and documented in docs/errors.md; ``remedy`` says what to do."""
+    """Base. ``code`` is stable and documented in docs/errors.md; ``remedy`` says what to do: in general,
+    or on this occasion."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    remedy: ClassVar[str] = "Try again; if it happens again, report it with the request id."
+    hides = False
+    """Whether something may be there, for others."""
+    remedy: str = "Try again; if it happens again, report it with the request id."
 
-    def __init__(self, detail: str, **extra: Any) -> None:
+    def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:
         super().__init__(detail)
         self.detail = detail
         self.extra = extra
+        if remedy is not None:
+            self.remedy = remedy
 
     def document(self) -> dict[str, Any]:
         """RFC 9457."""
@@ -29,6 +34,11 @@ class KithError(Exception):
             "remedy": self.remedy,
             **self.extra,
         }
+
+    def kept(self) -> dict[str, Any]:
+        """As :meth:`document`, to be stored with whom it concerns: it names nobody else, whose erasure would not find
+        it there."""
+        return self.document()
 
 
 class InvalidRequestError(KithError):
@@ -67,14 +77,14 @@ class RateLimitedError(KithError):
     status, code, title = 429, "rate_limited", "Too many requests"
     remedy = "Wait as long as Retry-After says, and then send no more than RateLimit-Policy allows."
 
-    def __init__(self, detail: str, seconds: int) -> None:
-        super().__init__(detail)
+    def __init__(self, detail: str, seconds: int, remedy: str | None = None) -> None:
+        super().__init__(detail, remedy)
         self.seconds = seconds
 
 
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "There is no such API key"
-    remedy = "GET /v1/keys lists them."
+    remedy = "'kith keys list', or GET /v1/keys, lists them."
 
 
 class KeyEndedError(KithError):
@@ -193,7 +203,7 @@ class GalleryExistsError(KithError):
 
 class SubjectNotFoundError(KithError):
     status, code, title = 404, "subject_not_found", "There is no such subject in this gallery"
-    remedy = "Create it with PUT, or enrol a template for it."
+    remedy = "Check its id; PUT, or enrolling a template for it, creates it."
 
 
 class SubjectErasedError(KithError):
@@ -203,7 +213,10 @@ class SubjectErasedError(KithError):
 
 class ReceiptNotFoundError(KithError):
     status, code, title = 404, "receipt_not_found", "There is no such receipt"
-    remedy = "Check its id; that of a database which was lost is in none of its backups."
+    remedy = (
+        "Check its id, 32 hexadecimal digits, which 'kith erasures list' names; that of a database which was lost is "
+        "in none of its backups."
+    )
 
 
 class TemplateNotFoundError(KithError):
@@ -246,6 +259,11 @@ class EmbeddingError(KithError):
 class DuplicateSubjectError(KithError):
     status, code, title = 409, "duplicate_subject", "The face already belongs to another subject"
     remedy = "Enrol it there, or repeat the request with 'allow_duplicate': true."
+
+    def kept(self) -> dict[str, Any]:
+        document = self.document() | {"detail": "the face resembles another subject"}
+        document.pop("subject", None)
+        return document
 
 
 class InconsistentTemplateError(KithError):
@@ -403,7 +421,7 @@ class MasterKeyError(KithError):
     code, title = "master_key", "The master key does not open what is stored"
     remedy = (
         "Give the key that the database was made with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it nobody can "
-        "read the galleries."
+        "read the galleries. 'kith master show' says which keys are at hand, 'kith master rotate' puts another in use."
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
+import sqlalchemy as sa
 import typer
 from pydantic import ValidationError
 from rich.console import Console
@@ -19,10 +20,13 @@ from service.api.problems import validation_error
 from service.client import Kith
 from service.connection import AsJson, Key, Url
 from service.engines import open_own_database
+from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
+from service.gallery.tables import galleries
 from service.security.acting import Actor, acting_as
 from service.security.keys import SCOPES, Scope
 from service.settings import load_settings
+from service.terminal import print_table
 
 app = typer.Typer(help="API keys: who may use the service, and for what.", no_args_is_help=True)
 KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.")]
@@ -39,6 +43,8 @@ class Keys(Protocol):
 
     def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut: ...
 
+    def gallery_names(self) -> set[str]: ...
+
 
 @app.command()
 def create(
@@ -47,7 +53,7 @@ def create(
     gallery: Annotated[
         list[str] | None, typer.Option("--gallery", "-g", help="For this gallery alone; repeatable. Default: all.")
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0.0, help="Until it expires; default: never.")] = None,
+    days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second; default: KITH_RATE_LIMIT.")] = None,
     burst: Annotated[int | None, typer.Option(min=1, help="At once; default: as many as in a second.")] = None,
     url: Url = None,
@@ -56,10 +62,18 @@ def create(
 ) -> None:
     """Make a key, and print its token, which nobody can tell again."""
     scopes = _scopes(scope or [])
+    for option, value in (("--days", days), ("--rate", rate)):
+        if value is not None and not value > 0:
+            raise typer.BadParameter(f"{value:g} is not more than 0", param_hint=option)
+    if burst is not None and rate is None:
+        raise typer.BadParameter("it needs a rate, too: --rate", param_hint="--burst")
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     options = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
     with _keys(url, api_key) as keys:
         _tell(keys.create_key(name or "+".join(scopes), scopes, **options), as_json)
+        if gallery and (absent := sorted(set(gallery) - keys.gallery_names())):
+            told = f"no gallery is called {', '.join(absent)} yet: the key is for whichever will be"
+            Console(stderr=True).print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(name="list")
@@ -80,7 +94,7 @@ def list_keys(
         galleries = "all" if key.galleries is None else ", ".join(key.galleries)
         times = ("" if at is None else f"{at:%Y-%m-%d %H:%M}" for at in (key.expires_at, key.used_at))
         table.add_row(key.id, escape(key.name), ", ".join(key.scopes), galleries, key.state, *times)
-    Console().print(table)
+    print_table(table)
 
 
 @app.command()
@@ -106,8 +120,8 @@ def rotate(
 class _Here:
     """In the database itself."""
 
-    def __init__(self, store: KeyStore) -> None:
-        self._store = store
+    def __init__(self, database: Database) -> None:
+        self._database, self._store = database, KeyStore(database)
 
     def create_key(self, name: str, scopes: list[Scope], **options: Any) -> NewKeyOut:
         asked = _asked(name=name, scopes=scopes, **options)
@@ -125,6 +139,10 @@ class _Here:
     def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut:
         return NewKeyOut.of_new(*self._store.rotate(key, timedelta(seconds=overlap_s)))
 
+    def gallery_names(self) -> set[str]:
+        with self._database.read() as connection:
+            return set(connection.execute(sa.select(galleries.c.name)).scalars())
+
 
 @contextmanager
 def _keys(url: str | None, key: str | None) -> Iterator[Keys]:
@@ -133,7 +151,7 @@ def _keys(url: str | None, key: str | None) -> Iterator[Keys]:
             yield kith
         return
     with closing(open_own_database(load_settings())) as database, acting_as(Actor("operator")):
-        yield _Here(KeyStore(database))
+        yield _Here(database)
 
 
 def _asked(**fields: Any) -> KeyIn:

@@ -40,14 +40,18 @@ class KeyUses:
         self._noted[key_id] = at
 
     async def flush(self) -> None:
-        """Write what is noted; where it cannot be written, that is logged."""
+        """Write what is noted; where it cannot be written, that is logged, and it is kept for the next time."""
         noted, self._noted = self._noted, {}
         if not noted:
             return
         try:
             await asyncio.to_thread(self._store.used, noted)
         except KithError as error:
+            self._noted = noted | self._noted
             log.warning("when keys were used could not be noted: %s", error.detail)
+        except Exception:
+            self._noted = noted | self._noted
+            log.exception("when keys were used could not be noted")
 
     async def _write(self) -> None:
         while True:

@@ -19,6 +19,8 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery
 
 SWEPT_EVERY: Final = timedelta(hours=1)
+AGAIN_AFTER: Final = timedelta(minutes=10)
+"""Where a gallery could not be swept."""
 LOOKED_EVERY_S: Final = 30.0
 """At memory that may hold names of people erased by another process, at SQLite's log, and at whether it is time."""
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Housekeeping:
         self._retention = Retention(database)
         self._name = uuid.uuid4().hex
         self._next: datetime | None = None
+        self._took_turn = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +63,7 @@ class Housekeeping:
         self._stop.set()
         if self._task is not None:
             await self._task
-        if self._next is not None:
+        if self._took_turn:
             with suppress(KithError):  # else its turn runs out
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._retention.end_turn, self._name)
         self._thread.shutdown()
@@ -88,8 +91,11 @@ class Housekeeping:
         # Longer than until its next sweep: who swept goes on, and who takes over comes at most one sweep late.
         if not self._retention.take_turn(self._name, now, 1.5 * SWEPT_EVERY):
             return
-        self._next = now + SWEPT_EVERY
+        self._took_turn = True
         swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)
+        for pk, error in swept.failed:
+            log.warning("what is past its age could not be erased of the gallery with the key %d: %s", pk, error.detail)
+        self._next = now + (AGAIN_AFTER if swept.failed else SWEPT_EVERY)
         if swept.templates or swept.subjects:
             log.info("past their age: %d templates and %d subjects", swept.templates, swept.subjects)
             self._database.empty_log()

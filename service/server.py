@@ -13,8 +13,9 @@ from functools import partial
 
 import uvicorn
 
+from service.api.callers import UNGUESSABLE
 from service.app import create_app
-from service.engines import has_keys
+from service.engines import check_database, has_keys
 from service.errors import SettingsError
 from service.http_limits import HttpLimits, limited
 from service.recognisers import read_packs
@@ -33,22 +34,31 @@ def serve(settings: Settings) -> None:
         SettingsError: the address is exposed without a key, or cannot be bound, or a package that a setting needs is
             not installed.
         PackError: the pack cannot be used.
+        MasterKeyError, StorageError: the database cannot be opened.
     """
     keep_to_itself()
+    if settings.api_key is not None and len(settings.api_key.get_secret_value()) < UNGUESSABLE:
+        log.warning(
+            "KITH_API_KEY has fewer than %d characters: whoever guesses it may do everything; take another one, as "
+            "openssl rand -hex 32 makes",
+            UNGUESSABLE,
+        )
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
     read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
+    check_database(settings)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
     _server(settings, kind=_Settled).run(sockets=[listener])
 
 
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
-    """Serve on a free loopback port for as long as the block runs; gives the URL."""
+    """Serve on a free loopback port for as long as the block runs; gives the URL. Raises as :func:`serve`."""
     settings.check_extras()
     read_packs(settings.pack_paths)
+    check_database(settings)
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")
     failure: list[BaseException] = []

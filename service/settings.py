@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines import Wish
@@ -37,7 +38,9 @@ class Settings(BaseSettings):
         False, description="Listen beyond loopback, and answer to any host's name, although there is no API key."
     )
     rate_limit: float | None = Field(
-        None, gt=0, description="Requests a second that a key without a rate of its own may send; default: any number."
+        None,
+        ge=1e-6,
+        description="Requests a second that a key without a rate of its own may send; default: any number.",
     )
     rate_burst: int | None = Field(
         None, ge=1, description="How many of them may come at once; default: as many as in a second."
@@ -48,8 +51,9 @@ class Settings(BaseSettings):
     )
     master_key_file: Path | None = Field(
         None,
-        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits; several, one "
-        "a line, while one follows another; default: master.key in data_dir, made at the first start.",
+        description="File of the key that opens what is stored: 32 bytes in base64 or hexadecimal digits (openssl rand "
+        "-base64 32); several, one a line, while one follows another; default: master.key in data_dir, made at the "
+        "first start.",
     )
     master_key: SecretStr | None = Field(
         None, min_length=1, description="The key itself, or several, instead of a file."
@@ -282,5 +286,11 @@ def load_settings(**overrides: object) -> Settings:
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        problems = "; ".join(f"KITH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(f"KITH_{str(e['loc'][0]).upper()}: {_told(e)}" for e in error.errors())
         raise SettingsError(problems) from error
+
+
+def _told(error: ErrorDetails) -> str:
+    """An empty key is not taken for none, which would open a service whose compose file lacks a variable."""
+    empty = error["type"] in ("string_too_short", "too_short") and error.get("ctx", {}).get("actual_length") == 0
+    return "it is empty: give it a value, or leave the variable out" if empty else error["msg"]

@@ -46,7 +46,7 @@ class Spool:
     def check_room(self, size: int) -> None:
         """Raises StorageFullError if so many bytes would fill the disk."""
         with _room():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(self._folder).free
         if size + SPARE_BYTES > free:
             raise StorageFullError(f"{size} more bytes were to come, and {max(0, free - SPARE_BYTES)} can be taken")
@@ -73,7 +73,7 @@ class Spool:
         archive = self.archive(job_id, seal)
         try:
             with _room():
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with archive.writing() as file:
                     yield file
         except BaseException:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.connection import AsJson, Key, Url, connect
 from service.files import replacing
 from service.settings import load_settings
+from service.terminal import print_table
 
 subject_app = typer.Typer(help="One person.", no_args_is_help=True)
 erasures_app = typer.Typer(help="What was erased.", no_args_is_help=True)
 
-Gallery = Annotated[str, typer.Argument(help="The gallery.")]
+Gallery = Annotated[str, typer.Option("--gallery", "-g", help="Which gallery.")]
 Subject = Annotated[str, typer.Argument(help="The subject's id.")]
 Kept = Annotated[Path, typer.Argument(help="JSON.", dir_okay=False)]
 
 
 @subject_app.command("export")
 def export_subject(
-    gallery: Gallery,
     subject: Subject,
+    gallery: Gallery,
     file: Annotated[Path | None, typer.Argument(help="Where to; default: the terminal.", dir_okay=False)] = None,
     url: Url = None,
     api_key: Key = None,
@@ -44,8 +45,8 @@ def export_subject(
 
 @subject_app.command("erase")
 def erase_subject(
-    gallery: Gallery,
     subject: Subject,
+    gallery: Gallery,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     url: Url = None,
     api_key: Key = None,
@@ -71,11 +72,11 @@ def list_erasures(
     if as_json:
         print(json.dumps([receipt.model_dump(mode="json") for receipt in found], indent=2))
         return
-    table = Table("Receipt", "When (UTC)", "What", "Removed")
+    table = Table(Column("Receipt", no_wrap=True), "When (UTC)", "What", "Removed")
     for receipt in found:
         removed = ", ".join(f"{count} {what}" for what, count in receipt.removed.items())
         table.add_row(receipt.id, f"{receipt.at:%Y-%m-%d %H:%M:%S}", receipt.kind, removed)
-    Console().print(table)
+    print_table(table)
 
 
 @erasures_app.command("verify")
@@ -83,6 +84,8 @@ def verify_receipt(
     receipt: Annotated[str, typer.Argument(help="Its id.")], url: Url = None, api_key: Key = None
 ) -> None:
     """Whether a receipt holds; exit 1 if it does not."""
+    if re.fullmatch("[0-9a-f]{32}", receipt) is None:
+        raise typer.BadParameter("it has 32 hexadecimal digits; 'kith erasures list' names them", param_hint="RECEIPT")
     with connect(url, api_key) as kith:
         verdict = kith.verify_receipt(receipt)
     print(verdict.model_dump_json(indent=2))

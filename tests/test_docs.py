@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from importlib.metadata import packages_distributions
 
 import httpx2 as httpx
@@ -109,6 +111,22 @@ def test_every_route_is_documented_with_its_errors(server: str) -> None:
         assert set(content["example"]) <= set(document["components"]["schemas"][name]["properties"])
     references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert references <= set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "said"),
+    [
+        ("fuzz", [], ["--minutes 10", "$((20 * 10))"]),
+        ("soak", [], ["--minutes 30"]),
+        ("fuzz", ["MINUTES=5"], ["--minutes 5", "$((20 * 5))"]),
+        ("soak", ["MINUTES=5"], ["--minutes 5"]),
+    ],
+)
+def test_how_long_is_what_is_said(target: str, given: list[str], said: list[str]) -> None:
+    asked = ["make", "--dry-run", "--old-file=.venv/.installed", target, *given]
+    environment = {name: value for name, value in os.environ.items() if name not in ("MINUTES", "MAKEFLAGS")}
+    done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert all(words in done.stdout for words in said), done.stdout
 
 
 def test_only_this_distribution_provides_its_import_names() -> None:

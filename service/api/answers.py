@@ -73,6 +73,11 @@ def problem(error: KithError) -> Document:
     return with_values(**error.document())
 
 
+def kept_problem(error: KithError) -> Document:
+    """Problem, as it is kept for repeated requests."""
+    return with_values(**error.kept())
+
+
 def _rounded(pixels: Float) -> Any:
     """To a tenth, as orjson takes them."""
     return np.round(pixels, 1).astype(np.float32, copy=False)

@@ -12,7 +12,7 @@ from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Permitted
-from service.api.schemas import AuditLineOut, AuditOut, GalleryName, SubjectId
+from service.api.schemas import WITHOUT_NUL, AuditLineOut, AuditOut, GalleryName, SubjectId, in_utc
 from service.gallery.audit_log import pseudonym
 from service.gallery.audit_reading import Chosen, Listed
 from service.gallery.sealed_rows import close_place
@@ -22,11 +22,11 @@ router = APIRouter(route_class=Permitted, tags=["audit"], responses=PROBLEMS)
 
 
 def _aware(at: datetime) -> datetime:
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return in_utc(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 
 Time = Annotated[datetime, AfterValidator(_aware)]
-Word = Annotated[str | None, Query(max_length=64)]
+Word = Annotated[str | None, Query(max_length=64, pattern=WITHOUT_NUL)]
 Since = Annotated[Time | None, Query(description="Only lines of this time or later; UTC where it names no zone.")]
 Until = Annotated[Time | None, Query(description="Only lines before this time.")]
 

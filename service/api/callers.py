@@ -24,6 +24,8 @@ WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""
 UNGUESSABLE: Final = 32
 """Characters of an operator's key, as `openssl rand -hex 16` gives."""
+RIGHT_KEY: Final = "Send a right key, which passes at once; a wrong one is looked at again after Retry-After."
+ANOTHER_KEY: Final = "Ask whoever runs the service for another key (docs/keys.md)."
 POLICY: Final = "requests"
 """Its name in the RateLimit fields."""
 
@@ -58,11 +60,13 @@ class Callers:
         wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic()) if len(self._wrong) else 0
         if self._is_operators(token) and not (wait_s and self._is_guessable):
             return OPERATOR, self._limit
+        if token is None and self._operator is not None:
+            raise UnauthorizedError("the API key is missing")
         ring = context.keys.ring_at_once()
         if ring is None:
             ring = await context.run(context.keys.ring)
         if token is None or (self._operator is None and not len(ring)):
-            if self._operator is not None or len(ring) or not self._may_be_anonymous:
+            if len(ring) or not self._may_be_anonymous:
                 raise UnauthorizedError("the API key is missing")
             if self._guard_origin:
                 check_origin(headers)
@@ -70,10 +74,12 @@ class Callers:
         key, now = ring.known(token), datetime.now(UTC)
         if key is None:
             if wait_s or not self._wrong.take(address, WRONG_KEYS, time.monotonic()).passes:
-                raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s))
+                raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s), RIGHT_KEY)
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
-            raise UnauthorizedError(f"the API key {'was revoked' if state == 'revoked' else 'has expired'}")
+            raise UnauthorizedError(
+                f"the API key {'was revoked' if state == 'revoked' else 'has expired'}", ANOTHER_KEY
+            )
         context.key_uses.note(key.id, now)
         own = self._limit if key.rate is None else limit(key.rate, key.burst)
         return Caller(f"key:{key.id}", key.rights), own
@@ -131,7 +137,7 @@ def _token(headers: Headers) -> str | None:
 
 def _address(scope: Scope) -> str:
     """Of an IPv6 client its network of 64 bits, all of which is one household's."""
-    host = scope["client"][0] if scope.get("client") else ""
+    host = (scope["client"][0] if scope.get("client") else "")[:64]  # a proxy may pass on what is no address
     if ":" not in host:
         return host
     try:

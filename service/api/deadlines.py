@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.middleware import PHOTO_PATHS
+from service.api.middleware import takes_photos
 from service.api.problems import respond
 from service.errors import InvalidRequestError
 from service.patience import Patience
@@ -27,7 +27,7 @@ class Deadlines:
         self._most_s = settings.deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(PHOTO_PATHS):
+        if scope["type"] != "http" or not takes_photos(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
         try:

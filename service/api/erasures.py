@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from service.api.context import Kith
-from service.api.galleries import GalleryPath, Limit
+from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Permitted
 from service.api.schemas import ReceiptOut, ReceiptsOut, SubjectId, VerdictOut
 from service.api.subjects import SubjectPath
+from service.gallery.sealed_rows import close_place
 
 router = APIRouter(route_class=Permitted, prefix="/v1", tags=["erasures"], responses=PROBLEMS)
 ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -22,15 +23,17 @@ async def list_erasures(
     gallery: GalleryPath,
     kith: Kith,
     subject: Annotated[SubjectId | None, Query(description="Only this subject's, by its id.")] = None,
-    cursor: Annotated[int | None, Query(ge=0, description="'next' of the page before.")] = None,
+    cursor: PlaceCursor = None,
     limit: Limit = 100,
 ) -> ReceiptsOut:
     """What was erased from the gallery, latest first."""
     found = await kith.run(kith.store.gallery, gallery)
-    listed = await kith.run(kith.erasures.listed, found, subject, cursor, limit + 1)
+    before = place_in(found.seal, cursor)
+    listed = await kith.run(kith.erasures.listed, found, subject, before, limit + 1)
     page = listed[:limit]
     receipts = [ReceiptOut.of(receipt) for _, receipt in page]
-    return ReceiptsOut(receipts=receipts, next=page[-1][0] if len(listed) > limit else None)
+    more = close_place(found.seal, page[-1][0]) if len(listed) > limit else None
+    return ReceiptsOut(receipts=receipts, next=more)
 
 
 @router.get("/erasures/{receipt}")

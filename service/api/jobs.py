@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from service.api.context import Context, Kith
 from service.api.galleries import Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS
-from service.api.permissions import ADMIN, Asking, Caller, Permitted
+from service.api.permissions import ADMIN, Asking, Caller, Permitted, hidden
 from service.api.schemas import GalleryName, JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.bulk import KIND
 from service.gallery.job_store import Job, JobState, missing
@@ -76,5 +76,5 @@ async def _job(kith: Context, caller: Caller, job_id: str) -> Job:
     """Raises JobNotFoundError, also where it is of a gallery that the caller's key is not for."""
     found = await kith.run(kith.jobs.store.job, job_id)
     if not caller.rights.sees(found.gallery):
-        raise missing(job_id)
+        raise hidden(missing(job_id))
     return found

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import AwareDatetime, BaseModel, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, model_validator
 
-from service.api.schemas import GalleryName, Request
+from service.api.schemas import WITHOUT_NUL, GalleryName, Request, in_utc
 from service.security.keys import ApiKey, KeyState, Rights, Scope
 
 DAY_S: Final = 86_400
 
 
 class KeyIn(Request):
-    name: str = Field(min_length=1, max_length=128, description="Whose it is, for people.")
+    name: str = Field(min_length=1, max_length=128, pattern=WITHOUT_NUL, description="Whose it is, for people.")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     galleries: list[GalleryName] | None = Field(
         None, min_length=1, max_length=100, description="Names, also of galleries to come; null: all."
     )
-    expires_at: AwareDatetime | None = None
-    rate: float | None = Field(None, gt=0, le=1_000_000, description="Requests a second; null: KITH_RATE_LIMIT.")
+    expires_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
+    rate: float | None = Field(None, ge=1e-6, le=1_000_000, description="Requests a second; null: KITH_RATE_LIMIT.")
     burst: int | None = Field(None, ge=1, le=1_000_000, description="At once; null: as many as in a second.")
 
     @property

@@ -10,15 +10,23 @@ from fastapi import APIRouter, Path, Query
 from service.api.context import Kith
 from service.api.key_schemas import KeyIn, KeyOut, KeysOut, NewKeyOut, RotateIn
 from service.api.openapi import PROBLEMS
-from service.api.permissions import Permitted
+from service.api.permissions import ANONYMOUS, Asking, Permitted
+from service.errors import InvalidRequestError
 
 router = APIRouter(route_class=Permitted, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @router.post("", status_code=201)
-async def create_key(body: KeyIn, kith: Kith) -> NewKeyOut:
-    """Make a key. Its token is in this answer alone."""
+async def create_key(body: KeyIn, kith: Kith, caller: Asking) -> NewKeyOut:
+    """Make a key. Its token is in this answer alone. The first one, where the service asks for none yet, is to have the
+    scope `admin` for all galleries: it closes the service, and nobody else could make another."""
+    if caller is ANONYMOUS and not body.rights.may_everything:
+        raise InvalidRequestError(
+            "the first key closes the service: one of fewer rights would leave nobody who can make another",
+            remedy="Make the first key with the scope 'admin' and for all galleries, and the others with it "
+            "(docs/keys.md).",
+        )
     made = await kith.run(kith.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst)
     return NewKeyOut.of_new(*made)
 

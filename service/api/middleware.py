@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 
@@ -13,16 +14,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.callers import Callers, limit_fields
 from service.api.permissions import ANONYMOUS, Caller, paths
 from service.api.problems import respond
-from service.errors import KithError, RateLimitedError, RequestTooLargeError
+from service.errors import (
+    ForbiddenError,
+    ForeignOriginError,
+    KithError,
+    RateLimitedError,
+    RequestTooLargeError,
+    UnauthorizedError,
+)
 from service.security.acting import Actor, acting_as
 from service.settings import Settings, is_loopback
 
 WITHOUT_PHOTOS_BYTES = 1_000_000
-PHOTO_PATHS = ("/detect", "/embed", "/verify", "/identify", "/templates")
-ARCHIVE_PATHS = ("/enrolments",)
-IMPORT_PATH = "/import"  # read and stored piece by piece
-REFUSED = {401: "unauthorized", 403: "forbidden", 429: "rate_limited"}
+_IN_GALLERY = "/v1/galleries/[^/]+"
+PHOTOS = re.compile(rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)")
+# Read and stored piece by piece.
+ARCHIVES = re.compile(f"{_IN_GALLERY}/enrolments")
+IMPORTS = re.compile(f"{_IN_GALLERY}/import")
+REFUSALS = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
 log = logging.getLogger("service.access")
+
+
+def takes_photos(method: str, path: str) -> bool:
+    return method == "POST" and PHOTOS.fullmatch(path) is not None
 
 
 class Gate:
@@ -46,7 +60,7 @@ class Gate:
             return
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
-        limit = self._limit(scope["path"])
+        limit = self._limit(scope["method"], scope["path"])
         received, status, start = 0, 500, time.perf_counter()
         added = [(b"x-request-id", request_id.encode())]
 
@@ -74,26 +88,26 @@ class Gate:
                 with acting_as(Actor(caller.name, request_id)):
                     await self._app(scope, counted, identified)
         finally:
-            self._note_refusal(scope, status)
+            self._note_refusal(scope)
             route = getattr(scope.get("route"), "path", "-")
             elapsed_ms = (time.perf_counter() - start) * 1000
             log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
 
     @staticmethod
-    def _note_refusal(scope: Scope, status: int) -> None:
+    def _note_refusal(scope: Scope) -> None:
         """In the audit: also of a gallery that is not there for this key, whether it is there for others or not."""
         caller: Caller = scope["state"].get("caller", ANONYMOUS)
-        gallery = scope.get("path_params", {}).get("gallery")
-        hidden = status == 404 and gallery is not None and not caller.rights.sees(gallery)
-        if (code := "gallery_not_found" if hidden else REFUSED.get(status)) is not None:
-            scope["app"].state.context.audit.record_refusal(caller.name, code)
+        error: KithError | None = scope["state"].get("error")
+        if error is not None and (error.hides or isinstance(error, REFUSALS)):
+            scope["app"].state.context.audit.record_refusal(caller.name, error.code)
 
-    def _limit(self, path: str) -> int:
-        if path.endswith(ARCHIVE_PATHS):
+    def _limit(self, method: str, path: str) -> int:
+        """Of the body, by the route that it is for, which is not looked up yet."""
+        if method == "POST" and ARCHIVES.fullmatch(path):
             return self._archive_bytes
-        if path.endswith(IMPORT_PATH):
+        if method == "POST" and IMPORTS.fullmatch(path):
             return self._import_bytes
-        return self._photo_bytes if path.endswith(PHOTO_PATHS) else WITHOUT_PHOTOS_BYTES
+        return self._photo_bytes if takes_photos(method, path) else WITHOUT_PHOTOS_BYTES
 
     async def _admit(self, scope: Scope, limit: int, added: list[tuple[bytes, bytes]]) -> Caller:
         """Whose request it is, before a byte of its body is read. ``added``: fields of the answer.
@@ -110,7 +124,10 @@ class Gate:
                 standing = self._callers.standing(caller, kept_to)
                 added += limit_fields(kept_to, standing)
                 if not standing.passes:
-                    raise RateLimitedError(f"more than {kept_to.rate:g} requests a second", max(1, standing.next_s))
+                    raise RateLimitedError(
+                        f"more than {kept_to.rate:g} requests a second, and {kept_to.burst} at once",
+                        max(1, standing.next_s),
+                    )
         declared = headers.get("content-length", "0")
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")

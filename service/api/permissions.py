@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, cast
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
-from service.errors import ForbiddenError, GalleryNotFoundError
+from service.errors import ForbiddenError, GalleryNotFoundError, KithError
 from service.security.keys import EVERYTHING, Rights, Scope
 
 
@@ -123,7 +123,13 @@ class Caller:
     def check_gallery(self, name: str) -> None:
         """Raises GalleryNotFoundError, as where there is none of the name."""
         if not self.rights.sees(name):
-            raise GalleryNotFoundError(f"there is no gallery {name!r}")
+            raise hidden(GalleryNotFoundError(f"there is no gallery {name!r}"))
+
+
+def hidden(error: KithError) -> KithError:
+    """For the audit: it is said of what the caller's key is not for."""
+    error.hides = True
+    return error
 
 
 OPERATOR: Final = Caller("operator", EVERYTHING)

@@ -78,6 +78,7 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, error: KithError) -> JSONResponse:
+    request.state.error = error
     headers = {}
     if isinstance(error, OverloadedError | StorageBusyError):
         ahead_s = error.seconds if isinstance(error, OverloadedError) else 0

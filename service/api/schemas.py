@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -57,7 +57,9 @@ Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
-PersonName = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+WITHOUT_NUL = r"^[^\x00]*$"
+"""PostgreSQL has no such text."""
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=WITHOUT_NUL)]
 """Without NUL: no import takes such a name back."""
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
@@ -67,6 +69,14 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
+
+
+def in_utc(at: datetime) -> datetime:
+    """Raises ValueError: an aware time that is before or after all times of UTC."""
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("it is too early or too late in UTC") from error
 
 
 class Request(BaseModel):
@@ -596,7 +606,7 @@ class ReceiptOut(BaseModel):
 
 class ReceiptsOut(BaseModel):
     receipts: list[ReceiptOut]
-    next: int | None = None
+    next: str | None = None
 
 
 class VerdictOut(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -15,6 +16,7 @@ from service.api.context import Context, Kith
 from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
+from service.api.permissions import Caller, caller_of
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
@@ -39,7 +41,7 @@ from service.enrolment import (
     new_template,
     template_from_face,
 )
-from service.errors import GalleryMovedError, KithError, TemplateNotFoundError
+from service.errors import DuplicateSubjectError, GalleryMovedError, KithError, TemplateNotFoundError
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
@@ -154,12 +156,14 @@ async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:
         try:
-            return await _enrol(kith, found, subject, body, key)
+            return await _enrol(kith, found, subject, body, key, caller_of(request))
         except GalleryMovedError:
             found = await kith.gallery_again(found)
 
 
-async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None) -> Response:
+async def _enrol(
+    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, caller: Caller
+) -> Response:
     by = kith.recognisers.of(found)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
@@ -167,10 +171,15 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
-    results, templates = await _examine(kith, found, by, subject, body)
-    answer = encoded({"subject": subject, "enrolled": len(templates), "results": results}).decode()
+    results, templates = await _examine(kith, found, by, subject, body, caller)
+
+    def told(error: Callable[[KithError], Document]) -> str:
+        each = [r | {"error": error(r["error"])} if "error" in r else r for r in results]
+        return encoded({"subject": subject, "enrolled": len(templates), "results": each}).decode()
+
+    answer = told(answers.problem)
     if templates:
-        keyed = Idempotent(key, digest, answer) if key else None
+        keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
         earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
         kith.pipeline.risks.follow(found)
         answer = earlier or answer
@@ -178,9 +187,9 @@ async def _enrol(kith: Context, found: Gallery, subject: str, body: EnrolIn, key
 
 
 async def _examine(
-    kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn
+    kith: Context, gallery: Gallery, by: Served, subject: str, body: EnrolIn, caller: Caller
 ) -> tuple[list[Document], list[NewTemplate]]:
-    """Decide on each photo and embedding; a lone refusal is raised."""
+    """Decide on each photo and embedding; a lone refusal is raised, the others' ``error`` is the refusal."""
     overrides = Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
 
     async def embed(payload: bytes) -> Photo:
@@ -219,12 +228,23 @@ async def _examine(
             )
             templates.append(template)
             result["template"] = template.id
-        except KithError as error:
+        except KithError as refusal:
+            error = refusal
+            if isinstance(refusal, DuplicateSubjectError):
+                error = await _told(kith, gallery, refusal, caller)
             if len(items) == 1:
-                raise
-            result["error"] = answers.problem(error)
+                raise error from refusal
+            result["error"] = error
         results.append(result)
     return results, templates
+
+
+async def _told(kith: Context, gallery: Gallery, refusal: DuplicateSubjectError, caller: Caller) -> KithError:
+    """Somebody was found: the audit says so, and who may neither search nor read is not told whom."""
+    await kith.audit.searched(gallery, [{"outcome": "identified", "subject": refusal.extra["subject"]}])
+    if caller.rights.may("identify") or caller.rights.may("read"):
+        return refusal
+    return DuplicateSubjectError("the face resembles another subject")
 
 
 def _digest(subject: str, body: EnrolIn) -> str:

@@ -28,6 +28,7 @@ from service.gallery import repeated_erasures, rows
 from service.gallery.audit_guard import unguarded
 from service.gallery.audit_log import record
 from service.gallery.database import Database
+from service.gallery.key_store import end_again, ended_keys
 from service.gallery.rewrapping import uses
 from service.gallery.tables import (
     Utc,
@@ -62,13 +63,18 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     galleries.c.log_floor: changes,
     galleries.c.erased: erasures,
     jobs.c.erased: erasures,
+    subjects.c.erased: erasures,
+    templates.c.erased: erasures,
     erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
 """Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
-ZERO_STAYS: Final = (galleries.c.log_floor, galleries.c.erased, jobs.c.erased, audit.c.chain, audit_heads.c.chain)
+ZERO_STAYS: Final = (
+    *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased, subjects.c.erased, templates.c.erased),
+    *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
+)
 """Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
 TIME: Final = pa.timestamp("us", "UTC")
 
@@ -214,6 +220,7 @@ def restore(
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
             erased = repeated_erasures.known(connection)
+            ended = ended_keys(connection)
             _make_room(connection, replace)
             moved = _beyond(connection)
             for table in TABLES:
@@ -224,6 +231,7 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
+            end_again(connection, ended)
             # Not before the secret is there that the backup's chains are signed with.
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):

@@ -17,7 +17,7 @@ from service.errors import GalleryNotFoundError, KithError, TemplateConflictErro
 from service.gallery import rows
 from service.gallery.audit_log import record
 from service.gallery.database import Database
-from service.gallery.erasure import erased_since, was_erased
+from service.gallery.erasure import erased_since, erased_templates_since, was_erased
 from service.gallery.index import Keys
 from service.gallery.labels import labels_of
 from service.gallery.sealed_rows import About, close_about, close_crop, lookup_of, open_about, open_crop
@@ -30,7 +30,7 @@ from service.security.sealing import VECTOR_TYPE
 WITH_CROPS: Final = 512
 """Templates in a block that has their crops too."""
 KEYS_AT_ONCE: Final = 50_000
-SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
+SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at", "erased")
 TEMPLATE_COLUMNS: Final = (
     "pk",
     "id",
@@ -40,6 +40,7 @@ TEMPLATE_COLUMNS: Final = (
     "quality",
     "detection_score",
     "created_at",
+    "erased",
 )
 
 
@@ -62,7 +63,7 @@ class BulkStore:
     def add(self, gallery: Gallery, items: Items) -> Added:
         """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
         already is passed over. A subject that exists keeps its name, metadata and tags; one that was erased since
-        ``gallery`` was read is refused.
+        ``gallery`` was read is refused, and so is a template.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
@@ -76,6 +77,10 @@ class BulkStore:
             if erased := erased_since(connection, gallery.pk, gallery.seal, lookups, gallery.erased):
                 gone = {row: was_erased() for row, s in enumerate(items.subjects) if s in erased}
                 new, refused = [row for row in new if row not in gone], refused | gone
+            named = {items.templates[row] for row in new}
+            if lost := erased_templates_since(connection, gallery.pk, named, gallery.erased):
+                refused |= {row: was_erased("template") for row in new if items.templates[row] in lost}
+                new = [row for row in new if row not in refused]
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
             unknown = [row for subject, row in first.items() if subject not in known]
@@ -185,6 +190,7 @@ def _add_subjects(connection: Connection, gallery: Gallery, new: Items, lookups:
         [close_about(gallery.seal, About(id_, name, said or {}, tags or [])) for id_, name, said, tags in known],
         _times(connection, new.subject_created_us),
         _times(connection, new.subject_updated_us),
+        [gallery.erased] * len(keys),
     )
     rows.insert(connection, subjects, SUBJECT_COLUMNS, zip(*columns, strict=True))
     borne = [
@@ -210,6 +216,7 @@ def _add_templates(connection: Connection, gallery: Gallery, items: Items, subje
         _each(items.qualities, rows.as_json),
         _each(items.detection_scores, float),
         _times(connection, items.created_us),
+        [gallery.erased] * len(items),
     )
     rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)

@@ -7,6 +7,7 @@ default. A reading transaction sees one moment of the database, however many sta
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sqlite3
 import threading
@@ -155,7 +156,7 @@ def _engine(url: sa.URL, **pool: int) -> Engine:
             if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
                 raise StorageError("SQLite's database is named by its file's path: sqlite:////var/lib/kith/kith.db")
             engine = sa.create_engine(url, **pool)
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            _make_file(Path(url.database))
             sa.event.listen(engine, "connect", _prepare_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
             return engine
@@ -169,6 +170,13 @@ def _engine(url: sa.URL, **pool: int) -> Engine:
             )
         case other:
             raise StorageError(f"{other} is no database that Kith knows: sqlite or postgresql")
+
+
+def _make_file(path: Path) -> None:
+    """For its owner alone, if it is not there; SQLite gives its log the same mode. Folders that it needs likewise."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -117,21 +117,21 @@ class Erasures:
             named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line)
             line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
             line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
-            since = connection.execute(_what_is_there(receipt)).scalar()
-            return Examined(receipt, line_found, since is None, since is not None and since > receipt.at)
+            knew = connection.execute(_what_is_there(receipt)).scalar()
+            return Examined(receipt, line_found, knew is None, knew is not None and knew >= row.pk)
 
 
-def _what_is_there(receipt: Receipt) -> sa.Select[datetime]:
-    """When what the receipt names came, if it is there."""
+def _what_is_there(receipt: Receipt) -> sa.Select[int]:
+    """If what the receipt names is there: the last erasure that the work knew of which stored it."""
     match receipt.kind:
         case "subject":
             own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
-            return sa.select(subjects.c.created_at).where(own)
+            return sa.select(subjects.c.erased).where(own)
         case "template":
             own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
-            return sa.select(templates.c.created_at).where(own)
+            return sa.select(templates.c.erased).where(own)
         case "gallery":
-            return sa.select(galleries.c.created_at).where(galleries.c.pk == receipt.gallery_pk)
+            return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
 
 
 def key_name(seal: Seal) -> str:
@@ -258,7 +258,7 @@ def write_down(
         end.hash,
     )
     pk = remember(connection, receipt, key_name(gallery.seal))
-    if kind == "subject":
+    if kind != "gallery":
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
     return receipt
 
@@ -278,12 +278,24 @@ def erased_since(
     connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
     """Those of a gallery's subjects that were erased after the erasure of number ``since``."""
-    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
-    if not subject_ids or last is None or last <= since:
+    if not subject_ids or not _any_since(connection, gallery_pk, since):
         return set()
     own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "subject") & (erasures.c.pk > since)
     erased = set(connection.execute(sa.select(erasures.c.subject).where(own)).scalars())
     return {subject_id for subject_id in subject_ids if lookup_of(seal, subject_id) in erased}
+
+
+def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
+    """Those of a gallery's template ids that were erased alone after the erasure of number ``since``."""
+    if not ids or not _any_since(connection, gallery_pk, since):
+        return set()
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "template") & (erasures.c.pk > since)
+    return set(ids) & set(connection.execute(sa.select(erasures.c.template).where(own)).scalars())
+
+
+def _any_since(connection: Connection, gallery_pk: int, since: int) -> bool:
+    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
+    return last is not None and last > since
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -292,8 +304,8 @@ def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> 
         raise was_erased()
 
 
-def was_erased() -> SubjectErasedError:
-    return SubjectErasedError("the subject was erased after this had begun")
+def was_erased(what: Literal["subject", "template"] = "subject") -> SubjectErasedError:
+    return SubjectErasedError(f"the {what} was erased after this had begun")
 
 
 def blank_item(seal: Seal) -> bytes:

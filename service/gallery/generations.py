@@ -31,6 +31,7 @@ from service.gallery.tables import (
     generations,
     index_states,
     jobs,
+    subjects,
     templates,
     vectors,
 )
@@ -337,7 +338,12 @@ class Generations:
         """Add to what is known of how a shadow answers."""
         with self._database.change(gallery) as connection:
             if _state(connection, gallery, generation) == "shadow":
-                _tally(connection, gallery, generation, disagreements, **counts)
+                # Of those who are there: who was erased since the search is in no tally any more.
+                named = {pk for one in disagreements for pk in one.subject_pks if pk is not None}
+                own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(named)
+                there = {None, *connection.execute(sa.select(subjects.c.pk).where(own)).scalars()}
+                kept = [one for one in disagreements if there.issuperset(one.subject_pks)]
+                _tally(connection, gallery, generation, kept, **counts)
 
 
 def _kept(connection: Connection, gallery: Gallery) -> list[Generation]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
 from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
-from service.gallery.erasure import blank_item, erased_since, was_erased
+from service.gallery.erasure import blank_item, erased_since, erased_templates_since, was_erased
 from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
 from service.gallery.subjects import Gallery, NewTemplate
@@ -234,8 +234,8 @@ class JobStore:
         seconds: float,
     ) -> bool:
         """Enrol the templates of some (item, template) and record these and the other items, all or nothing. A template
-        whose id the gallery has is left as it is; none is enrolled of a subject that was erased since the job was asked
-        for. Returns as :func:`record_in`.
+        whose id the gallery has is left as it is; none is enrolled that, or of a subject that, was erased since the job
+        was asked for. Returns as :func:`record_in`.
 
         Raises:
             GalleryNotFoundError, RecogniserMismatchError: as ``Database.change``.
@@ -245,10 +245,16 @@ class JobStore:
             if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
                 gone = [ItemOutcome(item, ERASED, was_erased().document(), subject_id) for item, _ in admitted]
                 return record_in(connection, job, [*gone, *refused], seconds)
+            ids = [template.id for _, template in admitted]
+            if lost := erased_templates_since(connection, gallery.pk, ids, job.erased):
+                problem = was_erased("template").document()
+                gone = [ItemOutcome(item, ERASED, problem, subject_id) for item, t in admitted if t.id in lost]
+                admitted, refused = [(item, t) for item, t in admitted if t.id not in lost], [*gone, *refused]
             known = known_templates(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
-                add_templates(connection, gallery, subject_id, list(new.values()), _now())
+                begun = replace(gallery, erased=job.erased)
+                add_templates(connection, begun, subject_id, list(new.values()), _now())
             first = {template.id: item for item, template in reversed(admitted)}
             outcomes = [
                 ItemOutcome(

@@ -7,7 +7,7 @@ revoked does not leave the service open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
@@ -125,7 +125,7 @@ class KeyStore:
     def used(self, at: Mapping[str, datetime]) -> None:
         """Note when keys were used last, by their ids."""
         with self._database.write(_BUSY) as connection:
-            for key_id, when in at.items():
+            for key_id, when in sorted(at.items()):  # as others do, or two might wait for each other
                 earlier = api_keys.c.used_at.is_(None) | (api_keys.c.used_at < when)
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id, earlier).values(used_at=when))
 
@@ -161,6 +161,26 @@ class KeyStore:
         record(self._database.vault, connection, event, **about, expires_at=expires)
 
 
+def ended_keys(connection: Connection) -> list[dict[str, Any]]:
+    """All keys, before a backup takes their place, for :func:`end_again`."""
+    columns = [column for column in api_keys.c if column is not api_keys.c.pk]
+    return [dict(row._mapping) for row in connection.execute(sa.select(*columns).order_by(api_keys.c.pk))]
+
+
+def end_again(connection: Connection, before: Sequence[Mapping[str, Any]]) -> None:
+    """What was revoked or shortened since a backup stays so after it is restored. Keys that it lacks come back as
+    revoked: their digests are of another secret perhaps, and without a row the service might stand open."""
+    here = {row.id: row for row in connection.execute(sa.select(api_keys))}
+    for key in before:
+        now = here.get(key["id"])
+        if now is None:
+            connection.execute(api_keys.insert().values({**key, "revoked_at": key["revoked_at"] or _now()}))
+            continue
+        ends = [at for at in (key["expires_at"], now.expires_at) if at is not None]
+        revoked = now.revoked_at or key["revoked_at"]
+        _update(connection, now.id, expires_at=min(ends, default=None), revoked_at=revoked)
+
+
 def _found(connection: Connection, key_id: str, lock: bool = False) -> ApiKey:
     query = sa.select(api_keys).where(api_keys.c.id == key_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
@@ -169,7 +189,7 @@ def _found(connection: Connection, key_id: str, lock: bool = False) -> ApiKey:
     return _key(row)
 
 
-def _update(connection: Connection, key_id: str, **values: datetime) -> None:
+def _update(connection: Connection, key_id: str, **values: datetime | None) -> None:
     connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(**values))
 
 

@@ -16,13 +16,14 @@ from sqlalchemy.engine import Connection
 
 from service.errors import InvalidRequestError, StorageError
 from service.gallery import erasure
-from service.gallery.audit_log import Entry, append, record
+from service.gallery.audit_log import End, Entry, append, record
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
 from service.gallery.store import gallery_of, gallery_rows
 from service.gallery.subjects import Gallery
 from service.gallery.tables import erasures, galleries, subjects, templates
 from service.gallery.vault import Vault
+from service.security.trail import OF_SERVICE
 
 REPEATED: Final = "repeated"
 """Outcome of the audit's line."""
@@ -37,7 +38,9 @@ def known(connection: Connection) -> list[Known]:
 
 
 def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> list[Receipt]:
-    """Erase what these receipts name and is there again; returns those of which something was. All are remembered.
+    """Erase what these receipts name and is there again; returns those of which something was. All are remembered, with
+    a new line of the audit each, as the one that they named is of after the backup; of galleries that are not here the
+    service's chain has it.
 
     Raises:
         MasterKeyError: a gallery's key cannot be opened.
@@ -52,26 +55,28 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
     for receipt, key in missing:
         gallery = by_key.get(key)
         if gallery is None:
-            erasure.remember(connection, receipt, key)
+            entry = Entry(erasure.EVENTS[receipt.kind], None, receipt.subject, REPEATED, {"receipt": receipt.id})
+            end = append(vault, connection, OF_SERVICE, [entry])
+            erasure.remember(connection, replace(receipt, gallery_pk=OF_SERVICE, line=end.lines, hash=end.hash), key)
             continue
-        moved = replace(receipt, gallery_pk=gallery.pk)
+        was_there, end = _erase(vault, connection, gallery, receipt)
+        moved = replace(receipt, gallery_pk=gallery.pk, line=end.lines, hash=end.hash)
         pk = erasure.remember(connection, moved, key)
-        if receipt.kind == "subject":
+        if receipt.kind != "gallery":
             connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
-        if _erase(vault, connection, gallery, receipt):
+        if was_there:
             repeated.append(moved)
         if receipt.kind == "gallery":
             del by_key[key]
     return repeated
 
 
-def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> bool:
-    """Tells whether anything was there."""
+def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> tuple[bool, End]:
+    """Whether anything was there, and the audit's line of it."""
     about: dict[str, Any] = {"receipt": receipt.id}
     if receipt.kind == "gallery":
         erasure.remove_gallery(connection, gallery)
-        record(vault, connection, erasure.EVENTS["gallery"], gallery, outcome=REPEATED, **about)
-        return True
+        return True, record(vault, connection, erasure.EVENTS["gallery"], gallery, outcome=REPEATED, **about)
     if receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
         removed = erasure.remove_templates(connection, gallery, chosen)
@@ -82,11 +87,9 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Rece
         removed = erasure.remove_templates(connection, gallery, templates.c.subject_pk.in_(pks))
         removed += erasure.remove_subjects(connection, gallery, pks)
     counts = {what: count for what, count in sorted(removed.items()) if count}
-    if counts:
-        event, of = erasure.EVENTS[receipt.kind], (gallery.pk, gallery.name)
-        entry = Entry(event, of, receipt.subject, REPEATED, about | {"removed": counts})
-        append(vault, connection, gallery.pk, [entry])
-    return bool(counts)
+    event, of = erasure.EVENTS[receipt.kind], (gallery.pk, gallery.name)
+    entry = Entry(event, of, receipt.subject, REPEATED, about | {"removed": counts})
+    return bool(counts), append(vault, connection, gallery.pk, [entry])
 
 
 def saved(connection: Connection) -> list[dict[str, Any]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
-from service.errors import GalleryMovedError, GalleryNotFoundError, StorageError
+from service.errors import GalleryMovedError, GalleryNotFoundError, KithError, StorageError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.erasure import remove_subjects, remove_templates
@@ -26,12 +25,14 @@ _UNFORESEEN: Final = StorageError("a constraint of the leases was refused")
 
 @dataclass(frozen=True)
 class Swept:
-    """``galleries``: in which somebody's templates went."""
+    """``galleries``: in which templates or people went. ``failed``: keys of those that could not be swept to the end,
+    for instance because their data key cannot be opened, and why."""
 
     galleries: tuple[Gallery, ...] = ()
     templates: int = 0
     subjects: int = 0
     answers: int = 0
+    failed: tuple[tuple[int, KithError], ...] = ()
 
 
 class Retention:
@@ -69,56 +70,77 @@ class Retention:
 
         Raises:
             StorageError: the database cannot be read or written.
-            MasterKeyError: a gallery's key cannot be opened.
         """
-        gone = {gallery: self._sweep_gallery(gallery, now, stopped) for gallery in self._limited()}
-        touched = tuple(gallery for gallery, counts in gone.items() if any(counts))
+        gone: dict[Gallery, tuple[int, int]] = {}
+        failed: list[tuple[int, KithError]] = []
+        for pk in self._limited():
+            try:
+                if (gallery := self._gallery(pk)) is not None:
+                    self._sweep_gallery(gallery, now, stopped, gone)
+            except KithError as error:  # of this one: the others' promises are kept
+                failed.append((pk, error))
         answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
-        return Swept(touched, sum(t for t, _ in gone.values()), sum(s for _, s in gone.values()), answers)
+        counts = gone.values()
+        return Swept(tuple(gone), sum(t for t, _ in counts), sum(s for _, s in counts), answers, tuple(failed))
 
-    def _limited(self) -> list[Gallery]:
-        """Those with an age."""
+    def _limited(self) -> list[int]:
+        """Keys of those with an age."""
         with self._database.read() as connection:
             settings = connection.execute(sa.select(galleries.c.pk, galleries.c.settings)).all()
-            chosen = [row.pk for row in settings if row.settings.get("retention_days") is not None]
-            return [
-                gallery_of(row, self._database.vault)
-                for pk in chosen
-                for row in connection.execute(gallery_rows().where(galleries.c.pk == pk))
-            ]
+            return [row.pk for row in settings if row.settings.get("retention_days") is not None]
 
-    def _sweep_gallery(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> tuple[int, int]:
-        assert gallery.settings.retention_days is not None  # noqa: S101 - of those with an age
+    def _gallery(self, pk: int) -> Gallery | None:
+        with self._database.read() as connection:
+            row = connection.execute(gallery_rows().where(galleries.c.pk == pk)).first()
+            return None if row is None else gallery_of(row, self._database.vault)
+
+    def _sweep_gallery(
+        self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], gone: dict[Gallery, tuple[int, int]]
+    ) -> None:
+        """Adds to ``gone``, block by block, how many templates and subjects went."""
+        if gallery.settings.retention_days is None:
+            return  # since a moment ago
         before = now - timedelta(days=gallery.settings.retention_days)
-        summed = 0, 0
-        while not stopped():
-            try:
-                gone = self._sweep_some(gallery, before)
-            except (GalleryNotFoundError, GalleryMovedError):
-                break  # deleted, or the next sweep's
-            if not any(gone):
-                break
-            summed = summed[0] + gone[0], summed[1] + gone[1]
-        return summed
 
-    def _sweep_some(self, gallery: Gallery, before: datetime) -> tuple[int, int]:
-        """How many templates and subjects went."""
-        with self._database.read() as connection:  # a look first: it takes no lock from those who write
-            if not connection.execute(_old(gallery, before).limit(1)).first() and not _empty(
-                connection, gallery, before, 1
-            ):
-                return 0, 0
+        def count(templates_gone: int, subjects_gone: int) -> None:
+            if templates_gone or subjects_gone:
+                t, s = gone.get(gallery, (0, 0))
+                gone[gallery] = t + templates_gone, s + subjects_gone
+
+        try:
+            while not stopped() and self._is_any_old(gallery, before):
+                count(*self._sweep_some(gallery, before))
+            with self._database.read() as connection:  # all of them, once: it compares everybody with every template
+                empty = connection.execute(_empty(gallery, before)).scalars().all()
+            for start in range(0, len(empty), AT_ONCE):
+                if stopped():
+                    break
+                count(*self._sweep_some(gallery, before, empty[start : start + AT_ONCE]))
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # deleted, or the next sweep's
+
+    def _is_any_old(self, gallery: Gallery, before: datetime) -> bool:
+        """It takes no lock from those who write."""
+        settings = sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
+        with self._database.read() as connection:
+            now = connection.execute(settings).scalar()
+            same = now is not None and now.get("retention_days") == gallery.settings.retention_days
+            return same and connection.execute(_old(gallery, before).limit(1)).first() is not None
+
+    def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> tuple[int, int]:
+        """How many templates and subjects went; ``empty``: subjects who had no templates a moment ago."""
         with self._database.change(gallery) as connection:
             row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if row.get("retention_days") != gallery.settings.retention_days:
                 return 0, 0  # changed since: the next sweep knows
-            doomed = connection.execute(_old(gallery, before).limit(AT_ONCE)).all()
+            doomed = [] if empty else connection.execute(_old(gallery, before).limit(AT_ONCE)).all()
             owners = {each.subject_pk for each in doomed}
             chosen = templates.c.pk.in_([each.pk for each in doomed])
             removed = remove_templates(connection, gallery, chosen)
             left = sa.select(templates.c.subject_pk).where(templates.c.subject_pk.in_(owners))
             alone = owners - set(connection.execute(left).scalars())
-            alone |= set(_empty(connection, gallery, before, AT_ONCE))
+            still = _empty(gallery, before).where(subjects.c.pk.in_(empty))
+            alone |= set(connection.execute(still).scalars()) if empty else set()
             removed += remove_subjects(connection, gallery, sorted(alone))
             counts = {what: count for what, count in sorted(removed.items()) if count}
             if counts:
@@ -144,8 +166,8 @@ def _old(gallery: Gallery, before: datetime) -> sa.Select[Any]:
     return sa.select(templates.c.pk, templates.c.subject_pk).where(own).order_by(templates.c.created_at)
 
 
-def _empty(connection: Connection, gallery: Gallery, before: datetime, at_most: int) -> list[int]:
+def _empty(gallery: Gallery, before: datetime) -> sa.Select[int]:
     """Subjects who have no templates, and have not been changed since."""
     owned = sa.exists().where(templates.c.subject_pk == subjects.c.pk)
     own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.updated_at < before) & ~owned
-    return list(connection.execute(sa.select(subjects.c.pk).where(own).limit(at_most)).scalars())
+    return sa.select(subjects.c.pk).where(own)

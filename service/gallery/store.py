@@ -214,7 +214,9 @@ class Store:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         with self._database.change(gallery) as connection:
-            removed = Counter(subjects=gallery.subjects, templates=gallery.templates)
+            counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
+            now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
+            removed = Counter(subjects=now.subject_count, templates=now.template_count)
             erasure.remove_gallery(connection, gallery)
             receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
         self._database.vault.forget(gallery.pk)
@@ -621,6 +623,7 @@ def add_templates(
                     quality=template.quality,
                     detection_score=template.detection_score,
                     created_at=now,
+                    erased=gallery.erased,
                 )
             )
         )
@@ -663,7 +666,7 @@ def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
 
 
 def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
-    said = {} if erased is None else {"receipt": erased.document()}
+    said: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
 
 
@@ -680,7 +683,8 @@ def _key(result: sa.CursorResult[Any]) -> int:
 def _add_subject(connection: Connection, gallery: Gallery, about: About, now: datetime) -> int:
     values = {"lookup": lookup_of(gallery.seal, about.id), "sealed": close_about(gallery.seal, about)}
     times = {"created_at": now, "updated_at": now}
-    pk = _key(connection.execute(subjects.insert().values(gallery_pk=gallery.pk, **values, **times)))
+    knew = {"gallery_pk": gallery.pk, "erased": gallery.erased}
+    pk = _key(connection.execute(subjects.insert().values(**knew, **values, **times)))
     _count(connection, gallery, subjects=1)
     return pk
 

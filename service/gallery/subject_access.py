@@ -58,6 +58,10 @@ class SubjectAccess:
             return found
 
 
+OWN: Final = 1
+"""The subject's key in the document."""
+
+
 class _Search:
     """At one moment of the database."""
 
@@ -66,6 +70,7 @@ class _Search:
         self._gallery = gallery
         self._id = subject_id
         self._lookup = lookup_of(gallery.seal, subject_id)
+        self._numbers: dict[int, int] = {}
 
     def document(self) -> dict[str, Any]:
         own = (subjects.c.gallery_pk == self._gallery.pk) & (subjects.c.lookup == self._lookup)
@@ -88,10 +93,14 @@ class _Search:
             "elsewhere": ELSEWHERE,
         }
 
+    def _number(self, template_pk: int) -> int:
+        """In this document: the database's keys count what happens in all galleries."""
+        return self._numbers.setdefault(template_pk, len(self._numbers) + 1)
+
     def _subject(self, row: sa.Row[Any]) -> dict[str, Any]:
         borne = sa.select(labels.c.label).where(labels.c.subject_pk == row.pk).order_by(labels.c.label)
         return {
-            "key": row.pk,
+            "key": OWN,
             **vars(open_about(self._gallery.seal, row.sealed)),
             "created_at": row.created_at.isoformat(),
             "updated_at": row.updated_at.isoformat(),
@@ -108,7 +117,7 @@ class _Search:
         embeddings = self._embeddings(subject_pk)
         return [
             {
-                "key": row.pk,
+                "key": self._number(row.pk),
                 "id": row.id,
                 "kind": row.kind,
                 "quality": row.quality,
@@ -157,13 +166,20 @@ class _Search:
         """Searches that named this subject, and that two recognisers answered differently."""
         query = sa.select(generations.c.details).where(generations.c.gallery_pk == self._gallery.pk)
         noted = (one for each in self._connection.execute(query).scalars() for one in each.get("disagreements", []))
-        return [one for one in noted if subject_pk in one["subject_pks"]]
+        return [
+            one | {"subject_pks": [OWN if pk == subject_pk else None for pk in one["subject_pks"]]}
+            for one in noted
+            if subject_pk in one["subject_pks"]
+        ]
 
     def _changes(self, subject_pk: int) -> list[dict[str, int]]:
         """Lines of the log that indexes follow: a template came or went."""
         own = (changes.c.gallery_pk == self._gallery.pk) & (changes.c.subject_pk == subject_pk)
         query = sa.select(changes.c.sequence, changes.c.template_pk).where(own).order_by(changes.c.sequence)
-        return [{"number": row.sequence, "template": row.template_pk} for row in self._connection.execute(query)]
+        return [
+            {"number": number, "template": self._number(row.template_pk)}
+            for number, row in enumerate(self._connection.execute(query), 1)
+        ]
 
     def _job_items(self) -> list[dict[str, Any]]:
         query = (

@@ -89,6 +89,7 @@ subjects = Table(
     Column("sealed", LargeBinary, nullable=False),
     Column("created_at", Utc, nullable=False),
     Column("updated_at", Utc, nullable=False),
+    Column("erased", Key, nullable=False, server_default="0"),
     UniqueConstraint("gallery_pk", "lookup"),
     sqlite_autoincrement=True,
 )
@@ -114,11 +115,14 @@ templates = Table(
     Column("quality", JSON),
     Column("detection_score", Float),
     Column("created_at", Utc, nullable=False),
+    Column("erased", Key, nullable=False, server_default="0"),
     UniqueConstraint("gallery_pk", "id"),
     Index("templates_by_subject", "subject_pk"),
     Index("templates_by_age", "gallery_pk", "created_at"),
     sqlite_autoincrement=True,
 )
+
+# ``erased``, of a subject or a template: of the last erasure that the work knew of which stored it.
 
 # A template's embedding by each recogniser that has seen it, sealed.
 vectors = Table(

@@ -11,7 +11,7 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, get_args
 
 from service.security.sealing import Seal
@@ -19,6 +19,8 @@ from service.security.sealing import Seal
 PREFIX: Final = "kith"
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
+LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
+"""Of all days."""
 NOBODYS: Final = "0" * 64
 """Compared with where there is no such key, so that it takes as long."""
 
@@ -37,6 +39,10 @@ class Rights:
     def may(self, scope: Scope | None) -> bool:
         """None: what any key may."""
         return scope is None or scope in self.scopes or "admin" in self.scopes
+
+    @property
+    def may_everything(self) -> bool:
+        return self.galleries is None and "admin" in self.scopes
 
     def sees(self, gallery: str) -> bool:
         return self.galleries is None or gallery in self.galleries
@@ -68,7 +74,10 @@ class ApiKey:
 
     def next_expiry(self, now: datetime) -> datetime | None:
         """Of the key that takes its place: it lives as long as this one was meant to."""
-        return None if self.expires_at is None else now + (self.expires_at - self.created_at)
+        if self.expires_at is None:
+            return None
+        life = self.expires_at - self.created_at
+        return LAST if life > LAST - now else now + life
 
     def last_day(self, now: datetime, overlap: timedelta) -> datetime:
         """Until when it still works beside the one that takes its place."""

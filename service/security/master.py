@@ -104,7 +104,9 @@ class LocalKey:
                 continue
             if len(key) == KEY_BYTES:
                 return cls(key)
-        raise MasterKeyError("a master key is 32 bytes, in base64 or hexadecimal digits")
+        raise MasterKeyError(
+            "a master key is 32 bytes, in base64 or hexadecimal digits: openssl rand -base64 32 makes a new one"
+        )
 
     def wrap(self, key: bytes, purpose: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
@@ -175,9 +177,14 @@ class KeyFile:
         with _alone(self.path):
             left = [line for line in self._lines() if LocalKey.of_text(line).id != key_id]
             if len(left) == len(self._lines()):
-                raise MasterKeyError(f"there is no master key {key_id} in {self.path}")
+                raise MasterKeyError(
+                    f"there is no master key {key_id} in {self.path}", "'kith master show' names them."
+                )
             if not left:
-                raise MasterKeyError(f"master key {key_id} is the only one in {self.path}")
+                raise MasterKeyError(
+                    f"master key {key_id} is the only one in {self.path}",
+                    "'kith master rotate --new' puts another in its place.",
+                )
             self._write(left)
 
     def _read(self) -> list[LocalKey]:
@@ -236,7 +243,7 @@ def _split(text: str) -> list[str]:
 def _alone(path: Path) -> Iterator[None]:
     """Of all processes that would write the file, which is made anew each time and cannot be locked itself."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
         raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error

@@ -107,7 +107,9 @@ def examine(
         report.ends.append(Anchor(chain.name, chain.number, chain.last, chain.gallery))
     for head in ends.values():
         what = f"its head counts {head.number} lines, none of which is there"
-        report.faults.append(Fault("cut", str(head.chain), None, 1, head.number, what))
+        name = SERVICE if head.chain == OF_SERVICE else str(head.chain)
+        gallery = (galleries or {}).get(head.chain)
+        report.faults.append(Fault("cut", name, gallery, 1, head.number, what))
     report.faults += _named(chains, galleries)
     known = {chain.name for chain in chains.values()}
     for name in noted.keys() - known:

@@ -113,6 +113,11 @@ def test_a_file_that_was_read_is_read_again_for_a_key_that_it_did_not_have(tmp_p
 def test_a_group_may_read_and_nobody_else(tmp_path: Path) -> None:
     for mode in (0o400, 0o600, 0o440, 0o640):
         key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
+    with pytest.raises(MasterKeyError, match="openssl rand -base64 32"):
+        key_file(tmp_path / "short", "abc").first()
+    with pytest.raises(MasterKeyError) as absent:
+        key_file(tmp_path / "one", new_key_text()).forget("0" * 16)
+    assert "kith master show" in absent.value.remedy
     for mode in (0o644, 0o604, 0o660, 0o602, 0o666):
         with pytest.raises(MasterKeyError, match=f"mode {mode:o}.*chmod 600"):
             key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()

@@ -221,6 +221,19 @@ def test_a_repeated_key_gives_the_first_answer(kith: Kith, gallery: str, astrona
     assert raised.value.code == "idempotency_conflict"
 
 
+def test_an_answer_that_is_kept_names_nobody_else(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    photos = jpeg(actor), darker(astronaut)
+    first, again = (kith.enrol(gallery, "tom", *photos, idempotency_key="one") for _ in range(2))
+    assert [r.template for r in first.results] == [r.template for r in again.results]
+    said, kept = (answer.results[1].error for answer in (first, again))
+    assert said is not None
+    assert kept is not None
+    assert said.code == kept.code == "duplicate_subject"
+    assert "eileen" in said.detail
+    assert "eileen" not in str(kept)
+
+
 def test_deleting_forgets_the_key_too(kith: Kith, gallery: str, astronaut: Photo) -> None:
     """Or enrolling again after a deletion would be answered and not done."""
     first = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -181,6 +182,24 @@ def test_tampering_is_found_and_located(database: Database, url: str, what: str)
     assert brief(report_of(url, secret_of(database)).faults) == expected
     gallery_with_lines(database, "after")
     assert brief(report_of(url, secret_of(database)).faults) == expected
+
+
+def test_an_emptied_audit_is_told_of_without_numbers_that_mean_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        Store(database).create_gallery("g", "f" * 32, 4, GallerySettings())
+    with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").begin() as connection:
+        for (trigger,) in connection.execute(sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
+            connection.execute(sa.text(f"DROP TRIGGER {trigger}"))
+        connection.execute(sa.text("DELETE FROM audit"))
+    told = CliRunner().invoke(app, ["audit", "verify"])
+    assert told.exit_code == 1
+    assert "the service's chain, line 1: cut" in told.output
+    assert "gallery g, line" in told.output
+    assert not re.search(r"chain \d+,", told.output), told.output
+    assert "0 lines in 0 chains: " in told.output
 
 
 @pytest.mark.parametrize("tamper", [cut, rewrite])

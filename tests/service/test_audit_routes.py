@@ -171,6 +171,7 @@ def test_whoever_is_refused_is_told_of_and_counted(tmp_path: Path) -> None:
             (f"/v1/galleries/{GALLERY}/audit", made.token),
             ("/v1/galleries/secret", made.token),
             ("/v1/galleries/absent", made.token),
+            ("/v1/jobs?gallery=secret", made.token),
         ):
             assert httpx.get(url + path, headers={} if key is None else {"X-API-Key": key}).status_code >= 400
         refused = [(line.actor, line.outcome, line.details["count"]) for line in kith.audit(event="access_refused")]
@@ -178,4 +179,4 @@ def test_whoever_is_refused_is_told_of_and_counted(tmp_path: Path) -> None:
     counted: dict[tuple[str, str], int] = {}
     for actor, outcome, count in refused:
         counted[actor, outcome] = counted.get((actor, outcome), 0) + count
-    assert counted == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 2}
+    assert counted == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 3}

@@ -446,6 +446,8 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     job = enrolled(kith, gallery, as_zip(photos))
     assert (job.state, job.total, job.done, job.failed) == ("succeeded", 12, 12, 8)
     assert codes(kith, job) == EXPECTED
+    (twin,) = [item for item in kith.job_items(job.id) if item.item == "twin/1.jpg"]
+    assert "eileen" not in str(twin.problem)  # whose erasure would not find it there
     assert (job.counts["enrolled"], job.counts["already_enrolled"], job.details) == (3, 1, {"ignored": 1})
     assert {s.id: s.templates for s in kith.subjects(gallery)} == {"eileen": 2, "tom": 1}
     assert kith.gallery(gallery).templates == 3

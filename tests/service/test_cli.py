@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -18,6 +19,7 @@ from PIL import Image
 
 from service.client import Kith, KithClientError
 from service.errors import SettingsError
+from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 
@@ -89,6 +91,39 @@ def test_against_a_server(server: str, people: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_gallerys_settings_are_changed_by_name(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
+    def update(*options: str) -> subprocess.CompletedProcess[str]:
+        return kith_command("gallery", "update", gallery, *options, "--url", server, cwd=tmp_path)
+
+    changed = update("--retention-days", "30", "--fpir", "0.01", "--keep-crops")
+    assert changed.stdout == f"updated {gallery}: keep_crops, risk, retention_days\n", changed.stderr
+    now = kith.gallery(gallery)
+    assert (now.retention_days, now.risk, now.keep_crops) == (30, {"fpir": 0.01}, True)
+    assert update("--retention-days", "0", "--liveness", "off").returncode == 0
+    now = kith.gallery(gallery)
+    assert (now.retention_days, now.liveness, now.keep_crops) == (None, "off", True)
+    assert "liveness_unavailable" in update("--liveness", "required").stderr  # of the bundled pack
+    assert (update().returncode, update("--liveness", "perhaps").returncode) == (2, 2)
+
+
+def test_ids_are_whole_in_a_narrow_terminal(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
+    kith.put_subject(gallery, "ada")
+    kith.delete_subject(gallery, "ada")
+    listed = ("audit", "list", "-g", gallery, "--url", server)
+    who = json.loads(kith_command(*listed, "--limit", "2", "--json", cwd=tmp_path).stdout)
+    assert len(who) == 2
+    who = json.loads(kith_command(*listed, "--event", "subject_deleted", "--json", cwd=tmp_path).stdout)
+    told = kith_command(*listed, cwd=tmp_path, COLUMNS="80").stdout
+    assert told.count(who[0]["subject"]) == 2
+    assert "subject_deleted" in told
+
+
+def test_a_server_that_needs_a_key_is_given_one_by_an_option(tmp_path: Path) -> None:
+    with embedded(load_settings(data_dir=tmp_path / "data", api_key="k" * 32, log_level="WARNING")) as url:
+        told = kith_command("gallery", "list", "--url", url, cwd=tmp_path)
+    assert (told.returncode, "--api-key" in told.stderr, "KITH_CLIENT_KEY" in told.stderr) == (2, True, True)
+
+
 def test_an_archive_from_afar_and_calling_it_off(
     server: str, kith: Kith, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
 ) -> None:
@@ -139,6 +174,19 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     assert "Traceback" not in missing.stderr + exposed.stderr + wrong.stderr
 
 
+def test_a_master_key_that_is_missing_or_wrong_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    made = kith_command("gallery", "create", "g", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    another = {"KITH_MASTER_KEY": base64.b64encode(bytes(32)).decode()}
+    for environment in (another, another | {"KITH_MASTER_KEY_FILE": str(tmp_path / "absent.key")}):
+        for command in (("serve", "--port", "0"), ("gallery", "list"), ("keys", "list")):
+            told = kith_command(*command, cwd=tmp_path, **environment)
+            assert told.returncode == 2, told.stderr
+            assert "Traceback" not in told.stderr
+            assert len(told.stderr.splitlines()) < 5
+            assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in told.stderr.replace("\n", " ")
+
+
 def test_exposure() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         load_settings(host=host).check_exposure(lambda: False)
@@ -147,7 +195,7 @@ def test_exposure() -> None:
             load_settings(host=host).check_exposure(lambda: False)
         load_settings(host=host).check_exposure(lambda: True)
         load_settings(host=host, api_key="k").check_exposure(lambda: False)
-        with pytest.raises(SettingsError, match="KITH_API_KEY"):
+        with pytest.raises(SettingsError, match="KITH_API_KEY: it is empty: give it a value, or leave"):
             load_settings(host=host, api_key="")  # an unset variable of a compose file must not open the service
         load_settings(host=host, allow_anonymous=True).check_exposure(lambda: False)
 

@@ -20,6 +20,7 @@ from service.gallery.backup import back_up, restore
 from service.gallery.bulk import BulkStore
 from service.gallery.database import Database
 from service.gallery.erasure import Erasures
+from service.gallery.generations import Disagreement, Generations
 from service.gallery.job_store import ItemOutcome, JobStore
 from service.gallery.repeated_erasures import repeat_saved, saved
 from service.gallery.sealed_rows import lookup_of
@@ -132,7 +133,9 @@ def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.
     database.close()
 
 
-def test_what_was_begun_before_does_not_bring_anybody_back(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_what_was_begun_before_does_not_bring_anybody_back(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
     database = open_database(database_url())
     store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
     store.enrol(before, "ada", some(rng), None)
@@ -154,11 +157,58 @@ def test_what_was_begun_before_does_not_bring_anybody_back(database_url: Databas
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "no_face": 1}
     assert store.gallery("g").subjects == 0
 
-    # Others are not concerned, and who is enrolled by a request that begins now is there.
+    # Others are not concerned, and who is enrolled by a request that begins now is there, whenever born.
     store.enrol(before, "bob", some(rng), None)
     store.enrol(now, "ada", some(rng), None)
     assert store.gallery("g").subjects == 2
     assert bulk.add(now, items_of("ada", *some(rng))).templates == 1
+    again = store.delete_subject(store.gallery("g"), "ada")
+    long_ago = replace(items_of("ada", *some(rng)), subject_created_us=[0], created_us=[0])
+    assert bulk.add(store.gallery("g"), long_ago).templates == 1
+    verdict = Erasures(database).verdict(again.id)
+    assert (verdict.gone, verdict.enrolled_since, verdict.holds) == (False, True, True)
+    back_up(database, tmp_path / "backup")
+    restore(database, tmp_path / "backup", replace=True)
+    assert Erasures(database).verdict(again.id).holds
+    database.close()
+
+
+def test_what_was_begun_before_does_not_bring_a_template_back(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
+    (one,), (two,) = some(rng), some(rng)
+    store.enrol(before, "ada", [one, two], None)
+    jobs.create(before, "enrolment", {})
+    job = jobs.claim("here", 60)
+    assert job is not None
+    store.delete_template(before, "ada", one.id)
+
+    assert [type(r.error) for r in bulk.add(before, items_of("ada", one)).refused] == [SubjectErasedError]
+    assert bulk.add(before, items_of("ada", two)).present == 1
+    now = store.gallery("g")
+    jobs.enrol(job, now, "ada", [("ada/1.jpg", one), ("ada/2.jpg", some(rng)[0])], [], 1)
+    assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "enrolled": 1}
+    assert one.id not in {t.id for t in store.list_templates(now, "ada")}
+    assert bulk.add(now, items_of("ada", one)).templates == 1
+    database.close()
+
+
+def test_a_search_counted_late_does_not_bring_a_key_back(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    store, generations = Store(database), Generations(database)
+    generations.start(made(database), "e" * 32, DIMENSION, "other", on_sight=False)
+    gallery = store.gallery("g")
+    for name in ("ada", "bob"):
+        store.enrol(gallery, name, some(rng, others=[1]), None)
+    ada, bob = (store.subject(gallery, name).pk for name in ("ada", "bob"))
+    store.delete_subject(gallery, "ada")
+    both, one = (Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1)) for pk in (ada, bob))
+    generations.note(gallery, 1, {"compared": 2}, [both, one])
+    other = store.gallery("g").other
+    assert other is not None
+    assert [noted["subject_pks"] for noted in other.details["disagreements"]] == [[bob, None]]
     database.close()
 
 
@@ -177,8 +227,11 @@ def test_a_restored_backup_brings_nobody_back(
 
     receipt = store.delete_subject(gallery, "ada")
     template = store.list_templates(gallery, "bob")[0].id
-    store.delete_template(gallery, "bob", template)
-    store.delete_gallery("gone")
+    one = store.delete_template(gallery, "bob", template)
+    _, whole = store.delete_gallery("gone")
+    late = Store(database).create_gallery("late", "f" * 32, DIMENSION, GallerySettings())
+    store.enrol(late, "ada", some(rng), None)
+    of_late = store.delete_subject(late, "ada")
     receipts = Erasures(database)
     said = list[str]()
     restore(database, file, replace=True, said=said.append)
@@ -194,15 +247,23 @@ def test_a_restored_backup_brings_nobody_back(
         "template",
         "gallery",
     ]
-    assert receipts.verdict(receipt.id).gone
+    for each in (receipt, one, whole, of_late):
+        assert receipts.verdict(each.id).holds  # by the line that says that it was repeated
     listed = AuditReader(database).lines(Chosen(after.pk), None, 10)
     (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
     # Work that the backup brought back along with them began before, too.
     with pytest.raises(SubjectErasedError):
         store.enrol(replace(after, erased=0), "ada", some(rng), None)
+    again = tmp_path / "later"
+    back_up(database, again)
     restore(database, file, replace=True)
     assert store.gallery("g").subjects == 2
+    for later in (False, True):
+        if later:
+            restore(database, again, replace=True)
+        for each in (receipt, one, whole, of_late):
+            assert receipts.verdict(each.id).holds
     database.close()
 
 
@@ -225,6 +286,7 @@ def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(
     assert [each.id for each in repeat_saved(anew, kept)] == [receipt.id]
     assert Store(anew).gallery("g").subjects == 1
     assert repeat_saved(anew, kept) == []
+    assert Erasures(anew).verdict(receipt.id).holds
     with pytest.raises(InvalidRequestError):
         repeat_saved(anew, [{"key": "1"}])
     anew.close()

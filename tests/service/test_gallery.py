@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 import tempfile
 import timeit
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +65,19 @@ def store(url: str) -> Iterator[Store]:
 @pytest.fixture
 def gallery(store: Store) -> Gallery:
     return store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+
+
+def test_nobody_else_may_read_the_files_of_a_database(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    before = os.umask(0)
+    try:
+        with closing(open_database(f"sqlite:///{folder / 'kith.db'}")) as database:
+            Store(database).create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+            files = list(folder.iterdir())
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (folder, *files)}
+    finally:
+        os.umask(before)
+    assert modes == {"data": 0o700, "kith.db": 0o600, "kith.db-wal": 0o600, "kith.db-shm": 0o600}
 
 
 def test_migrations_make_the_tables(url: str) -> None:

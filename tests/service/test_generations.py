@@ -291,12 +291,13 @@ def test_a_sight_stands_for_one_template_without_crop(
 
 
 def test_counts_of_several_servers_add_up(store: Store, generations: Generations, gallery: Gallery) -> None:
+    pk = store.put_subject(gallery, "s", None, {}, [])[0].pk
     n = started(store, generations)
     found = now(store)
 
     def note() -> None:
         for _ in range(10):
-            one = Disagreement(("identified", "unknown"), (1, None), (0.9, None))
+            one = Disagreement(("identified", "unknown"), (pk, None), (0.9, None))
             generations.note(found, n, {"compared": 3, "agreed": 2}, [one])
 
     servers = [threading.Thread(daemon=True, target=note) for _ in range(4)]

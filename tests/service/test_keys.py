@@ -11,21 +11,25 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
 import sqlalchemy as sa
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from service.api.key_schemas import KeyIn
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.engines import has_keys
 from service.errors import KeyEndedError, KeyNotFoundError, KithError
+from service.gallery.backup import back_up, restore
 from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
 from service.gallery.tables import audit
 from service.key_uses import KeyUses
-from service.security.keys import EVERYTHING, Keyring, Rights
+from service.security.keys import EVERYTHING, Keyring, Rights, Scope
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.databases import TEXT, open_database
@@ -84,6 +88,43 @@ def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore
     here.rotate(at_once.id, timedelta())
     with pytest.raises(KeyEndedError):
         here.rotate(at_once.id, timedelta())
+
+
+def test_a_key_that_lives_to_the_end_of_time_is_rotated(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+    here, _, _ = stores
+    old, _ = here.create("k", READ, datetime(9999, 12, 31, tzinfo=UTC))
+    assert here.rotate(old.id, timedelta())[0].expires_at == datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path) -> None:
+    here, _, database = stores
+    kept, kept_token = here.create("kept", READ)
+    stolen, stolen_token = here.create("stolen", READ)
+    rotated, rotated_token = here.create("rotated", READ)
+    back_up(database, tmp_path / "b")
+    here.revoke(stolen.id)
+    here.rotate(rotated.id, timedelta())
+    later, _ = here.create("later", READ)
+    restore(database, tmp_path / "b", replace=True)
+    ring, now = here.ring(), datetime.now(UTC)
+    states = {
+        key.id: key.state(now) for token in (kept_token, stolen_token, rotated_token) if (key := ring.known(token))
+    }
+    assert states == {kept.id: "active", stolen.id: "revoked", rotated.id: "expired"}
+    assert here.key(later.id).state(now) == "revoked"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate": 1e-320},
+        {"name": "a\0"},
+        {"expires_at": "9999-12-31T23:59:59-14:00"},
+    ],
+)
+def test_keys_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        KeyIn.model_validate({"name": "k", "scopes": ["read"], **wrong})
 
 
 def test_what_is_done_to_keys_is_in_the_audit_without_their_secrets(
@@ -185,7 +226,7 @@ def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
             key = kith.api_keys()[0]
             kith.create_gallery("mine")
             kith.revoke_key(key.id)
-            with pytest.raises(KithClientError, match="was revoked"):
+            with pytest.raises(KithClientError, match=r"was revoked\. Ask .* for another key"):
                 kith.gallery("mine")
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
     assert has_keys(settings)
@@ -200,6 +241,49 @@ def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
         ("key_revoked", f"key:{key.id}"),
     ]
     assert [line.request_id is None for line in lines] == [True, False]
+
+
+def test_the_first_key_locks_nobody_out(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    with embedded(settings) as url, Kith(url) as kith:
+        lesser: list[tuple[list[Scope], list[str] | None]] = [
+            (["identify"], None),
+            (["read", "enrol"], None),
+            (["admin"], ["a"]),
+        ]
+        for scopes, galleries in lesser:
+            with pytest.raises(KithClientError, match="with the scope 'admin' and for all galleries") as refused:
+                kith.create_key("first", scopes, galleries=galleries)
+            assert (refused.value.status, refused.value.code) == (422, "invalid_request")
+        assert kith.api_keys() == []
+        token = kith.create_key("first", ["admin"]).token
+        with Kith(url, token) as admin:
+            assert admin.create_key("second", ["identify"]).scopes == ["identify"]
+    operated = load_settings(data_dir=tmp_path / "o", api_key="operator", log_level="WARNING")
+    with embedded(operated) as url, Kith(url, "operator") as kith:
+        assert kith.create_key("first", ["identify"]).scopes == ["identify"]
+
+
+def test_a_short_key_of_the_operator_is_warned_of(tmp_path: Path) -> None:
+    for key, warned in (("a", True), ("f" * 32, False)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
+            cwd=tmp_path,
+            env=os.environ | {"KITH_DATA_DIR": str(tmp_path), "KITH_API_KEY": key},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if "listening on" in line:
+                    break
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+        assert any("fewer than 32 characters" in line for line in said) == warned, said
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +305,15 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert key["id"] in kith("keys", "list", "--ended")
     for wrong in (["create"], ["create", "--scope", "everything"]):
         kith("keys", *wrong, status=2)
+    for option, *more in (["--days", "0"], ["--rate", "-1"], ["--burst", "5"]):
+        refused_for = CliRunner().invoke(app, ["keys", "create", "--scope", "read", option, *more])
+        assert (refused_for.exit_code, option in refused_for.stderr) == (2, True), refused_for.output
+    for gallery, noted in (("a", False), ("tpyo", True)):
+        made = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "-g", gallery])
+        assert ("no gallery is called tpyo yet" in made.stderr) == noted
+        assert made.stdout.startswith("kith_")
+    absent = CliRunner().invoke(app, ["keys", "revoke", "nokey"]).exception
+    assert isinstance(absent, KithError) and "kith keys list" in absent.remedy
     for refused in (["create", "--scope", "read", "-g", "../a"], ["revoke", "0" * 12]):
         assert isinstance(CliRunner().invoke(app, ["keys", *refused]).exception, KithError)
 
@@ -272,7 +365,7 @@ def test_beyond_loopback_nothing_is_open_unless_it_is_said(tmp_path: Path) -> No
     with embedded(said) as url:
         assert httpx.get(f"{url}/v1/galleries", headers={"Host": "kith.example"}).status_code == 200
         with Kith(url) as kith:
-            kith.create_key("k", ["read"])
+            kith.create_key("k", ["admin"])
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
 
 
@@ -294,6 +387,7 @@ def test_a_key_has_its_rate(limited: tuple[str, Settings]) -> None:
     assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"requests";q=2;w=100'}
     assert [answer.headers["ratelimit"].split(";")[1] for answer in answers] == ["r=1", "r=0", "r=0"]
     assert answers[2].json()["code"] == "rate_limited"
+    assert answers[2].json()["detail"] == "more than 0.02 requests a second, and 2 at once"
     assert 1 <= int(answers[2].headers["retry-after"]) <= 50
     other = httpx.get(f"{url}/v1/models", headers={"X-API-Key": default})
     assert other.headers["ratelimit-policy"] == '"requests";q=30;w=3000'
@@ -308,6 +402,7 @@ def test_who_guesses_is_made_to_wait(limited: tuple[str, Settings]) -> None:
         guesses = [http.get("/v1/models", headers={"X-API-Key": f"guess{i}"}) for i in range(30)]
         assert [guess.status_code for guess in guesses[:10]] == [401] * 10
         assert guesses[-1].status_code == 429
+        assert guesses[-1].json()["remedy"].startswith("Send a right key")
         assert 1 <= int(guesses[-1].headers["retry-after"]) <= 5
         # The operator's key here is short: it may be guessed, and is not compared any more.
         assert http.get("/v1/models", headers={"X-API-Key": "guess"}).status_code == 429

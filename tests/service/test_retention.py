@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ from service.gallery.follower import Followers
 from service.gallery.replicas import in_process
 from service.gallery.retention import Retention
 from service.gallery.store import Store
-from service.gallery.subjects import Gallery, Idempotent
-from service.gallery.tables import idempotency, templates
-from service.retention import SWEPT_EVERY, Housekeeping
+from service.gallery.subjects import Gallery, Idempotent, SubjectFilter
+from service.gallery.tables import data_keys, idempotency, templates
+from service.retention import AGAIN_AFTER, SWEPT_EVERY, Housekeeping
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.test_erasure import made, some
@@ -81,6 +82,62 @@ def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl
     assert Retention(database).sweep(today + timedelta(days=29), 36_500).subjects == 0
     assert Retention(database).sweep(today + timedelta(days=31), 36_500).subjects == 1
     assert store.gallery("g").subjects == 0
+    database.close()
+
+
+def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = database_url()
+    database = open_database(url)
+    store, told = Store(database), list[str]()
+    for name in ("a", "b", "c"):
+        store.enrol(limited(database, 30, name), "old", new := some(rng), None)
+        aged(database, [new[0].id], 31)
+    store.enrol(limited(database, 30, "later"), "old", later := some(rng), None)
+    aged(database, [later[0].id], 30 - 1 / 24)
+    sound = sa.select(data_keys.c.wrapped).where(data_keys.c.gallery_pk == store.gallery("b").pk)
+    own = data_keys.update().where(data_keys.c.gallery_pk == store.gallery("b").pk)
+    with database.engine.begin() as connection:
+        kept = connection.execute(sound).scalar_one()
+        connection.execute(own.values(wrapped=bytes(len(kept))))
+    database.close()
+
+    clock, database = [NOW], open_database(url)
+    store = Store(database)
+    keeping = Housekeeping(database, store, 14, lambda g: told.append(g.name), lambda: clock[0])
+    keeping.look()
+    assert told == ["a", "c"]
+    assert "could not be erased of the gallery" in caplog.text
+    with database.engine.begin() as connection:
+        connection.execute(own.values(wrapped=kept))
+    clock[0] += AGAIN_AFTER
+    keeping.look()
+    assert told == ["a", "c", "b"]
+    clock[0] += SWEPT_EVERY
+    keeping.look()
+    assert told == ["a", "c", "b", "later"]
+    database.close()
+
+
+def test_people_without_templates_are_looked_for_outside_of_changes(
+    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has come back to life between the look and the change stays."""
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    for name in ("gone", "back", "renamed"):
+        store.put_subject(gallery, name, None, {}, [])
+    change = database.change
+
+    def meanwhile(of: Gallery) -> Any:
+        monkeypatch.setattr(database, "change", change)
+        store.enrol(gallery, "back", some(rng), None)
+        return change(of)
+
+    monkeypatch.setattr(database, "change", meanwhile)
+    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500).subjects == 2
+    assert [s.id for s in store.list_subjects(gallery, None, 9, SubjectFilter())] == ["back"]
     database.close()
 
 

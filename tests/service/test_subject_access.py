@@ -92,9 +92,9 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 }
 """Where the export tells what a column holds of a person."""
 OTHERS: Final[dict[str, set[str]]] = {
-    "subjects": {"gallery_pk"},
+    "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
-    "templates": {"gallery_pk"},
+    "templates": {"gallery_pk", "erased"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
@@ -280,13 +280,13 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     vector /= np.linalg.norm(vector)
     kith.enrol(gallery, "ada", embeddings=[vector], allow_duplicate=True)
     file = tmp_path / "ada.json"
-    run = CliRunner().invoke(app, ["subject", "export", gallery, "ada", str(file), "--url", server])
+    run = CliRunner().invoke(app, ["subject", "export", "ada", str(file), "-g", gallery, "--url", server])
     assert run.exit_code == 0, run.output
     document = json.loads(file.read_text())
     assert np.allclose(document["templates"][0]["embeddings"][0]["embedding"], vector, atol=1e-5)
     assert file.stat().st_mode & 0o077 == 0
 
-    run = CliRunner().invoke(app, ["subject", "erase", gallery, "ada", "--yes", "--url", server])
+    run = CliRunner().invoke(app, ["subject", "erase", "ada", "-g", gallery, "--yes", "--url", server])
     assert run.exit_code == 0, run.output
     receipt = json.loads(run.output)
     assert receipt["removed"] == {"answers": 1, "subjects": 1, "templates": 1, "vectors": 1}
@@ -304,4 +304,9 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     assert (since.holds, since.gone, since.enrolled_since) == (True, False, True)
     with pytest.raises(KithClientError, match="receipt_not_found"):
         kith.verify_receipt("0" * 32)
-    assert receipt["id"] in CliRunner().invoke(app, ["erasures", "list", gallery, "--json", "--url", server]).output
+    assert (
+        receipt["id"] in CliRunner().invoke(app, ["erasures", "list", "-g", gallery, "--json", "--url", server]).output
+    )
+    narrow = CliRunner().invoke(app, ["erasures", "list", "-g", gallery, "--url", server], env={"COLUMNS": "60"})
+    assert receipt["id"] in narrow.output
+    assert "32 hexadecimal digits" in CliRunner().invoke(app, ["erasures", "verify", "x", "--url", server]).stderr

@@ -6,6 +6,8 @@ from alembic import op
 revision = "0009"
 down_revision = "0008"
 
+BEARING = ("galleries", "jobs", "subjects", "templates")
+"""Tables whose rows bear the number of the last erasure that who wrote them knew of."""
 KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
@@ -34,14 +36,14 @@ def upgrade() -> None:
         sa.Column("owner", sa.String(64), nullable=False),
         sa.Column("until", sa.DateTime(timezone=True), nullable=False),
     )
-    for table in ("galleries", "jobs"):
+    for table in BEARING:
         op.add_column(table, sa.Column("erased", KEY, nullable=False, server_default="0"))
     op.create_index("templates_by_age", "templates", ["gallery_pk", "created_at"])
 
 
 def downgrade() -> None:
     op.drop_index("templates_by_age", "templates")
-    for table in ("galleries", "jobs"):
+    for table in BEARING:
         op.drop_column(table, "erased")
     for name in ("leases", "erasures"):
         op.drop_table(name)
