@@ -73,7 +73,10 @@ def rotate(
             wrapper: Wrapper = _file(master).add()
         else:
             wrapper = master.first() if to is None else master.of(to)
-        done = rewrap(database, wrapper)
+        rewrapped = rewrap(database, wrapper)
+    done = rewrapped.done
+    if rewrapped.broken:
+        print(f"left as they are, for their keys do not open (kith gallery check): {', '.join(rewrapped.broken)}")
     if done == Use():
         print(f"master key {wrapper.id} wraps everything already")
     else:
@@ -91,7 +94,10 @@ def forget(key: KeyId, yes: Annotated[bool, typer.Option("--yes", help="Do not a
         with database.read() as connection:
             used = uses(connection)
         if key in used:
-            raise MasterKeyError(f"master key {key} still wraps {used[key].galleries} galleries' keys: rotate first")
+            raise MasterKeyError(
+                f"master key {key} still wraps {used[key].galleries} galleries' keys: rotate first (galleries "
+                "whose keys do not open are to be deleted)"
+            )
         _file(database.vault.master).forget(key)
     print(f"deleted master key {key}")
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from service.errors import KithError
+from service.errors import KithError, MasterKeyError
 from service.gallery.database import Database
 from service.gallery.retention import Retention
 from service.gallery.store import Store
@@ -77,6 +77,8 @@ class Housekeeping:
     def look(self) -> None:
         """One look; blocks. Never raises: what did not succeed is done by the next look."""
         try:
+            with suppress(MasterKeyError):  # who needs it asks again
+                self._database.learn_secrets()
             self._store.forget_changed()
             self._database.empty_log_if_owed()
             if self._next is None or self._clock() >= self._next:

@@ -13,6 +13,7 @@ import numpy as np
 
 from models.network import Float
 from models.recognition import unit
+from service.errors import MasterKeyAwayError, MasterKeyError
 from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, PAGES, Consistency
 from service.gallery.database import Database
 from service.gallery.follower import Follower, Followers
@@ -42,6 +43,8 @@ FILES: Final = {
     "abandoned": ("files of jobs that are over, or never began", "They are deleted."),
     "index_files": ("index files are damaged, or of a deleted gallery", "They are deleted, and made anew if needed."),
 }
+
+DATA_KEY_ACTION: Final = "Give the master key that wraps it, restore a backup, or delete the gallery."
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class GalleryCheck:
             GalleryNotFoundError: there is none of this name.
             StorageError: the database cannot be read, or not be mended.
             IndexUnavailableError: Milvus does not answer.
+            MasterKeyAwayError: who unwraps galleries' keys cannot be asked.
         """
         of_database = list(self._database(repair))
         yield from of_database
@@ -127,7 +131,15 @@ class GalleryCheck:
             return  # there is no use in reading further
         yield from self._files(repair)
         for gallery in [self._store.gallery(name)] if name is not None else every_gallery(self._store):
-            yield from self._of(gallery, repair)
+            try:
+                gallery.seal.unlock()
+            except MasterKeyAwayError:
+                raise
+            except MasterKeyError as error:
+                what = f"its data key is gone or does not open, and so nothing of it: {error.detail}"
+                yield Finding("data_key", gallery.name, 1, what, DATA_KEY_ACTION, False, False)
+            else:
+                yield from self._of(gallery, repair)
 
     def _database(self, repair: bool) -> Iterator[Finding]:
         for check in DATABASE_CHECKS:

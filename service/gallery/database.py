@@ -221,6 +221,17 @@ class Database:
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
 
+    def learn_secrets(self) -> None:
+        """Unwrap what was wrapped anew, while no transaction waits for it.
+
+        Raises:
+            StorageError: it cannot be read.
+            MasterKeyError.
+        """
+        with self.read() as connection:
+            found = self.vault.wrapped_secrets(connection)
+        self.vault.learn(found)
+
     def apart(self, connections: int) -> Database:
         """The same database by connections of its own, to be closed by itself: who holds them for long holds up nobody
         else."""
@@ -316,17 +327,21 @@ class Database:
             raise StorageDamagedError(str(error)) from error
 
     @contextmanager
-    def change(self, gallery: Gallery) -> Iterator[Connection]:
+    def change(self, gallery: Gallery, sealed: bool = True) -> Iterator[Connection]:
         """One writing transaction on a gallery. Writers of one gallery commit one after the other, so that the numbers
         of its change log are in the order of the commits and a follower that knows the last one has missed none. It
-        gets another version, so that who read it before knows that it is another by now.
+        gets another version, so that who read it before knows that it is another by now. Its key is at hand before the
+        transaction begins; not ``sealed``: nothing is to be opened, and it may be lost.
 
         Raises:
+            MasterKeyError: it is to be opened, and cannot be.
             GalleryNotFoundError: it was deleted.
             GalleryMovedError: it moved to another recogniser since ``gallery`` was read.
             StorageError: it cannot be written.
         """
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        if sealed:
+            gallery.seal.unlock()
         with self.write(deleted) as connection:
             another = galleries.update().where(galleries.c.pk == gallery.pk).values(version=new_version())
             generation = connection.execute(another.returning(galleries.c.current_generation)).scalar_one_or_none()

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import ReceiptNotFoundError, SubjectErasedError
+from service.errors import MasterKeyAwayError, MasterKeyError, ReceiptNotFoundError, SubjectErasedError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.sealed_rows import ITEM, lookup_of
@@ -135,8 +135,14 @@ def _what_is_there(receipt: Receipt) -> sa.Select[int]:
 
 
 def key_name(seal: Seal) -> str:
-    """Names a gallery's data key, which a restored gallery has in common with the one that the backup was made of."""
-    return seal.pseudonym("gallery", "")
+    """Names a gallery's data key, which a restored gallery has in common with the one that the backup was made of; one
+    that is lost has "". Raises MasterKeyAwayError."""
+    try:
+        return seal.pseudonym("gallery", "")
+    except MasterKeyAwayError:
+        raise
+    except MasterKeyError:
+        return ""
 
 
 # Erasing, within a transaction of Database.change
@@ -238,8 +244,10 @@ def write_down(
     removed: Counter[str],
     subject_id: str | None = None,
     template_id: str | None = None,
+    key: str | None = None,
 ) -> Receipt:
-    """Write the audit's line and the receipt; from here on nothing that began before may bring back who was erased."""
+    """Write the audit's line and the receipt; ``key``: the data key's name, if it is known already. From here on
+    nothing that began before may bring back who was erased."""
     receipt_id, counts = uuid.uuid4().hex, {what: count for what, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts}
     if template_id is not None:
@@ -257,7 +265,7 @@ def write_down(
         end.lines,
         end.hash,
     )
-    pk = remember(connection, receipt, key_name(gallery.seal))
+    pk = remember(connection, receipt, key_name(gallery.seal) if key is None else key)
     if kind != "gallery":
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
     return receipt

@@ -17,7 +17,14 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import GalleryNotFoundError, JobNotFoundError, JobUnrunnableError, StorageError
+from service.errors import (
+    GalleryNotFoundError,
+    JobNotFoundError,
+    JobUnrunnableError,
+    MasterKeyAwayError,
+    MasterKeyError,
+    StorageError,
+)
 from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
 from service.gallery.erasure import blank_item, erased_since, erased_templates_since, was_erased
@@ -221,6 +228,7 @@ class JobStore:
         self, job: Job, outcomes: Sequence[ItemOutcome], seconds: float, total: int | None = None, **details: Any
     ) -> bool:
         """As :func:`record_in`, in a transaction of its own."""
+        job.seal.unlock()
         with self._database.write(_UNFORESEEN) as connection:
             return record_in(connection, job, outcomes, seconds, total, **details)
 
@@ -272,9 +280,10 @@ class JobStore:
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
+        sealed = None if problem is None else _sealed_problem(job, problem)
         with self._database.write(_UNFORESEEN) as connection:
             _own(connection, job)
-            _end(connection, job.pk, state, None if problem is None else job.seal.close_json(problem, PROBLEM))
+            _end(connection, job.pk, state, sealed)
 
     def release(self, job: Job) -> None:
         """Give the job back, for any process to take at once. Raises LeaseLostError."""
@@ -298,7 +307,7 @@ class JobStore:
             if row.state not in FINISHED:
                 whose = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
                 append(self._database.vault, connection, row.gallery_pk, [whose])
-            return self._found(connection, job_id)
+        return self.job(job_id)
 
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
         """Fail the jobs that no process could run for so long; tells how many. ``ready``: whether this one could, which
@@ -311,13 +320,19 @@ class JobStore:
         if not found:
             return 0
         could = {job.pk for job in found if ready(job)}
+        problem = JobUnrunnableError(f"no server that could run it was there for {days:g} days").document()
+        sealed = {job.pk: _sealed_problem(job, problem) for job in found}
         with self._database.write(_UNFORESEEN) as connection:
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
-            problem = JobUnrunnableError(f"no server that could run it was there for {days:g} days").document()
             hopeless, given_up = stale & (jobs.c.updated_at < _in(-days * 86400)), 0
             for job in found:
-                sealed = job.seal.close_json(problem, PROBLEM)
-                ended = {"state": "failed", "problem": sealed, "owner": None, "lease_until": None, "updated_at": now}
+                ended = {
+                    "state": "failed",
+                    "problem": sealed[job.pk],
+                    "owner": None,
+                    "lease_until": None,
+                    "updated_at": now,
+                }
                 given_up += connection.execute(
                     jobs.update().where(hopeless, jobs.c.pk == job.pk).values(**ended)
                 ).rowcount
@@ -348,7 +363,7 @@ class JobStore:
             row.state,
             row.parameters,
             Progress(**row.progress),
-            None if row.problem is None else seal.open_json(row.problem, PROBLEM),
+            None if row.problem is None else _problem(seal, row.problem),
             row.actor,
             row.cancel,
             row.owner,
@@ -439,6 +454,25 @@ def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str
 _UNFORESEEN: Final = StorageError("a constraint of the jobs was refused")
 
 
+def _problem(seal: Seal, sealed: bytes) -> dict[str, Any]:
+    """Why it cannot be told, where the gallery's key does not open: lists of jobs are not to end there."""
+    try:
+        opened: dict[str, Any] = seal.open_json(sealed, PROBLEM)
+    except MasterKeyError as error:
+        return error.document()
+    return opened
+
+
+def _sealed_problem(job: Job, problem: dict[str, Any]) -> bytes | None:
+    """None where the gallery's key is lost, by which nobody could read it. Raises MasterKeyAwayError."""
+    try:
+        return job.seal.close_json(problem, PROBLEM)
+    except MasterKeyAwayError:
+        raise
+    except MasterKeyError:
+        return None
+
+
 def _own(connection: Connection, job: Job) -> sa.Row[Any]:
     mine = (jobs.c.pk == job.pk) & (jobs.c.owner == job.owner) & (jobs.c.state == "running")
     row = connection.execute(sa.select(jobs).where(mine).with_for_update()).first()
@@ -466,7 +500,7 @@ def _in(seconds: float) -> datetime:
 
 
 def _rows() -> sa.Select[Any]:
-    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).join(
+    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).outerjoin(
         data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk
     )
     gallery = galleries.c.name.label("gallery")

@@ -42,15 +42,17 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
     a new line of the audit each, as the one that they named is of after the backup; of galleries that are not here the
     service's chain has it.
 
+    Nobody is erased again from a gallery whose key is lost.
+
     Raises:
-        MasterKeyError: a gallery's key cannot be opened.
+        MasterKeyAwayError: who unwraps galleries' keys cannot be asked.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     missing = [(receipt, key) for receipt, key in before if receipt.id not in here]
     if not missing:
         return []
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
-    by_key = {erasure.key_name(gallery.seal): gallery for gallery in found}
+    by_key = {name: gallery for gallery in found if (name := erasure.key_name(gallery.seal))}
     repeated = []
     for receipt, key in missing:
         gallery = by_key.get(key)

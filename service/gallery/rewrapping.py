@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.errors import MasterKeyError, StorageError
+from service.errors import MasterKeyAwayError, MasterKeyError, StorageError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
-from service.gallery.tables import data_keys, secrets
+from service.gallery.tables import data_keys, galleries, secrets
 from service.gallery.vault import GALLERY
 from service.security.master import MasterKeys, Wrapper
 
@@ -24,6 +24,14 @@ class Use:
     galleries: int = 0
 
 
+@dataclass(frozen=True)
+class Rewrapped:
+    """How many keys, and ``broken``: the galleries whose keys do not open, which stay as they are."""
+
+    done: Use
+    broken: tuple[str, ...] = ()
+
+
 def uses(connection: Connection) -> dict[str, Use]:
     """By the master key's id, the one in use first."""
     found: dict[str, Use] = {}
@@ -34,31 +42,37 @@ def uses(connection: Connection) -> dict[str, Use]:
     return found
 
 
-def rewrap(database: Database, to: Wrapper) -> Use:
-    """Have ``to`` wrap every key that another one wraps; how many those were. Servers that run meanwhile go on, if they
+def rewrap(database: Database, to: Wrapper) -> Rewrapped:
+    """Have ``to`` wrap every key that another one wraps. Servers that run meanwhile go on, if they
     have the key, or are given it where they look (service.security.master.KeyFile).
 
     Raises:
-        MasterKeyError: a key cannot be unwrapped, or not be wrapped; nothing was changed.
+        MasterKeyError: a secret of the service cannot be unwrapped, or a key not be wrapped; nothing was changed.
         StorageError: the database cannot be used; nothing was changed.
     """
     master = database.vault.master
     with database.read() as connection:
         found = _others(connection, to)
     # A service that wraps takes its time for each, in which nobody is to wait.
-    wrapped = {row.wrapped: _wrapped(master, row, to) for row in found}
+    wrapped = {row.wrapped: _rewrapped(master, row, to) for row in found}
     with database.write(StorageError("the keys changed meanwhile: try again")) as connection:
         # Whoever makes a gallery from here on waits, and then asks which key is in use.
         connection.execute(sa.select(secrets.c.name).with_for_update()).all()
-        found = _others(connection, to)
-        for row in found:
-            new = wrapped.get(row.wrapped) or _wrapped(master, row, to)
+        done, broken = [], []
+        for row in _others(connection, to):
+            new = wrapped[row.wrapped] if row.wrapped in wrapped else _rewrapped(master, row, to)
+            if new is None:
+                broken.append(row.value)
+                continue
             connection.execute(row.table.update().where(row.key == row.value).values(wrapped=new, master_key=to.id))
-        galleries = sum(row.table is data_keys for row in found)
-        if found:
-            before = sorted({row.master_key for row in found})
-            record(database.vault, connection, "master_key_rotated", before=before, after=to.id, galleries=galleries)
-    return Use(len(found) - galleries, galleries)
+            done.append(row)
+        named = sa.select(galleries.c.name).where(galleries.c.pk.in_(broken)).order_by(galleries.c.name)
+        names = tuple(connection.execute(named).scalars())
+        of_galleries = sum(row.table is data_keys for row in done)
+        if done:
+            before = sorted({row.master_key for row in done})
+            record(database.vault, connection, "master_key_rotated", before=before, after=to.id, galleries=of_galleries)
+    return Rewrapped(Use(len(done) - of_galleries, of_galleries), names)
 
 
 @dataclass(frozen=True)
@@ -84,9 +98,16 @@ def _others(connection: Connection, to: Wrapper) -> list[_Row]:
     return found
 
 
-def _wrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes:
-    """Raises MasterKeyError."""
-    key = master.unwrap(row.wrapped, row.purpose, row.master_key)
+def _rewrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes | None:
+    """None: it is a gallery's, and does not open. Raises MasterKeyError."""
+    try:
+        key = master.unwrap(row.wrapped, row.purpose, row.master_key)
+    except MasterKeyAwayError:
+        raise
+    except MasterKeyError:
+        if row.table is secrets:
+            raise
+        return None
     wrapped = to.wrap(key, row.purpose)
     if to.unwrap(wrapped, row.purpose) != key:
         raise MasterKeyError(f"master key {to.id} does not unwrap what it wrapped")

@@ -7,6 +7,7 @@ follow.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,6 +28,8 @@ from service.errors import (
     GalleryNotFoundError,
     IdempotencyConflictError,
     KithError,
+    MasterKeyAwayError,
+    MasterKeyError,
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
@@ -93,6 +96,7 @@ ABANDONED: Final = timedelta(days=7)
 BEGUN: Final = "/begun"
 """After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
 number, which no number of the log is."""
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -146,7 +150,12 @@ class Store:
         return gallery
 
     def gallery(self, name: str) -> Gallery:
-        """As it is now. Raises GalleryNotFoundError."""
+        """As it is now, with its key at hand; one that is lost is told of to whoever uses it.
+
+        Raises:
+            GalleryNotFoundError: there is none.
+            MasterKeyAwayError: who unwraps its key cannot be asked.
+        """
         if (known := self.gallery_at_once(name)) is not None:
             return known
         # Before it is read: whatever is written from here on shows as another version.
@@ -164,6 +173,12 @@ class Store:
             self._kept.forget(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
         gallery = gallery_of(row, self._database.vault)
+        try:
+            gallery.seal.unlock()
+        except MasterKeyAwayError:
+            raise
+        except MasterKeyError as error:
+            log.warning("gallery %s (kith gallery check): %s", gallery.pk, error.detail)
         self._kept.put(gallery, file_version)
         return gallery
 
@@ -213,12 +228,13 @@ class Store:
     def delete_gallery(self, name: str) -> tuple[Gallery, Receipt]:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
-        with self._database.change(gallery) as connection:
+        key = erasure.key_name(gallery.seal)
+        with self._database.change(gallery, sealed=False) as connection:
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
             erasure.remove_gallery(connection, gallery)
-            receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed)
+            receipt = erasure.write_down(self._database.vault, connection, gallery, "gallery", removed, key=key)
         self._database.vault.forget(gallery.pk)
         self._kept.forget(name)
         return gallery, self._overwritten(receipt)
@@ -764,7 +780,9 @@ def gallery_rows() -> sa.Select[Any]:
         _moved().label("moved"),
         data_keys.c.wrapped,
         data_keys.c.master_key,
-    ).select_from(galleries.join(data_keys, data_keys.c.gallery_pk == galleries.c.pk).outerjoin(generations, other))
+    ).select_from(
+        galleries.outerjoin(data_keys, data_keys.c.gallery_pk == galleries.c.pk).outerjoin(generations, other)
+    )
 
 
 def _moved() -> sa.ColumnElement[bool]:
@@ -818,7 +836,7 @@ def read_snapshot(
 
 
 def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
-    """Of a row of :func:`gallery_rows`. Raises MasterKeyError."""
+    """Of a row of :func:`gallery_rows`. Its key is unwrapped when it is used, which raises MasterKeyError."""
     stored = row.settings
     # What a gallery was created before keeps its default.
     others = {name: stored[name] for name in LATER_SETTINGS if name in stored}

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from service.errors import MasterKeyError
 from service.gallery.tables import data_keys, secrets
 from service.security.master import MasterKeys, Wrapper
 from service.security.sealing import Seal, new_key
@@ -41,7 +44,8 @@ class Vault:
         self._open: OrderedDict[int, tuple[bytes, Seal]] = OrderedDict()
         """With what each was opened from: where an older copy of the database was put back, a gallery's number may be
         given again, with another key."""
-        self._secrets: dict[bytes, bytes] = {}
+        self._secrets: dict[str, tuple[bytes, bytes]] = {}
+        """By name, what they were unwrapped from and what they are."""
         self._lock = threading.Lock()
 
     def create(self, connection: Connection, gallery_pk: int, fresh: Fresh | None = None) -> Seal:
@@ -61,22 +65,24 @@ class Vault:
         key_id = connection.execute(query.with_for_update(read=True) if held else query).scalar()
         return self.master.first() if key_id is None else self.master.of(key_id)
 
-    def seal(self, gallery_pk: int, wrapped: bytes, master_key: str) -> Seal:
-        """Of a row of ``data_keys``. Raises MasterKeyError."""
+    def seal(self, gallery_pk: int, wrapped: bytes | None, master_key: str | None) -> Seal:
+        """Of a row of ``data_keys``, None where it is missing. It is unwrapped at its first use, which raises
+        MasterKeyError."""
+        if wrapped is None or master_key is None:
+            return Seal(partial(_missing, gallery_pk))
         with self._lock:
             if (known := self._open.get(gallery_pk)) is not None and known[0] == wrapped:
                 self._open.move_to_end(gallery_pk)
                 return known[1]
-        opened = Seal(self.master.unwrap(wrapped, GALLERY, master_key))
-        with self._lock:
-            self._open[gallery_pk] = wrapped, opened
+            seal = Seal(partial(self.master.unwrap, wrapped, GALLERY, master_key))
+            self._open[gallery_pk] = wrapped, seal
             self._open.move_to_end(gallery_pk)
             if len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
-        return opened
+        return seal
 
     def of(self, connection: Connection, gallery_pk: int) -> Seal:
-        """Raises MasterKeyError; LookupError: there is no such gallery."""
+        """Raises LookupError: there is no such gallery."""
         query = sa.select(data_keys.c.wrapped, data_keys.c.master_key).where(data_keys.c.gallery_pk == gallery_pk)
         row = connection.execute(query).first()
         if row is None:
@@ -97,8 +103,15 @@ class Vault:
 
     def check(self, connection: Connection) -> None:
         """Raises MasterKeyError: this is another master key than the database's."""
-        for name in connection.execute(sa.select(secrets.c.name)).scalars().all():
-            self.secret(connection, name)
+        self.learn(self.wrapped_secrets(connection))
+
+    def wrapped_secrets(self, connection: Connection) -> Sequence[sa.Row[Any, Any, Any]]:
+        return connection.execute(SECRETS).all()
+
+    def learn(self, rows: Iterable[sa.Row[Any, Any, Any]]) -> None:
+        """Unwrap these secrets, where they are not known yet. Raises MasterKeyError."""
+        for row in rows:
+            self._unwrapped(row)
 
     def create_secret(self, connection: Connection, name: str) -> None:
         """Raises MasterKeyError."""
@@ -109,11 +122,23 @@ class Vault:
     def secret(self, connection: Connection, name: str) -> bytes:
         """32 bytes for one purpose of the service, the same in every process. The row is read each time, for another
         database may have taken the place of this one. Raises MasterKeyError."""
-        row = connection.execute(SECRET, {"secret": name}).one()
-        wrapped = bytes(row.wrapped)
-        if wrapped not in self._secrets:
-            self._secrets[wrapped] = self.master.unwrap(wrapped, name, row.master_key)
-        return self._secrets[wrapped]
+        return self._unwrapped(connection.execute(SECRET, {"secret": name}).one())
+
+    def known_secret(self, name: str) -> bytes | None:
+        """As it last was, perhaps of a database whose place another one has taken."""
+        known = self._secrets.get(name)
+        return None if known is None else known[1]
+
+    def _unwrapped(self, row: sa.Row[Any, Any, Any]) -> bytes:
+        wrapped, known = bytes(row.wrapped), self._secrets.get(row.name)
+        if known is None or known[0] != wrapped:
+            known = wrapped, self.master.unwrap(wrapped, row.name, row.master_key)
+            self._secrets[row.name] = known
+        return known[1]
+
+
+def _missing(gallery_pk: int) -> bytes:
+    raise MasterKeyError(f"the data key of gallery {gallery_pk} is gone")
 
 
 def fresh_key(by: Wrapper, purpose: str = GALLERY) -> Fresh:
@@ -124,4 +149,5 @@ def fresh_key(by: Wrapper, purpose: str = GALLERY) -> Fresh:
 
 
 # Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
-SECRET: Final = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == sa.bindparam("secret"))
+SECRETS: Final = sa.select(secrets.c.name, secrets.c.wrapped, secrets.c.master_key)
+SECRET: Final = SECRETS.where(secrets.c.name == sa.bindparam("secret"))

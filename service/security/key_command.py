@@ -16,10 +16,13 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from service.errors import MasterKeyAwayError, MasterKeyError
@@ -73,19 +76,29 @@ class KeyCommand:
 
     def _run(self, request: Mapping[str, str]) -> dict[str, Any]:
         try:
-            done = subprocess.run(  # noqa: S603 - the operator's own program
-                self._arguments, input=json.dumps(request).encode(), capture_output=True, timeout=self._timeout_s
+            program = subprocess.Popen(  # noqa: S603 - the operator's own program
+                self._arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as error:
-            self._log(error.stderr)
-            raise MasterKeyAwayError(f"{self.place} did not answer within {self._timeout_s:g} s") from error
         except OSError as error:
             raise MasterKeyAwayError(f"{self.place} cannot be started: {error.strerror}") from error
-        self._log(done.stderr)
-        if done.returncode:
-            raise MasterKeyAwayError(f"{self.place} ended with status {done.returncode}; the log has what it said")
+        with program:
+            try:
+                said, logged = program.communicate(json.dumps(request).encode(), self._timeout_s)
+            except subprocess.TimeoutExpired as error:
+                self._log(error.stderr)
+                raise MasterKeyAwayError(f"{self.place} did not answer within {self._timeout_s:g} s") from error
+            finally:
+                with suppress(ProcessLookupError):  # with whatever it has started
+                    os.killpg(program.pid, signal.SIGKILL)
+        self._log(logged)
+        if program.returncode:
+            raise MasterKeyAwayError(f"{self.place} ended with status {program.returncode}; the log has what it said")
         try:
-            answer = json.loads(done.stdout)
+            answer = json.loads(said)
         except ValueError as error:
             raise MasterKeyAwayError(f"{self.place} answered with something that is no JSON") from error
         if not isinstance(answer, dict):

@@ -203,9 +203,12 @@ class KeyFile:
                         f"others than its owner may read or change {self.path} (mode {mode:o}): chmod 600 {self.path}, "
                         "and make a new key if somebody may have read it (kith master rotate --new)"
                     )
-                return file.read(MOST_FILE_BYTES).decode("ascii")
+                text = file.read(MOST_FILE_BYTES + 1).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise MasterKeyError(f"the master key cannot be read from {self.path}: {error}") from error
+        if len(text) > MOST_FILE_BYTES:
+            raise MasterKeyError(f"{self.path} is no file of keys: it has more than {MOST_FILE_BYTES} bytes")
+        return text
 
     def _write(self, lines: Sequence[str]) -> None:
         """Its owner stays who it was, for whoever writes may be another than who serves."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -48,9 +49,22 @@ def derived(key: bytes, purpose: str) -> bytes:
 class Seal:
     """Of one gallery. Safe to share between threads."""
 
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(derived(key, "sealing"))
-        self._hash_key = derived(key, "lookup")
+    def __init__(self, key: bytes | Callable[[], bytes]) -> None:
+        """``key``: or where it is to be had. It is asked for at the first use, which raises what that raises."""
+        self._key = key
+
+    @cached_property
+    def _keys(self) -> tuple[AESGCM, bytes]:
+        key = self._key() if callable(self._key) else self._key
+        return AESGCM(derived(key, "sealing")), derived(key, "lookup")
+
+    @property
+    def _cipher(self) -> AESGCM:
+        return self._keys[0]
+
+    def unlock(self) -> None:
+        """Have the key now, as what comes is not to wait for it."""
+        self._keys  # noqa: B018 - it is kept
 
     def close(self, value: bytes, purpose: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
@@ -89,7 +103,7 @@ class Seal:
 
     def pseudonym(self, kind: str, text: str) -> str:
         """A name for ``text`` that only who has the key can make of it, always the same: 32 hexadecimal digits."""
-        return hmac.digest(self._hash_key, f"{kind}\0{text}".encode(), "sha256").hex()[:PSEUDONYM_DIGITS]
+        return hmac.digest(self._keys[1], f"{kind}\0{text}".encode(), "sha256").hex()[:PSEUDONYM_DIGITS]
 
 
 class Chunks:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import shlex
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from service.client import Kith, KithClientError
 from service.engines import master_keys, open_own_database
 from service.errors import MasterKeyAwayError, MasterKeyError, SettingsError
-from service.gallery.rewrapping import Use, rewrap, uses
+from service.gallery.rewrapping import Rewrapped, Use, rewrap, uses
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
 from service.security import key_command
@@ -128,6 +130,19 @@ def test_where_it_cannot_be_asked_that_is_said(
     assert KeyCommand(program).find("hsm-1").unwrap(wrapped, "gallery") == KEY
 
 
+def test_what_it_has_started_does_not_outlive_it(tmp_path: Path) -> None:
+    script = tmp_path / "kms.sh"
+    script.write_text(f"#!/bin/sh\nsh -c 'echo $$ > {tmp_path}/child; exec sleep 60' | cat\n")
+    script.chmod(0o700)
+    with pytest.raises(MasterKeyAwayError, match="did not answer"):
+        KeyCommand([str(script)], 2).first()
+    with suppress(ProcessLookupError):  # gone already
+        child = os.pidfd_open(int((tmp_path / "child").read_text()))
+        ended, _, _ = select.select([child], [], [], 20)
+        os.close(child)
+        assert ended
+
+
 def test_answers_that_are_none(program: list[str], fails: Fails) -> None:
     key = KeyCommand(program).first()
     fails('{"id": ""}')
@@ -176,11 +191,34 @@ def test_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Pat
     both = of_program.model_copy(update={"master_key_file": by_file.default_key_path})
     for to, alone in (("hsm-1", of_program), (old, by_file)):
         with closing(open_own_database(both)) as database:
-            assert rewrap(database, database.vault.master.of(to)) == Use(2, 1)
+            assert rewrap(database, database.vault.master.of(to)) == Rewrapped(Use(2, 1))
             with database.read() as connection:
                 assert uses(connection) == {to: Use(2, 1)}
         with closing(Store(open_own_database(alone))) as store:
             assert store.gallery("g").seal.open(sealed, "name") == b"Ada"
+
+
+def test_nobody_waits_for_it_while_a_gallery_is_changed_or_listed(of_program: Settings, tmp_path: Path) -> None:
+    by_file = load_settings(data_dir=tmp_path / "data")
+    open_own_database(by_file).close()
+    both = of_program.model_copy(update={"master_key_file": by_file.default_key_path})
+
+    def starts() -> int:
+        return (tmp_path / "count").stat().st_size
+
+    with closing(Store(open_own_database(both))) as server:
+        gallery = server.create_gallery("g", "f" * 32, 8, GallerySettings())
+        with closing(open_own_database(both)) as database:
+            assert rewrap(database, database.vault.master.of("hsm-1")) == Rewrapped(Use(2, 1))
+        before = starts()
+        server.put_subject(gallery, "ada", "Ada", {}, [])  # its line in the audit is signed
+        assert starts() == before
+    with closing(open_own_database(of_program)) as database:
+        before = starts()
+        assert [one.name for one in Store(database).list_galleries(None, 9)] == ["g"]
+        database.learn_secrets()  # known since it was opened
+        assert starts() == before
+        assert Store(database).subject(gallery, "ada").name == "Ada"
 
 
 def test_a_key_that_does_not_unwrap_what_it_wrapped_takes_over_nothing(

@@ -201,6 +201,13 @@ def test_a_truncated_file_is_said_to_be(tmp_path: Path) -> None:
         assert path.read_bytes() == whole[:kept]
 
 
+def test_a_file_that_is_too_long_is_refused_whole(tmp_path: Path) -> None:
+    file = key_file(tmp_path / "f", f"{new_key_text()}\n" * 1500)
+    with pytest.raises(MasterKeyError, match="more than 65536 bytes"):
+        file.add()
+    assert file.path.stat().st_size > 65536
+
+
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

@@ -1,0 +1,108 @@
+"""A gallery whose data key is damaged or gone is lost; the others, and whatever is done to all, are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.sql.dml import UpdateBase
+
+from service.errors import MasterKeyError, StorageError
+from service.gallery.check import open_check
+from service.gallery.database import Database
+from service.gallery.job_store import JobStore
+from service.gallery.retention import Retention
+from service.gallery.rewrapping import Rewrapped, Use, rewrap
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings, SubjectFilter
+from service.gallery.tables import data_keys
+from service.security.master import LocalKey
+from service.security.sealing import new_key
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+
+LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
+    lambda own: data_keys.update().where(own).values(wrapped=bytes(60)),
+    lambda own: data_keys.update().where(own).values(master_key="another"),
+    lambda own: data_keys.delete().where(own),
+]
+
+
+@pytest.fixture(params=LOST, ids=["damaged", "of another master key", "gone"])
+def url(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> str:
+    """Of a database in which "lost" is lost, and "sound" is not; each has a job that failed, and one that waits."""
+    url = database_url()
+    with closing(open_database(url)) as database:
+        store, jobs = Store(database), JobStore(database)
+        for name in ("lost", "sound"):
+            gallery = store.create_gallery(name, "f" * 32, 8, GallerySettings(retention_days=1))
+            store.put_subject(gallery, "ada", "Ada", {}, [])
+            jobs.create(gallery, "import", {})
+            job = jobs.claim("one", 60)
+            assert job is not None
+            jobs.finish(job, "failed", {"code": "invalid_image"})
+        for name in ("lost", "sound"):
+            jobs.create(store.gallery(name), "import", {})
+        own = data_keys.c.gallery_pk == store.gallery("lost").pk
+        with database.write(StorageError("unforeseen")) as connection:
+            connection.execute(request.param(own))
+    return url
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    with closing(open_database(url)) as database:
+        yield database
+
+
+def test_the_others_go_on(database: Database) -> None:
+    store, jobs = Store(database), JobStore(database)
+    assert [gallery.name for gallery in store.list_galleries(None, 9)] == ["lost", "sound"]
+    told = {job.gallery: job.problem["code"] for job in jobs.list_jobs(None, ["failed"], None, 9) if job.problem}
+    assert told == {"lost": "master_key", "sound": "invalid_image"}
+    first, second = jobs.claim("one", 60), jobs.claim("one", 60)
+    assert first is not None
+    assert second is not None
+    assert (first.gallery, second.gallery) == ("lost", "sound")
+    jobs.finish(first, "failed", {"code": "master_key"})
+    assert jobs.job(first.id).state == "failed"
+    later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
+    assert Retention(database).sweep(later, 14).subjects == 1
+    assert store.list_subjects(store.gallery("sound"), None, 9, SubjectFilter()) == []
+
+
+def test_whoever_uses_it_is_told(database: Database) -> None:
+    store = Store(database)
+    lost = store.gallery("lost")
+    for use in (
+        lambda: store.subject(lost, "ada"),
+        lambda: store.put_subject(lost, "bob", None, {}, []),
+        lambda: store.delete_subject(lost, "ada"),
+    ):
+        with pytest.raises(MasterKeyError):
+            use()
+
+
+def test_its_settings_are_changed_and_it_is_deleted(database: Database) -> None:
+    store = Store(database)
+    assert store.update_gallery("lost", lambda before: replace(before, min_margin=0.1)).settings.min_margin == 0.1
+    _, receipt = store.delete_gallery("lost")
+    assert receipt.kind == "gallery"
+    again = store.create_gallery("lost", "f" * 32, 8, GallerySettings())
+    store.put_subject(again, "ada", "Ada", {}, [])
+
+
+def test_the_check_says_which(url: str) -> None:
+    with open_check(open_database(url)) as check:
+        findings = [(found.kind, found.gallery, found.repaired) for found in check.findings(None, True)]
+    assert findings == [("data_key", "lost", False)]
+
+
+def test_rotation_leaves_it_as_it_is_and_says_so(database: Database, request: pytest.FixtureRequest) -> None:
+    gone = "gone" in request.node.name
+    done = rewrap(database, LocalKey(new_key()))
+    assert done == Rewrapped(Use(2, 1), () if gone else ("lost",))
