@@ -18,7 +18,7 @@ from tests.service.images import SMALL, encode, harmful, scans, tiff
 
 MOST_S = 2.0
 """Of CPU, for a file below a megabyte."""
-MOST_BYTES = 1_300_000_000
+MOST_BYTES = 1_100_000_000
 """A photo of 50 megapixels has 150 MB, and its decoders several times that."""
 UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
 REFUSED = {
