@@ -51,7 +51,6 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print n > 1 ? n : 1 }') $(BIN)/pytest tests/service/test_openapi.py
 
-	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/test_openapi.py
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor
