@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+.PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer clean
+        bench-serving bench-transfer soak supply lock clean
 
 setup: $(INSTALLED)
 
@@ -49,8 +49,7 @@ test-faults: setup
 # Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
-	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print n > 1 ? n : 1 }') $(BIN)/pytest tests/service/test_openapi.py
-
+	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/test_openapi.py
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor
