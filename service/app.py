@@ -57,7 +57,7 @@ from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
-from service.gallery.index_files import forget_files
+from service.gallery.index_files import forget_earlier, forget_files
 from service.gallery.job_store import JobStore
 from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
@@ -111,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         database = open_own_database(settings)
         store = Store(database)
         milvus = open_milvus(settings, database)
+        forget_earlier(settings.index_path)
         if milvus is None:
             here = InProcess(settings.index_device, settings.index_path)
             followers = Followers(

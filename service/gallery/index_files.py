@@ -8,6 +8,7 @@ once; a later one leaves them out.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ from service.gallery.index import Keys
 from service.gallery.segments import ROWS_PICKED, Rows, Segment
 from service.gallery.subjects import Gallery
 
-MAGIC: Final = b"kith graph 2\n"
+MAGIC: Final = b"kith graph 3\n"
 SUFFIX: Final = ".graph"
 LIVING_SHARE: Final = 0.8
 """Of a file's nodes, without which it is not worth reading."""
@@ -71,8 +72,8 @@ class IndexFiles:
             "fusion": gallery.settings.fusion,
             "dimension": gallery.dimension,
         }
-        # By weights that everybody knew, whoever has somebody's vector could ask whether they are in.
-        self._weights = _weights(gallery)
+        # By a hash that everybody can make, whoever has somebody's vector could ask whether they are in.
+        self._key = gallery.seal.pseudonym("index file", "key").encode()
         self._paths: dict[int, Path] = {}
 
     def has(self, segment: Segment) -> bool:
@@ -82,7 +83,7 @@ class IndexFiles:
         """Raises OSError."""
         assert isinstance(segment.structure, Graph)  # noqa: S101 - the caller saw to it
         keys = np.where(segment.alive, segment.keys, -1)
-        hashes = np.where(segment.alive, _hashes(segment.vectors, self._weights), 0).astype(np.uint64)
+        hashes = np.where(segment.alive, _hashes(segment.vectors, self._key), 0).astype(np.uint64)
         parts = [keys.tobytes(), segment.owners.tobytes(), hashes.tobytes(), segment.structure.links()]
         checksum = _checksum(parts)
         header = {**self._identity, "nodes": len(keys), "checksum": checksum}
@@ -118,7 +119,7 @@ class IndexFiles:
         for path in sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_size):
             try:
                 stored = _read(path, self._identity)
-                found = _found(stored, rows, order, free, self._weights)
+                found = _found(stored, rows, order, free, self._key)
                 if (found >= 0).sum() < LIVING_SHARE * len(found):
                     raise UnusableFileError("it is of another time: too many of its vectors went or changed since")
                 segment = _segment(next_number(), stored, rows, found)
@@ -148,6 +149,17 @@ class IndexFiles:
 def forget_files(folder: Path, gallery: Gallery) -> None:
     """Remove all files of a deleted gallery."""
     shutil.rmtree(_folder_of(folder, gallery.pk), ignore_errors=True)
+
+
+def forget_earlier(folder: Path) -> None:
+    """Remove files of earlier versions, whose hashes tell more than they should, also of galleries that nobody searches
+    any more."""
+    for path in folder.glob(f"*/*/*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            with path.open("rb") as file:
+                earlier = file.read(len(MAGIC)) != MAGIC
+            if earlier:
+                path.unlink()
 
 
 def check_index_files(folder: Path, galleries: Iterable[int]) -> list[FileProblem]:
@@ -196,7 +208,7 @@ def _read(path: Path, identity: dict[str, Any]) -> StoredGraph:
     return StoredGraph(keys, owners, np.frombuffer(body[16 * n : 24 * n], np.uint64), bytes(body[24 * n :]))
 
 
-def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_], weights: NDArray[np.uint64]) -> Keys:
+def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_], key: bytes) -> Keys:
     """(n,) the row of each node; -1 where there is none, or it is another's, or its vector is another."""
     if not len(order):
         return np.full(len(stored.keys), -1, np.int64)
@@ -204,7 +216,7 @@ def _found(stored: StoredGraph, rows: Rows, order: Keys, free: NDArray[np.bool_]
     places = np.minimum(np.searchsorted(ordered, stored.keys), len(ordered) - 1)
     found = np.where(ordered[places] == stored.keys, order[places], -1)
     same = (found >= 0) & free[found] & (rows.owners[found] == stored.owners)
-    same[same] = _hashes(rows.vectors, weights, found[same]) == stored.hashes[same]
+    same[same] = _hashes(rows.vectors, key, found[same]) == stored.hashes[same]
     return np.where(same, found, -1)
 
 
@@ -220,22 +232,14 @@ def _segment(number: int, stored: StoredGraph, rows: Rows, found: Keys) -> Segme
     return segment.without(np.flatnonzero(found < 0))
 
 
-def _weights(gallery: Gallery) -> NDArray[np.uint64]:
-    """(d,) random odd numbers that only who has the gallery's key can know."""
-    seed = int(gallery.seal.pseudonym("index file", "weights"), 16)
-    return np.random.default_rng(seed).integers(0, 2**64, gallery.dimension, np.uint64) | np.uint64(1)
-
-
-def _hashes(vectors: Float, weights: NDArray[np.uint64], rows: Keys | None = None) -> NDArray[np.uint64]:
-    """(n,) of (n, d) vectors, or of some: sums of their bits by these weights, modulo 2**64."""
+def _hashes(vectors: Float, key: bytes, rows: Keys | None = None) -> NDArray[np.uint64]:
+    """(n,) of (n, d) vectors, or of some: 64 bits of keyed BLAKE2b (RFC 7693) each."""
     chosen = np.arange(len(vectors)) if rows is None else rows
-    hashes = np.empty(len(chosen), np.uint64)
-    start = 0
+    digests = bytearray()
     for part in _slices(chosen):
-        bits = np.ascontiguousarray(vectors[part]).view(np.uint32).astype(np.uint64)
-        hashes[start : start + len(part)] = (bits * weights).sum(1, dtype=np.uint64)
-        start += len(part)
-    return hashes
+        for vector in np.ascontiguousarray(vectors[part]):
+            digests += hashlib.blake2b(vector.data, digest_size=8, key=key).digest()
+    return np.frombuffer(bytes(digests), np.uint64)
 
 
 def _slices(rows: Keys) -> Iterator[Keys]:

@@ -19,7 +19,7 @@ from service.gallery import segmented
 from service.gallery.faiss_index import Graphs, builders
 from service.gallery.index import Kind
 from service.gallery.index_choice import Sizes
-from service.gallery.index_files import IndexFiles, check_index_files, forget_files
+from service.gallery.index_files import IndexFiles, check_index_files, forget_earlier, forget_files
 from service.gallery.segmented import Batch, SegmentedIndex
 from service.gallery.segments import Rows
 from service.gallery.subjects import Gallery, GallerySettings
@@ -78,6 +78,15 @@ def test_a_restart_builds_nothing(tmp_path: Path, vectors: Float) -> None:
     assert [p.problem for p in check_index_files(tmp_path, [8])] == ["its gallery was deleted"] * 2
     forget_files(tmp_path, GALLERY)
     assert files(tmp_path) == []
+
+
+def test_files_of_earlier_versions_go_at_once(tmp_path: Path, vectors: Float) -> None:
+    """Their hashes anybody could make."""
+    Built(tmp_path, vectors)
+    old, now = files(tmp_path)
+    old.write_bytes(old.read_bytes().replace(b"kith graph 3", b"kith graph 1", 1))
+    forget_earlier(tmp_path)
+    assert files(tmp_path) == [now]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "other magic", "empty", "header"])
