@@ -88,7 +88,7 @@ class KeyNotFoundError(KithError):
 
 
 class KeyEndedError(KithError):
-    status, code, title = 409, "key_ended", "The API key was revoked or has expired"
+    status, code, title = 409, "key_ended", "The API key has ended, or is about to"
     remedy = "Create another one."
 
 

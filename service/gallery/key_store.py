@@ -105,9 +105,9 @@ class KeyStore:
     def revoke(self, key_id: str) -> ApiKey:
         """For good; one that is revoked stays as it is. Raises KeyNotFoundError."""
         with self._database.write(_BUSY) as connection:
-            key = _found(connection, key_id, lock=True)
-            if key.revoked_at is None:
-                _update(connection, key_id, revoked_at=_now())
+            key, now = _found(connection, key_id, lock=True), _now()
+            if key.revoked_at is None or key.revoked_at > now:
+                _update(connection, key_id, revoked_at=now)
                 self._record(connection, "key_revoked", key)
             return _found(connection, key_id)
 
@@ -116,13 +116,17 @@ class KeyStore:
 
         Raises:
             KeyNotFoundError: there is no such key.
-            KeyEndedError: it was revoked, or has expired.
+            KeyEndedError: it was revoked, or has expired, or another took its place already: who lost that one's token
+                revokes it.
         """
         with self._database.write(_BUSY) as connection:
             old, now = _found(connection, key_id, lock=True), _now()
             if (state := old.state(now)) != "active":
                 raise KeyEndedError(f"key {key_id} is {state}")
-            _update(connection, key_id, expires_at=old.last_day(now, overlap))
+            if old.revoked_at is not None:
+                ends = old.revoked_at.isoformat(" ", "minutes")
+                raise KeyEndedError(f"key {key_id} was rotated already, and ends at {ends}")
+            _update(connection, key_id, revoked_at=now + overlap)
             new, token = self._insert(connection, old.name, old.rights, old.next_expiry(now), old.rate, old.burst)
             self._record(connection, "key_rotated", old, new=new.id)
         return new, token

@@ -11,7 +11,7 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final, Literal, get_args
 
 from service.security.sealing import Seal
@@ -54,7 +54,7 @@ EVERYTHING: Final = Rights(frozenset({"admin"}), None)
 @dataclass(frozen=True)
 class ApiKey:
     """``name``: whose it is, for people. ``rate`` and ``burst``: requests a second and at once; None: as the settings
-    say. ``used_at``: to some minutes."""
+    say. ``revoked_at``: ahead, where another takes its place. ``used_at``: to some minutes."""
 
     id: str
     digest: str
@@ -68,7 +68,7 @@ class ApiKey:
     used_at: datetime | None = None
 
     def state(self, now: datetime) -> KeyState:
-        if self.revoked_at is not None:
+        if self.revoked_at is not None and self.revoked_at <= now:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
@@ -78,11 +78,6 @@ class ApiKey:
             return None
         life = self.expires_at - self.created_at
         return LAST if life > LAST - now else now + life
-
-    def last_day(self, now: datetime, overlap: timedelta) -> datetime:
-        """Until when it still works beside the one that takes its place."""
-        ends = now + overlap
-        return ends if self.expires_at is None else min(ends, self.expires_at)
 
 
 def new_token() -> tuple[str, str]:

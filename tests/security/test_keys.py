@@ -43,9 +43,8 @@ def test_states_end_for_good() -> None:
     assert limited.state(ends - timedelta(microseconds=1)) == "active"
     assert limited.state(ends) == "expired"
     assert key(revoked_at=NOW, expires_at=ends)[0].state(NOW) == "revoked"
-    day = timedelta(days=1)
-    assert limited.last_day(NOW, day) == NOW + day
-    assert limited.last_day(ends - timedelta(hours=1), day) == ends  # rotation prolongs nothing
+    rotated, _ = key(revoked_at=NOW + timedelta(days=1), expires_at=ends)
+    assert [rotated.state(NOW + timedelta(days=days)) for days in (0, 1)] == ["active", "revoked"]
     assert limited.next_expiry(NOW + timedelta(days=20)) == NOW + timedelta(days=50)
     assert key()[0].next_expiry(NOW) is None
 
