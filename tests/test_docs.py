@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -18,6 +19,9 @@ from models.errors import PullError
 from models.pack import ModelPack
 from service.cli import app
 from service.errors import all_errors
+from service.gallery.consistency import REPAIRED
+from service.gallery.erasure import EVENTS
+from service.gallery.risks import THRESHOLD_MOVED
 from service.model_commands import app as models_app
 from service.settings import Settings
 from tests.conftest import ROOT
@@ -49,6 +53,22 @@ def test_errors() -> None:
     actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
     assert documented == actual
     assert all(e.remedy and e.title for e in all_errors())
+
+
+def test_audited_events() -> None:
+    """Those that calls name, and those of the constants that are recorded."""
+    text = (ROOT / "docs" / "audit.md").read_text()
+    table = text[text.index("| Events |") :].split("\n\n")[0]
+    first = [re.sub(r"outcome .*", "", line.split("|")[1]) for line in table.splitlines()[2:]]
+    documented = {word for cell in first for word in re.findall(r"`([a-z_]+)`", cell)}
+    recorded = {REPAIRED, THRESHOLD_MOVED, *EVENTS.values(), "audit_began"}  # the last one by migration 0008
+    for path in (ROOT / "service").rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            if ast.unparse(call.func) in ("record", "Entry", "self._record"):
+                named = (each.value for each in call.args if isinstance(each, ast.Constant))
+                recorded |= {value for value in named if isinstance(value, str) and re.fullmatch("[a-z_]+", value)}
+    assert documented == recorded - {"failed"}  # an outcome
 
 
 @pytest.mark.parametrize(
