@@ -113,6 +113,11 @@ class Settings(BaseSettings):
     detection_score: float = Field(0.5, gt=0, lt=1, description="Faces below this detector score are not reported.")
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Largest photo, in bytes.")
     max_image_pixels: int = Field(50_000_000, ge=10_000, description="Largest photo, width times height.")
+    max_bodies_bytes: int = Field(
+        2_000_000_000,
+        ge=1_000_000,
+        description="Bytes of all requests together, without archives and imports, beyond which calls get 503.",
+    )
     max_images: int = Field(16, ge=1, le=1000, description="Most photos in one call.")
     url_hosts: str | None = Field(
         None,

@@ -18,6 +18,7 @@ from service.errors import (
     ForbiddenError,
     ForeignOriginError,
     KithError,
+    OverloadedError,
     RateLimitedError,
     RequestTooLargeError,
     UnauthorizedError,
@@ -53,6 +54,7 @@ class Gate:
         self._photo_bytes = settings.max_request_bytes
         self._archive_bytes = settings.max_archive_bytes
         self._import_bytes = settings.max_import_bytes
+        self._most_held, self._held = settings.max_bodies_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,15 +63,21 @@ class Gate:
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
         limit = self._limit(scope["method"], scope["path"])
-        received, status, start = 0, 500, time.perf_counter()
+        held = limit in (self._photo_bytes, WITHOUT_PHOTOS_BYTES)  # whole, until the answer
+        received, counted_in, status, start = 0, 0, 500, time.perf_counter()
         added = [(b"x-request-id", request_id.encode())]
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, counted_in
             message = await receive()
             received += len(message.get("body", b""))
             if received > limit:
                 raise RequestTooLargeError(f"more than {limit} bytes")
+            if held:
+                self._held += received - counted_in
+                counted_in = received
+                if self._held > max(self._most_held, received):  # alone it has its own limit
+                    raise OverloadedError(f"the bodies of requests under way have more than {self._most_held} bytes")
             return message
 
         async def identified(message: Message) -> None:
@@ -88,6 +96,7 @@ class Gate:
                 with acting_as(Actor(caller.name, request_id)):
                     await self._app(scope, counted, identified)
         finally:
+            self._held -= counted_in
             self._note_refusal(scope)
             route = getattr(scope.get("route"), "path", "-")
             elapsed_ms = (time.perf_counter() - start) * 1000

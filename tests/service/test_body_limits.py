@@ -1,9 +1,16 @@
-"""How much of a body is taken, by the route that it is for."""
+"""How much of a body is taken, by the route that it is for, and of all together."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
 from service.api.middleware import WITHOUT_PHOTOS_BYTES, Gate
 from service.api.permissions import GALLERY, PERMISSIONS, SUBJECT
+from service.errors import OverloadedError
 from service.settings import load_settings
 
 PHOTOS = {
@@ -30,3 +37,39 @@ def test_only_routes_that_need_more_get_more_whatever_people_are_called() -> Non
             filled = path.format(gallery=name, subject=name, template=name, job=name, key=name, receipt=name)
             assert gate._limit(method, filled) == expected.get(route, WITHOUT_PHOTOS_BYTES), (method, filled)
             assert gate._limit("PUT", filled) == WITHOUT_PHOTOS_BYTES
+
+
+def test_bodies_under_way_have_a_limit_together() -> None:
+    most, ended = 1_500_000, asyncio.Event()
+
+    async def slow(_scope: Scope, receive: Receive, _send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await ended.wait()
+
+    async def run() -> None:
+        gate = Gate(slow, load_settings(max_bodies_bytes=most))
+
+        async def ask(size: int) -> None:
+            sent = iter([b"x" * (size // 2), b"x" * (size - size // 2)])
+
+            async def receive() -> Message:
+                body = next(sent)
+                return {"type": "http.request", "body": body, "more_body": len(body) == size // 2 and size % 2 == 1}
+
+            async def send(_message: Message) -> None: ...
+
+            scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/healthz", "headers": [], "state": {}}
+            await gate(scope, receive, send)
+
+        first = asyncio.create_task(ask(900_001))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await ask(900_001)
+        second = asyncio.create_task(ask(500_001))  # what was refused is not counted any more
+        await asyncio.sleep(0)
+        ended.set()
+        await asyncio.gather(first, second)
+        await ask(999_999)
+
+    asyncio.run(run())
