@@ -594,14 +594,16 @@ def kith_has_done(kith: Kith, job: JobOut, photos: int) -> None:
 
 
 def stored(folder: Path) -> tuple[list[Any], list[Any]]:
-    """Whose templates there are, and what became of each item."""
+    """Whose templates there are, by their vectors, and what became of each item."""
     database = open_database(f"sqlite:///{folder / 'kith.db'}")
     store, jobs = Store(database), JobStore(database)
     (gallery,), (job,) = store.list_galleries(None, 2), jobs.list_jobs(None, (), None, 2)
-    listed = store.templates_by_pk(gallery, store.snapshot(gallery).template_pks.tolist())
+    taken = store.snapshot(gallery)
+    listed = store.templates_by_pk(gallery, taken.template_pks.tolist())
+    vectors = dict(zip(taken.template_pks.tolist(), (vector.tobytes() for vector in taken.vectors), strict=True))
     items = sorted((item.item, item.problem) for item in jobs.items(job, None, 10_000))
     database.close()
-    return sorted((template.subject, template.id) for template in listed.values()), items
+    return sorted((template.subject, vectors[pk]) for pk, template in listed.items()), items
 
 
 def test_killed_midway_it_ends_as_if_it_had_not_been(tmp_path: Path, photos: dict[str, bytes]) -> None:
