@@ -42,7 +42,7 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
         url = some_database_url()
         with serving(tmp_path / f"{kills}-kills", url) as (server,), server.client(attempts=4) as kith:
             kith.create_gallery("g", fusion="max")
-            job = kith.enrol_archive("g", FileStream(archive), allow_duplicate=True)
+            job = kith.enrol_archive("g", FileStream(archive), face="largest", allow_duplicate=True)
             for _ in range(kills):
                 pause(rng.uniform(0, 2.0))
                 server.kill()
