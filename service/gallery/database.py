@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -181,15 +183,25 @@ def _make_file(path: Path) -> None:
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun below, not by the driver's guess
-    for pragma in (
-        f"page_size={PAGE_BYTES}",  # of a database that is yet to be made
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        "secure_delete=ON",
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-    ):
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a database that is yet to be made
+    _write_ahead(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _write_ahead(connection: Any) -> None:
+    # Of several that turn a new file to WAL at once, each holds the lock that the others need: SQLite says busy
+    # without waiting, whatever the timeout, and whoever asks again finds it done.
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.001, 0.02))
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Thread, Timer
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +25,7 @@ from service.security.keys import EVERYTHING
 from service.security.master import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key
 from service.settings import Settings, load_settings
+from tests.databases import open_database
 from tests.faults.servers import Server
 from tests.postgres import DatabaseUrl
 
@@ -238,6 +239,19 @@ def test_of_those_that_start_at_once_one_makes_the_key(database_url: DatabaseUrl
     assert failed == []
     assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == ["master.key"]
     start(settings)
+
+
+def test_a_database_that_another_is_making_is_waited_for(tmp_path: Path) -> None:
+    # A writer of a file that is not in WAL mode yet: SQLite tells whoever would change the mode at once that it is
+    # busy, and does not wait for its timeout.
+    file = tmp_path / "kith.db"
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        done = Timer(0.3, lambda: other.execute("COMMIT"))
+        done.start()
+        open_database(f"sqlite:///{file}").close()
+        done.join()
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_keys_added_at_once_are_all_there(tmp_path: Path) -> None:
