@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt Makefile
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
 	@# Of what is left, Kith itself, torch with what it brings, and insightface below, versions are pinned, files are not
 	@# (docs/decisions/0042).
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,training,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,tracing,training,demo,dev]'
 	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
 	touch $@
