@@ -25,6 +25,7 @@ from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
     audit,
+    console,
     documents,
     enrolments,
     erasures,
@@ -254,6 +255,7 @@ def create_app(settings: Settings) -> FastAPI:
         keys,
         system,
         documents,
+        console,
     ):
         app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.callers import Callers, limit_fields
-from service.api.permissions import ANONYMOUS, Caller, paths
+from service.api.permissions import ANONYMOUS, CONSOLE, Caller, paths
 from service.api.problems import respond
 from service.errors import (
     ForbiddenError,
@@ -126,7 +126,7 @@ class Gate:
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as Callers.of.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
-        if scope["path"] not in self._unguarded:
+        if scope["path"] not in self._unguarded and not scope["path"].startswith(f"{CONSOLE}/"):
             caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
             scope["state"]["caller"] = caller
             if kept_to is not None:

@@ -38,7 +38,12 @@ GALLERY: Final = "/v1/galleries/{gallery}"
 SUBJECT: Final = f"{GALLERY}/subjects/{{subject}}"
 TEMPLATE: Final = f"{SUBJECT}/templates/{{template}}"
 
+CONSOLE: Final = "/console"
+
 PERMISSIONS: Final[dict[str, Need]] = {
+    "GET /": EVERYBODY,
+    f"GET {CONSOLE}": EVERYBODY,  # files that are the same everywhere: what they show, they ask for with a key
+    f"GET {CONSOLE}/{{file:path}}": EVERYBODY,
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
     "GET /docs": READER,
