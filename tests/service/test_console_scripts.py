@@ -14,5 +14,5 @@ HERE = Path(__file__).parents[1] / "console"
 @pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("*.test.mjs")))
 def test_script(file: str) -> None:
     node, _ = compute_driver_executable()
-    answer = subprocess.run([node, "--test", file], cwd=HERE, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    answer = subprocess.run([node, "--test", file], cwd=HERE, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
