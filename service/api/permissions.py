@@ -50,6 +50,7 @@ PERMISSIONS: Final[dict[str, Need]] = {
     "GET /redoc": READER,
     "GET /openapi.json": READER,
     "GET /metrics": READ_ALL,  # it names galleries, and counts their people
+    "GET /v1/status": READ_ALL,  # likewise
     "GET /v1/models": ANY_KEY,
     "POST /v1/detect": IDENTIFY,
     "POST /v1/embed": IDENTIFY,

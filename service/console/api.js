@@ -13,6 +13,7 @@ export class Problem extends Error {
     this.title = document.title ?? "That did not work";
     this.remedy = document.remedy ?? "";
     this.document = document;
+    this.retryAfter = null; // seconds, where the service says when to come again
   }
 }
 
@@ -63,12 +64,41 @@ export async function send(method, path, { query = {}, json, body, type, headers
   }
   if (response.ok) return response;
   const problem = new Problem(response.status, await response.json().catch(() => ({ title: response.statusText })));
+  problem.retryAfter = Number(response.headers.get("Retry-After")) || null;
   if (response.status === 401) {
     const refused = new Event("refused");
     refused.problem = problem;
     EVENTS.dispatchEvent(refused);
   }
   throw problem;
+}
+
+/**
+ * What `ask` answers; where the service is busy and says when to come again, it is asked again then, four times in all.
+ * `onWait(seconds)` is told of each pause.
+ */
+export async function patiently(ask, signal, onWait) {
+  for (let left = 3; ; left -= 1) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (!error.retryAfter || error.retryAfter > 30 || left === 0) throw error;
+      onWait?.(error.retryAfter);
+      await pause(error.retryAfter * 1000, signal);
+    }
+  }
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
+}
+
+/** A name for one attempt, by which the service knows a repeated request; works on pages without https, too. */
+export function attemptKey() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** All of a paged list: `name` is where a page holds its part. Stops at `most`. */

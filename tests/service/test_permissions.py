@@ -69,6 +69,7 @@ ROWS: dict[str, Row] = {
     "GET /redoc": Row("-", 200, bound=False),
     "GET /openapi.json": Row("-", 200, bound=False),
     "GET /metrics": Row("ra", 200, bound=False, all_galleries=True),
+    "GET /v1/status": Row("ra", 200, bound=False, all_galleries=True),
     "GET /v1/models": Row("*", 200, bound=False),
     "POST /v1/detect": Row("ia", 200, bound=False, body={"images": [GREY]}),
     "POST /v1/embed": Row("ia", 200, bound=False, body={"images": [GREY]}),
