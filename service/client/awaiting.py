@@ -220,4 +220,5 @@ class AsyncKith(AsyncSender):
     model = _one(calls.model)
     health = _one(calls.health)
     ready = _one(calls.ready)
+    status = _one(calls.status)
     metrics = _one(calls.metrics)

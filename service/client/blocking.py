@@ -215,4 +215,5 @@ class Kith(Sender):
     model = _one(calls.model)
     health = _one(calls.health)
     ready = _one(calls.ready)
+    status = _one(calls.status)
     metrics = _one(calls.metrics)

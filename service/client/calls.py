@@ -44,6 +44,7 @@ from service.api.schemas import (
     VerdictOut,
     VerifyOut,
 )
+from service.api.status_schemas import StatusOut
 from service.client.photos import Photo, Url, Vector, is_photo, numbers_of, payload_of
 from service.client.requests import Archive, Call, FileStream, Pages, given, with_photos
 from service.decision import FaceChoice
@@ -429,6 +430,11 @@ def health() -> Call[HealthOut]:
 def ready() -> Call[HealthOut]:
     """It can serve."""
     return _call(HealthOut, "GET", "/readyz")
+
+
+def status() -> Call[StatusOut]:
+    """What is right and what is not, for people: readiness, queues, sizes, lag, disk."""
+    return _call(StatusOut, "GET", "/v1/status")
 
 
 def metrics() -> Call[str]:
