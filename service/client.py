@@ -312,6 +312,10 @@ class Kith:
         body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
         return self._send(SubjectOut, "PUT", _path(gallery, subject), json=body)
 
+    def update_subject(self, gallery: str, subject: str, **changes: Any) -> SubjectOut:
+        """``changes``: name, metadata, tags; what is not named stays."""
+        return self._send(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
+
     def subject(self, gallery: str, subject: str) -> SubjectOut:
         return self._send(SubjectOut, "GET", _path(gallery, subject))
 

@@ -18,12 +18,13 @@ from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
 from service.cli import app
+from service.commands.packs import app as models_app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
 from service.gallery.erasure import EVENTS
 from service.gallery.risks import THRESHOLD_MOVED
-from service.model_commands import app as models_app
 from service.settings import Settings
+from tests import cli_reference
 from tests.conftest import ROOT
 from training.cli import app as train_app
 from training.report import rows as figures
@@ -72,7 +73,7 @@ def test_audited_events() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md", "docs/keys.md"]
+    "document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md", "docs/keys.md", "docs/cli.md"]
 )
 def test_commands_exist(document: str) -> None:
     text = (ROOT / document).read_text()
@@ -81,6 +82,11 @@ def test_commands_exist(document: str) -> None:
         names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
         used = set(re.findall(rf"(?:^|/|`|=\S+ ){program} ([a-z]+)", text, re.MULTILINE))
         assert used <= names, document
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = cli_reference.DOCUMENT.read_text()
+    assert text == cli_reference.with_reference(text), "python -m tests.cli_reference writes it anew"
 
 
 def test_packs_and_what_pulling_them_may_end_in() -> None:
