@@ -120,6 +120,7 @@ def _server(
             )
         ),
         ws="none",
+        log_config=None,  # its lines go where ours do (service.logs)
         access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
     )
     return kind(config)
