@@ -24,7 +24,7 @@ OURS, OTHERS, THIRD = "#0b6e8a", "#c2571a", "#7a8691"
 """Told apart in grey, and by whoever does not see red and green."""
 ASKED: Final = 0.01
 FIXED: Final = 0.4
-STYLE: Final = {
+STYLE: Final[Any] = {
     "axes.edgecolor": GRID,
     "axes.labelcolor": INK,
     "axes.spines.right": False,
