@@ -12,6 +12,7 @@ import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
 import * as enrol from "./pages/enrol.js";
 import * as risk from "./pages/risk.js";
+import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
 
 // A page is a module with `title(params)` and `render(params, signal)`, which returns an element; `signal` is aborted
@@ -24,6 +25,7 @@ const PAGES = [
   ["/galleries/:gallery", gallery],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
+  ["/galleries/:gallery/settings", settings],
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
   ["/health", health],
@@ -143,6 +145,9 @@ fill(
 EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", () => show(false));
 addEventListener("hashchange", () => show());
+// A photo that misses its place must not take the place of the console.
+for (const name of ["dragover", "drop"])
+  addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

@@ -74,6 +74,23 @@ test("every outcome of the API has a word, an icon and a sentence", () => {
   }
 });
 
+test("two faces are compared in words", () => {
+  const sides = { a: { faces_found: 1 }, b: { faces_found: 0 } };
+  const same = words.pair({ outcome: "same", false_match_probability: 0.0001, ...sides });
+  assert.deepEqual(same, { title: "The same person", text: "Two different people look this much alike about once in 10,000 pairs." });
+  assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
+});
+
+test("a risk is told of a gallery, and briefly in a choice", () => {
+  assert.equal(words.risk({ fpir: 0.001 }), "takes one stranger in 1,000 for somebody");
+  assert.equal(words.riskBriefly({ fmr: 1e-6 }), "one pair of strangers in 1 million");
+  assert.equal(words.risk({ threshold: 0.7 }), "calls a similarity of 0.70 enough, whatever the risk");
+});
+
+test("a value of metadata is the same after it was shown and read", () => {
+  for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"']) assert.deepEqual(words.readTyped(words.typed(value)), value);
+});
+
 test("what is wrong with a face is said with what to do", () => {
   const { face } = found({});
   assert.equal(
