@@ -88,6 +88,9 @@ function markPlace(path) {
   }
 }
 
+/** What of a key may be shown: the id by which `kith keys list` names it. */
+const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the operator’s";
+
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
   const input = h("input", { type: "password", autocomplete: "off", spellcheck: false, required: true });
@@ -103,8 +106,9 @@ function askForKey(problem) {
           box.close();
         },
       },
-      problem && h("p", { class: "notice error", role: "alert" }, icon("warning"), `${problem.message}. ${problem.remedy}`),
+      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The key given is not right, was revoked, or has expired."),
       h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
+      !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "It stays in this tab until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),
       h(

@@ -12,7 +12,8 @@ export function chance(probability, what = "searches") {
   if (probability >= 0.9) return "nearly every time";
   if (probability >= 0.5) return "more often than not";
   if (probability < 1e-9) return `less than once in a billion ${what}`;
-  return `about once in ${many(1 / probability)} ${what}`;
+  const n = 1 / probability;
+  return `about once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
 }
 
 /** 3300 as “3,300”, 3300000 as “3.3 million”: two figures are all that an estimate has. */
@@ -25,7 +26,9 @@ export function many(n) {
 /** A probability in digits, for the details. */
 export function exact(probability) {
   if (probability === null || probability === undefined) return "not known";
-  return probability >= 0.001 ? String(Number(probability.toPrecision(3))) : probability.toExponential(1).replace("e-", " × 10^−");
+  if (probability >= 0.001 || probability === 0) return String(Number(probability.toPrecision(3)));
+  const [digits, power] = probability.toExponential(1).split("e-");
+  return `${digits} × 10⁻${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
 }
 
 export const similarity = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));

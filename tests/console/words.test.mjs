@@ -22,10 +22,11 @@ const found = (changes) => ({
 });
 
 test("a chance is said as a person would say it", () => {
-  const said = [0.95, 0.6, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
+  const said = [0.95, 0.6, 0.4, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
   assert.deepEqual(said, [
     "nearly every time",
     "more often than not",
+    "about once in 3 searches",
     "about once in 4 searches",
     "about once in 25 searches",
     "about once in 3,300 searches",
@@ -39,7 +40,7 @@ test("a chance is said as a person would say it", () => {
 
 test("its exact figure stands in the details", () => {
   assert.equal(words.exact(0.012345), "0.0123");
-  assert.equal(words.exact(0.00015), "1.5 × 10^−4");
+  assert.equal(words.exact(0.00015), "1.5 × 10⁻⁴");
   assert.equal(words.exact(null), "not known");
 });
 

@@ -49,8 +49,7 @@ function desk(known, params, signal) {
       live.textContent = `${said.title}. ${said.text}`;
     } catch (error) {
       if (error.name === "AbortError") return;
-      const { title, text, remedy } = words.problem(error);
-      fill(answer, problemBox({ title, message: text, remedy, code: error.code, name: error.name }, words.mayPass(error) && compare));
+      fill(answer, problemBox(error, words.mayPass(error) && compare));
     }
   }
 

@@ -3,7 +3,7 @@ import { rememberGallery } from "../choices.js";
 import { h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { button, dialog, empty, field, heading, linkButton, loading, problemBox, toast } from "../ui.js";
-import { plural, problem, risk } from "../words.js";
+import { plural, risk } from "../words.js";
 
 export const title = () => "Galleries";
 
@@ -62,8 +62,7 @@ function createGallery() {
             toast(`“${made.name}” is there. Enrol somebody next.`);
             location.hash = `#/galleries/${encodeURIComponent(made.name)}`;
           } catch (error) {
-            const said = problem(error);
-            wrong.replaceChildren(problemBox({ ...said, message: said.text, code: error.code, name: error.name }));
+            wrong.replaceChildren(problemBox(error));
             go.disabled = false;
           }
         },

@@ -24,14 +24,8 @@ export function render({ gallery, tag }, signal) {
       linkButton("Settings", `${at}/settings`, { icon: "edit" }),
     ),
     loading(async () => {
-      try {
-        const found = await call("GET", galleryPath(gallery), { signal });
-        return [figures(found), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
-      } catch (error) {
-        if (error.name === "AbortError") throw error;
-        const said = words.problem(error);
-        return problemBox({ ...said, message: said.text, code: error.code, name: error.name });
-      }
+      const found = await call("GET", galleryPath(gallery), { signal });
+      return [figures(found), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
     }),
   );
 }
@@ -66,6 +60,11 @@ function people(gallery, { subjects }, tag, signal) {
   const tagged = h("input", { type: "text", value: tag ?? "", autocomplete: "off" });
   const list = h("div", {});
   const told = h("p", { class: "hint", role: "status" });
+  const listed = (shown) => {
+    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one)));
+    made.classList.add("people");
+    return made;
+  };
   const more = button("Show more", load);
   const every = button("Load all, to search them", async () => {
     while (next && !signal.aborted) await load();
@@ -86,7 +85,7 @@ function people(gallery, { subjects }, tag, signal) {
     fill(
       list,
       shown.length > 0
-        ? table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one)))
+        ? listed(shown)
         : h("p", { class: "card" }, narrowed ? "Nobody here fits that." : "Nobody is enrolled."),
     );
     const of = narrowed ? "" : ` of ${words.count(Math.max(subjects, loaded.length))}`;

@@ -114,8 +114,7 @@ function desk(known, params, signal) {
     if (shot.state === "stopped")
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Stopped before there was an answer."), button("Ask again", back)));
     if (shot.state === "failed") {
-      const said = words.problem(shot.problem);
-      const box = problemBox({ ...said, message: said.text, code: shot.problem.code, name: shot.problem.name }, words.mayPass(shot.problem) && back);
+      const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
       const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
       const send = button("Send a smaller copy", async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()), { kind: "primary" });
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)));
@@ -288,7 +287,7 @@ function details(result, person, refused) {
     result.candidates.length > 0 &&
       table(
         "Who was nearest",
-        ["Nearest", "Similarity", "A stranger reaches it"],
+        ["Nearest", "Similarity", "By chance"],
         result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "not known"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Sure that it is a face", result.face.score.toFixed(2)]]),

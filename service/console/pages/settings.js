@@ -3,7 +3,7 @@ import { fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
 import { receipt } from "../receipt.js";
-import { button, confirmed, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { button, confirmed, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
@@ -26,10 +26,6 @@ function parts(gallery, found, place, signal) {
   const form = galleryForm(found);
   const wrong = h("div", {});
   const go = h("button", { type: "submit", class: "button primary" }, "Save");
-  const said = (error) => {
-    const { title, text, remedy } = words.problem(error);
-    fill(wrong, problemBox({ title, message: text, remedy, code: error.code, name: error.name }));
-  };
   const save = async (event) => {
     event.preventDefault();
     const changed = form.read();
@@ -40,7 +36,7 @@ function parts(gallery, found, place, signal) {
       toast("Saved. Searches go by it from now on.");
       fill(place, ...parts(gallery, now, place, signal));
     } catch (error) {
-      said(error);
+      fill(wrong, problemBox(error));
       go.disabled = false;
     }
   };
@@ -80,7 +76,7 @@ function files(gallery, found, signal) {
       const report = await call("POST", `${galleryPath(gallery)}/import`, { body: file, type, signal });
       toast(`Taken: ${words.plural(report.subjects, "person", "people")}, ${words.plural(report.templates, "photo")}; ${report.present} were there, ${report.refused} refused.`, report.refused ? "error" : "ok");
     } catch (error) {
-      if (error.name !== "AbortError") toast(`${error.message} ${error.remedy}`, "error");
+      tell(error);
     }
   });
   return h(

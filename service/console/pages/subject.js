@@ -4,7 +4,7 @@ import { fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
 import { personForm } from "../person_form.js";
 import { receipt } from "../receipt.js";
-import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
+import { button, confirmed, dialog, empty, heading, linkButton, loading, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ subject }) => subject;
@@ -13,18 +13,12 @@ export function render({ gallery, subject }, signal) {
   const page = h("div", { class: "page" });
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const content = loading(async () => {
-    try {
-      const [person, listed, { keep_crops: keeps }] = await Promise.all([
-        call("GET", subjectPath(gallery, subject), { signal }),
-        call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
-        call("GET", galleryPath(gallery), { signal }),
-      ]);
-      return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      const said = words.problem(error);
-      return [heading(subject), problemBox({ ...said, message: said.text, code: error.code, name: error.name })];
-    }
+    const [person, listed, { keep_crops: keeps }] = await Promise.all([
+      call("GET", subjectPath(gallery, subject), { signal }),
+      call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
+      call("GET", galleryPath(gallery), { signal }),
+    ]);
+    return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
   });
   return fill(page, h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
 }
