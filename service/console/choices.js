@@ -2,13 +2,14 @@
 
 import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
+import { read, write } from "./store.js";
 import { field, unique } from "./ui.js";
 import { PRESETS, called, plural, riskBriefly } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
-export const rememberedGallery = () => localStorage.getItem(GALLERY);
-export const rememberGallery = (name) => localStorage.setItem(GALLERY, name);
+export const rememberedGallery = () => read("localStorage", GALLERY);
+export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
 /**
  * The galleries that the key is for; null where it may not list them. Throws Problem.
@@ -56,10 +57,10 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
     own !== null && h("option", { value: "" }, `As the gallery says: ${own}`),
     (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
   );
-  const remembered = sessionStorage.getItem(RISK);
+  const remembered = read("sessionStorage", RISK);
   select.value = own === null ? "standard" : (remembered ?? "");
   select.addEventListener("change", () => {
-    if (own !== null) sessionStorage.setItem(RISK, select.value);
+    if (own !== null) write("sessionStorage", RISK, select.value);
     onChange?.();
   });
   const element = field(label, select, hint);

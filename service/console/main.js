@@ -1,7 +1,8 @@
 // The shell: which page the address names, the way to the others, the key, and light or dark.
 
-import { EVENTS, key, setKey } from "./api.js";
+import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { read, write } from "./store.js";
 import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
@@ -49,7 +50,11 @@ function matched(path) {
     if (names.length !== parts.length) continue;
     if (!names.every((name, i) => (name.startsWith(":") ? parts[i] : name === parts[i]))) continue;
     const params = {};
-    names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+    try {
+      names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+    } catch {
+      return null; // a % that escapes nothing
+    }
     return [page, params];
   }
   return null;
@@ -64,7 +69,9 @@ function show(focus = true) {
   try {
     const [page, params] = matched(path) ?? [null, {}];
     if (page === null) {
-      content = [heading("There is no such page"), h("p", {}, linkButton("To the first page", "#/identify"))];
+      document.title = "No such page · Kith";
+      const text = "The address names no page of this console: it may have been cut, or written for another version.";
+      content = h("div", { class: "page" }, heading("There is no such page", text), linkButton("To the first page", "#/identify"));
     } else {
       Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
       document.title = `${page.title(params)} · Kith`;
@@ -76,7 +83,9 @@ function show(focus = true) {
   fill(main, content);
   if (focus) {
     scrollTo(0, 0);
-    main.focus({ preventScroll: true });
+    const first = main.querySelector("h1") ?? main; // whose reading aloud says where one has come to
+    first.tabIndex = -1;
+    first.focus({ preventScroll: true });
   }
 }
 
@@ -93,7 +102,14 @@ const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the oper
 
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
-  const input = h("input", { type: "password", autocomplete: "off", spellcheck: false, required: true });
+  const input = h("input", {
+    type: "password",
+    autocomplete: "off",
+    spellcheck: false,
+    required: true,
+    pattern: "\\s*[!-~]+\\s*", // a header carries nothing else
+    title: "Letters, digits and signs, without spaces between",
+  });
   const remember = h("input", { type: "checkbox" });
   const box = dialog(
     "API key",
@@ -106,7 +122,7 @@ function askForKey(problem) {
           box.close();
         },
       },
-      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The key given is not right, was revoked, or has expired."),
+      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not take this key: it is mistyped, revoked or expired."),
       h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
       !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "It stays in this tab until you close it."),
@@ -125,7 +141,7 @@ function askForKey(problem) {
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  localStorage.setItem(THEME, theme);
+  write("localStorage", THEME, theme);
 }
 
 function toggleTheme() {
@@ -134,7 +150,7 @@ function toggleTheme() {
   setTheme(now === "dark" ? "light" : "dark");
 }
 
-const theme = localStorage.getItem(THEME);
+const theme = read("localStorage", THEME);
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 fill(
   document.querySelector(".places"),
@@ -149,6 +165,7 @@ fill(
 EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", () => show(false));
 addEventListener("hashchange", () => show());
+addEventListener("storage", (event) => event.key === KEY && show(false)); // another tab remembered or forgot one
 // A photo that misses its place must not take the place of the console.
 for (const name of ["dragover", "drop"])
   addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());

@@ -2,6 +2,7 @@ import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { DESK, bodyOf, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
+import { read, write } from "../store.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -155,7 +156,7 @@ function answered(shot, gallery) {
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const cards = seen.map((result, i) => card(result, i, seen, shot, gallery));
-  const dots = h("input", { type: "checkbox", checked: localStorage.getItem(LANDMARKS) === "on" });
+  const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
@@ -175,7 +176,7 @@ function answered(shot, gallery) {
       one.addEventListener(name, () => picture.point(i, on));
   });
   dots.addEventListener("change", () => {
-    localStorage.setItem(LANDMARKS, dots.checked ? "on" : "off");
+    write("localStorage", LANDMARKS, dots.checked ? "on" : "off");
     picture.showLandmarks(dots.checked);
   });
   return h(
