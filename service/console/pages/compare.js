@@ -81,7 +81,7 @@ function side(name, known, signal, onChange) {
   const find = personField("Who", signal, { onPick: look });
   const gallery = galleryField(known, (chosen) => find.load(chosen).then(look).catch(tell));
   const told = h("p", { class: "hint", role: "status" });
-  const pick = picker(take, { signal, multiple: false, anywhere: false, title: "Drop a photo here" });
+  const pick = picker(take, { signal, multiple: false, anywhere: false, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
 
   async function take([file]) {
     photo = await open(file, signal);

@@ -2,7 +2,7 @@ import { attemptKey, call, patiently, subjectPath } from "../api.js";
 import { galleries, galleryField, personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { personForm } from "../person_form.js";
-import { DESK, bodyOf, cropped, open, picker, stage, thumbnail } from "../photo.js";
+import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
 import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
 import * as words from "../words.js";
 
@@ -61,7 +61,7 @@ function desk(known, params, signal) {
       const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
       const [found] = answer.images;
       item.faces = found.faces;
-      if (!item.photo.width) Object.assign(item.photo, { width: found.width, height: found.height });
+      measured(item.photo, found);
       item.chosen = choose(item);
       item.state = "ready";
     } catch (error) {

@@ -101,7 +101,7 @@ function people(gallery, { subjects }, tag, signal) {
   search.addEventListener("input", show);
   tagged.addEventListener("change", () => restart().catch((error) => fill(list, problemBox(error))));
   const first = loading(async () => (await load(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
-  return h("section", { class: "stack", "aria-label": "People" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between.")), first);
+  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between.")), first);
 }
 
 function row(gallery, one) {

@@ -70,7 +70,7 @@ function desk(known, params, signal) {
     const asked = { gallery: chosen.value, risk: strictness.value };
     shot.state = "asking";
     shot.stop = new AbortController();
-    shot.problem = null;
+    shot.problem = shot.pause = null;
     refresh(shot);
     const until = AbortSignal.any([signal, shot.stop.signal]);
     try {
@@ -79,7 +79,10 @@ function desk(known, params, signal) {
       const answer = await patiently(
         () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),
         until,
-        (seconds) => shot === shown && fill(place, waiting(`Others are being served. Trying again in ${seconds} s…`)),
+        (seconds) => {
+          shot.pause = `Others are being served. Trying again in ${seconds} s…`;
+          refresh(shot);
+        },
       );
       shot.results = answer.results;
       shot.gallery = asked.gallery;
@@ -110,7 +113,7 @@ function desk(known, params, signal) {
     const back = () => ((shot.state = "waiting"), show(shot), next());
     if (shot.state === "waiting" || shot.state === "asking") {
       const stop = button("Cancel", () => (shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort()));
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting("Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
+      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
     }
     if (shot.state === "stopped")
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Stopped before there was an answer."), button("Ask again", back)));

@@ -4,7 +4,7 @@ import { fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
 import { personForm } from "../person_form.js";
 import { receipt } from "../receipt.js";
-import { button, confirmed, dialog, empty, heading, linkButton, loading, tell, toast } from "../ui.js";
+import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ subject }) => subject;
@@ -13,12 +13,17 @@ export function render({ gallery, subject }, signal) {
   const page = h("div", { class: "page" });
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const content = loading(async () => {
-    const [person, listed, { keep_crops: keeps }] = await Promise.all([
-      call("GET", subjectPath(gallery, subject), { signal }),
-      call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
-      call("GET", galleryPath(gallery), { signal }),
-    ]);
-    return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
+    try {
+      const [person, listed, { keep_crops: keeps }] = await Promise.all([
+        call("GET", subjectPath(gallery, subject), { signal }),
+        call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
+        call("GET", galleryPath(gallery), { signal }),
+      ]);
+      return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
+    } catch (error) {
+      if (error.name === "AbortError" || words.mayPass(error)) throw error;
+      return [heading(subject), problemBox(error)];
+    }
   });
   return fill(page, h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
 }
