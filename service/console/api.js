@@ -1,7 +1,9 @@
 // The service's answers, and its refusals as Problems. The key lives as long as the tab, unless the person asks that
 // this computer remembers it.
 
-const KEY = "kith-key";
+import { read, write } from "./store.js";
+
+export const KEY = "kith-key";
 export const EVENTS = new EventTarget();
 /** A `refused` event: a key is needed, or the one given is not right; its `problem` says which. */
 
@@ -27,13 +29,12 @@ export const unreachable = (cause) =>
   });
 
 export function key() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  return read("sessionStorage", KEY) ?? read("localStorage", KEY);
 }
 
 export function setKey(value, remember = false) {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
-  if (value) (remember ? localStorage : sessionStorage).setItem(KEY, value);
+  write("sessionStorage", KEY, remember ? null : value);
+  write("localStorage", KEY, remember ? value : null);
   EVENTS.dispatchEvent(new Event("key"));
 }
 

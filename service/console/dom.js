@@ -2,10 +2,12 @@
 // person typed is ever read as markup (the page's security policy forbids it, too).
 
 const SVG = "http://www.w3.org/2000/svg";
+const READ_ONLY = ["list", "form"]; // properties that only an attribute sets
 
 /**
  * An element. `props`: `class`, `on…` listeners, `dataset`, `style` (an object), properties such as `value` or
- * `disabled`, and attributes for all else; what is null, undefined or false is left out.
+ * `disabled`, and attributes for all else; what is null or undefined is left out, and false
+ * but of properties that are true or false.
  */
 export function h(tag, props = {}, ...children) {
   return build(document.createElement(tag), props, children);
@@ -18,12 +20,13 @@ export function svg(tag, props = {}, ...children) {
 
 function build(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined) continue;
+    if (value === false && typeof element[name] !== "boolean") continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2).toLowerCase(), value);
     else if (name === "class") element.setAttribute("class", value);
     else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
     else if (name === "dataset") Object.assign(element.dataset, value);
-    else if (name in element && !(element instanceof SVGElement) && !name.startsWith("aria")) element[name] = value;
+    else if (name in element && !(element instanceof SVGElement) && !READ_ONLY.includes(name)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...nodes(children));

@@ -1,7 +1,8 @@
 // The shell: which page the address names, the way to the others, the key, and light or dark.
 
-import { EVENTS, key, setKey } from "./api.js";
+import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { read, write } from "./store.js";
 import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
@@ -47,7 +48,11 @@ function matched(path) {
     if (names.length !== parts.length) continue;
     if (!names.every((name, i) => (name.startsWith(":") ? parts[i] : name === parts[i]))) continue;
     const params = {};
-    names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+    try {
+      names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+    } catch {
+      return null; // a % that escapes nothing
+    }
     return [page, params];
   }
   return null;
@@ -62,7 +67,9 @@ function show(focus = true) {
   try {
     const [page, params] = matched(path) ?? [null, {}];
     if (page === null) {
-      content = [heading("There is no such page"), h("p", {}, linkButton("To the first page", "#/identify"))];
+      document.title = "No such page · Kith";
+      const text = "The address names no page of this console: it may have been cut, or written for another version.";
+      content = h("div", { class: "page" }, heading("There is no such page", text), linkButton("To the first page", "#/identify"));
     } else {
       Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
       document.title = `${page.title(params)} · Kith`;
@@ -74,7 +81,9 @@ function show(focus = true) {
   fill(main, content);
   if (focus) {
     scrollTo(0, 0);
-    main.focus({ preventScroll: true });
+    const first = main.querySelector("h1") ?? main; // whose reading aloud says where one has come to
+    first.tabIndex = -1;
+    first.focus({ preventScroll: true });
   }
 }
 
@@ -88,7 +97,14 @@ function markPlace(path) {
 
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
-  const input = h("input", { type: "password", autocomplete: "off", spellcheck: false, required: true });
+  const input = h("input", {
+    type: "password",
+    autocomplete: "off",
+    spellcheck: false,
+    required: true,
+    pattern: "\\s*[!-~]+\\s*", // a header carries nothing else
+    title: "Letters, digits and signs, without spaces between",
+  });
   const remember = h("input", { type: "checkbox" });
   const box = dialog(
     "API key",
@@ -101,7 +117,7 @@ function askForKey(problem) {
           box.close();
         },
       },
-      problem && h("p", { class: "notice error", role: "alert" }, icon("warning"), `${problem.message}. ${problem.remedy}`),
+      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not take this key: it is mistyped, revoked or expired."),
       h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
       field("Key", input, "It stays in this tab until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),
@@ -119,7 +135,7 @@ function askForKey(problem) {
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  localStorage.setItem(THEME, theme);
+  write("localStorage", THEME, theme);
 }
 
 function toggleTheme() {
@@ -128,7 +144,7 @@ function toggleTheme() {
   setTheme(now === "dark" ? "light" : "dark");
 }
 
-const theme = localStorage.getItem(THEME);
+const theme = read("localStorage", THEME);
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 fill(
   document.querySelector(".places"),
@@ -143,6 +159,7 @@ fill(
 EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", () => show(false));
 addEventListener("hashchange", () => show());
+addEventListener("storage", (event) => event.key === KEY && show(false)); // another tab remembered or forgot one
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

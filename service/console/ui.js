@@ -75,13 +75,22 @@ export function problemBox(problem, retry) {
 
 /** A short word in the corner; read aloud by screen readers. */
 export function toast(text, kind = "ok") {
-  const place = document.querySelector(".toasts");
+  const place = toasts();
   const line = h("div", { class: `toast ${kind}` }, icon(kind === "ok" ? "check" : "warning"), h("span", {}, text));
   const dismiss = h("button", { type: "button", class: "button quiet small", "aria-label": "Dismiss", onClick: () => line.remove() }, icon("close"));
   line.append(dismiss);
   place.append(line);
   while (place.children.length > 3) place.firstChild.remove();
   if (kind === "ok") setTimeout(() => line.remove(), 6000);
+}
+
+/** Where toasts go: what lies outside an open dialog is neither read aloud nor clickable. */
+function toasts() {
+  const dialog = [...document.querySelectorAll("dialog[open]")].at(-1);
+  if (!dialog) return document.querySelector("body > .toasts");
+  const place = dialog.querySelector(".toasts") ?? h("div", { class: "toasts", role: "status", "aria-live": "polite" });
+  dialog.append(place);
+  return place;
 }
 
 /** Tell an error that no page can show in its own place. */
@@ -121,11 +130,18 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
 export function dialog(title, ...content) {
   const id = unique("dialog");
   const box = h("dialog", { class: "dialog", "aria-labelledby": id }, h("h2", { id }, title), ...content);
-  box.addEventListener("click", (event) => event.target === box && box.close("no"));
+  let outside = false; // a text that is selected from within the box to beyond it ends there, too, and closes nothing
+  box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
+  box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
   box.showModal();
   return box;
+}
+
+function within(box, event) {
+  const { left, right, top, bottom } = box.getBoundingClientRect();
+  return event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
 }
 
 /** A table with a caption for screen readers. `rows`: lists of cells, each a text or an element. */
@@ -150,9 +166,11 @@ export function stat(name, value, hint) {
 
 /** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again. */
 export function loading(load, text) {
-  const place = h("div", { class: "loading" });
+  const place = h("div", { class: "loading", tabindex: "-1" });
   const attempt = async () => {
+    const again = place.contains(document.activeElement); // whose button goes: the place keeps the focus
     fill(place, waiting(text));
+    if (again) place.focus();
     try {
       fill(place, await load());
     } catch (error) {
