@@ -28,15 +28,23 @@ export function bodyOf(file, options) {
   return { body: file, type, query: options && { request: JSON.stringify(options) } };
 }
 
-/** Fill in the sizes of a photo that the browser cannot show; where the key may not ask, from where the faces are. */
+/**
+ * The sizes of a photo as the service sees it, in which its boxes are. Where the browser shows it otherwise (Chromium
+ * does not turn a WebP upright), it is not shown: boxes would lie elsewhere.
+ */
+export function measured(photo, { width, height }) {
+  if (photo.width !== width || photo.height !== height) Object.assign(photo, { width, height, drawable: false });
+}
+
+/** The same, asked for where it is needed; where the key may not ask, from where the faces are. */
 export async function measure(photo, faces, signal) {
-  if (photo.width) return;
+  if (photo.width && photo.file.type !== "image/webp") return;
   try {
     const found = await call("POST", "/v1/detect", { ...bodyOf(photo.file), signal });
-    photo.width = found.images[0].width;
-    photo.height = found.images[0].height;
+    measured(photo, found.images[0]);
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (photo.width) return;
     photo.width = Math.max(400, ...faces.map((face) => face.box[2] * 1.15));
     photo.height = Math.max(400, ...faces.map((face) => face.box[3] * 1.15));
   }
@@ -131,7 +139,7 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
  * Ways to give photos: drop them anywhere on the page, paste, choose files, or take one. `onPhotos(files)` is called
  * with each lot; `signal` ends the listening. `compact`: a single row.
  */
-export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title } = {}) {
+export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title, label = title ?? "Give a photo" } = {}) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -140,7 +148,7 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, any
   });
   const element = h(
     "section",
-    { class: `picker ${compact ? "compact" : ""}`, "aria-label": title ?? "Give a photo" },
+    { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
     !compact && icon("photo"),
     !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
     !compact && h("p", { class: "hint" }, "Paste one with Ctrl+V, choose a file, or use the camera. Photos are looked at and not kept."),

@@ -2,6 +2,7 @@ import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { DESK, bodyOf, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
+import { read, write } from "../store.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -69,7 +70,7 @@ function desk(known, params, signal) {
     const asked = { gallery: chosen.value, risk: strictness.value };
     shot.state = "asking";
     shot.stop = new AbortController();
-    shot.problem = null;
+    shot.problem = shot.pause = null;
     refresh(shot);
     const until = AbortSignal.any([signal, shot.stop.signal]);
     try {
@@ -78,7 +79,10 @@ function desk(known, params, signal) {
       const answer = await patiently(
         () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),
         until,
-        (seconds) => shot === shown && fill(place, waiting(`Others are being served. Trying again in ${seconds} s…`)),
+        (seconds) => {
+          shot.pause = `Others are being served. Trying again in ${seconds} s…`;
+          refresh(shot);
+        },
       );
       shot.results = answer.results;
       shot.gallery = asked.gallery;
@@ -109,13 +113,12 @@ function desk(known, params, signal) {
     const back = () => ((shot.state = "waiting"), show(shot), next());
     if (shot.state === "waiting" || shot.state === "asking") {
       const stop = button("Cancel", () => (shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort()));
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting("Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
+      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
     }
     if (shot.state === "stopped")
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Stopped before there was an answer."), button("Ask again", back)));
     if (shot.state === "failed") {
-      const said = words.problem(shot.problem);
-      const box = problemBox({ ...said, message: said.text, code: shot.problem.code, name: shot.problem.name }, words.mayPass(shot.problem) && back);
+      const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
       const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
       const send = button("Send a smaller copy", async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()), { kind: "primary" });
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)));
@@ -156,7 +159,7 @@ function answered(shot, gallery) {
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const cards = seen.map((result, i) => card(result, i, seen, shot, gallery));
-  const dots = h("input", { type: "checkbox", checked: localStorage.getItem(LANDMARKS) === "on" });
+  const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
@@ -176,7 +179,7 @@ function answered(shot, gallery) {
       one.addEventListener(name, () => picture.point(i, on));
   });
   dots.addEventListener("change", () => {
-    localStorage.setItem(LANDMARKS, dots.checked ? "on" : "off");
+    write("localStorage", LANDMARKS, dots.checked ? "on" : "off");
     picture.showLandmarks(dots.checked);
   });
   return h(
@@ -288,7 +291,7 @@ function details(result, person, refused) {
     result.candidates.length > 0 &&
       table(
         "Who was nearest",
-        ["Nearest", "Similarity", "A stranger reaches it"],
+        ["Nearest", "Similarity", "By chance"],
         result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "not known"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Sure that it is a face", result.face.score.toFixed(2)]]),
