@@ -40,7 +40,7 @@ test-browser: setup
 	$(BIN)/pytest tests/browser
 
 screenshots: setup
-	$(BIN)/python -m bench.screenshots
+	$(BIN)/python -m tests.browser.screenshots
 
 # Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
 supply: setup
