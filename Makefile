@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
+.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
         bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak supply lock clean
+        bench-serving bench-transfer clean
 
 setup: $(INSTALLED)
 
@@ -34,6 +34,14 @@ test: setup
 	$(BIN)/deptry .
 	$(BIN)/pytest
 
+# The console in a real Chromium, and its pictures in docs/images: docs/console.md, docs/decisions/0045.
+test-browser: setup
+	@$(BIN)/python -m tests.browser.chromium
+	$(BIN)/pytest tests/browser
+
+screenshots: setup
+	$(BIN)/python -m tests.browser.screenshots
+
 # Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
 supply: setup
 	$(BIN)/python -m requirements.check
@@ -45,6 +53,10 @@ lock: setup
 # The long version of what breaks: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
+
+# The image, built without a Docker engine, and put to use (as root; says what is missing): docs/deployment.md.
+container-check: setup
+	PYTHON=$(BIN)/python docker/check cpu
 
 # Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
 fuzz: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import cv2
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.telemetry import TelemetryConfig
 
 from models.cuda_network import CudaNetwork
 from models.detection import Detector
@@ -25,6 +27,7 @@ from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
     audit,
+    console,
     documents,
     enrolments,
     erasures,
@@ -51,8 +54,10 @@ from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
+from service.decision import VerifyOutcome
 from service.drift import Watches
-from service.engines import open_milvus, open_own_database
+from service.engines import open_milvus, open_own_database, open_tracing
+from service.errors import all_errors
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
@@ -67,14 +72,17 @@ from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
 from service.key_uses import KeyUses
+from service.measures import Measures, Spans
 from service.migration import Migrations
 from service.pipeline import Pipeline
+from service.readiness import readiness
 from service.recognisers import Judge, Recognisers, Served, read_packs
 from service.retention import Housekeeping
+from service.samples import Looking, Samples
 from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
-from service.telemetry import Telemetry
+from service.telemetry import About, Telemetry
 from service.transfers import Transfers
 
 SMALL_BATCHES = BATCH_BUCKETS[:4]
@@ -85,6 +93,7 @@ log = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the service. Networks and database are opened when the application starts, once."""
+    measures = Measures((error.code for error in all_errors()), get_args(VerifyOutcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -108,6 +117,7 @@ def create_app(settings: Settings) -> FastAPI:
             Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
         ]
         detector = detectors[0]
+        measures.spans = tracing = open_tracing(settings)
         database = open_own_database(settings)
         store = Store(database)
         milvus = open_milvus(settings, database)
@@ -130,19 +140,20 @@ def create_app(settings: Settings) -> FastAPI:
                     SMALL_BATCHES,
                     max(settings.queue_size, settings.max_images),
                     lambda laid: laid.planes.shape,
+                    tracing,
                 ) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(
                     *[
-                        await opened.enter_async_context(_serve(each, on_each, settings, devices))
+                        await opened.enter_async_context(_serve(each, on_each, settings, devices, tracing))
                         for each, on_each in zip(packs, recognition, strict=True)
                     ]
                 )
                 judge = None
                 if pack.liveness is not None and judging is not None:
-                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices))
+                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices, tracing))
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -163,6 +174,7 @@ def create_app(settings: Settings) -> FastAPI:
                     # Those that the threads work on, and a batch of the detector's beside them.
                     workers + SMALL_BATCHES[-1],
                     judge,
+                    measures,
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
@@ -185,7 +197,30 @@ def create_app(settings: Settings) -> FastAPI:
                 await opened.enter_async_context(
                     Housekeeping(database, store, settings.retention_answers_days, risks.follow)
                 )
-                async with Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner:
+                ready = readiness(
+                    shortfalls,
+                    settings.allow_cpu,
+                    devices,
+                    devices if isinstance(detection.networks[0], CudaNetwork) else None,
+                    store,
+                    milvus,
+                    audit_writer,
+                )
+                jobs_known = JobStore(database)
+                most = settings.metrics_galleries
+                samples = opened.enter_context(
+                    Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most))
+                )
+                batchers: list[Batcher[Any, Any]] = [
+                    detecting,
+                    *(served.batcher for served in recognisers),
+                    *([] if judge is None else [judge.batcher]),
+                ]
+                running = {detecting.name: detection.networks[0]}
+                running |= {served.batcher.name: served.network for served in recognisers}
+                running |= {} if judge is None else {judge.batcher.name: judge.network}
+                about = About(version("kith-face"), pack.model_id, running)
+                async with Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days) as runner:
                     app.state.context = Context(
                         settings,
                         detection.networks[0],
@@ -199,23 +234,18 @@ def create_app(settings: Settings) -> FastAPI:
                         milvus,
                         pipeline,
                         watches,
-                        Telemetry(
-                            watches,
-                            [
-                                detecting,
-                                *(served.batcher for served in recognisers),
-                                *([] if judge is None else [judge.batcher]),
-                            ],
-                        ),
+                        Telemetry(about, measures, watches, batchers, audit_writer.backlog, samples, most),
                         runner,
                         spool,
                         transfers,
                         audit_writer,
                         keys_known,
                         key_uses,
-                        shortfalls,
-                        devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
+                        measures,
+                        ready,
+                        samples,
+                        batchers,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
@@ -228,6 +258,8 @@ def create_app(settings: Settings) -> FastAPI:
         if milvus is not None:
             milvus.close()
         store.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
         title="Kith",
@@ -236,6 +268,10 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         openapi_url=None,  # service.api.documents has it, behind the gate like all else
         redirect_slashes=False,  # to wherever the header Host says
+        # Its own, which an environment variable switches on, tells of paths and of what was wrong with their values.
+        telemetry=TelemetryConfig(
+            tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
+        ),
     )
     problems.install(app)
     for module in (
@@ -254,30 +290,37 @@ def create_app(settings: Settings) -> FastAPI:
         keys,
         system,
         documents,
+        console,
     ):
         app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, measures=measures)
     _document(app)
     return app
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
+async def _serve(
+    pack: ModelPack, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
+) -> AsyncIterator[Served]:
     each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     # A request alone has room for all its faces.
     name, most = f"recogniser/{pack.model_id}", max(4 * settings.queue_size, settings.max_images * settings.max_faces)
     sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
-    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most) as embed:
+    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most, spans=spans) as embed:
         yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 
 @asynccontextmanager
-async def _judge(spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Judge]:
+async def _judge(
+    spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
+) -> AsyncIterator[Judge]:
     each = [Liveness(network, spec) for network in opened.networks[: devices.count]]
     most = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
-    async with Batcher("liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most) as scoring:
+    async with Batcher(
+        "liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most, spans=spans
+    ) as scoring:
         yield Judge(spec, opened.networks[0], scoring)
 
 

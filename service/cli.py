@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from models.errors import ModelError
 from service.commands import (
     audit,
+    convert,
     enroll,
     erasures,
     faces,
@@ -80,6 +81,7 @@ app.add_typer(galleries.app, name="gallery", rich_help_panel=MANAGE)
 app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(templates.app, name="template", rich_help_panel=MANAGE)
 app.command(rich_help_panel=MANAGE)(galleries.calibrate)
+app.add_typer(convert.app, name="convert", rich_help_panel=MANAGE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)
 app.add_typer(keys.app, name="keys", rich_help_panel=MANAGE)
 app.add_typer(audit.app, name="audit", rich_help_panel=MANAGE)

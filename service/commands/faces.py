@@ -106,10 +106,10 @@ def embed(
             (image,) = answer.images
             shown += bool(image.faces)
             recogniser, pack = answer.recogniser, answer.model
-            answers[str(photo)] = image.model_dump(mode="json", exclude_none=True)
+            answers[str(photo)] = document = image.model_dump(mode="json", exclude_none=True)
             rows += [
-                {"photo": str(photo), "face": number, "box": face.box, "embedding": face.embedding}
-                for number, face in enumerate(image.faces, start=1)
+                {"photo": str(photo), "face": number, "box": face["box"], "embedding": face["embedding"]}
+                for number, face in enumerate(document["faces"], start=1)
             ]
     if output is not None:
         import numpy as np

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from contextlib import closing
 from dataclasses import asdict
@@ -26,10 +25,11 @@ def serve(
 ) -> None:
     """Serve until interrupted."""
     from service import server
+    from service.logs import configure
     from service.settings import load_settings
 
     settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_level, settings.log_format)
     server.serve(settings)
 
 

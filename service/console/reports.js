@@ -1,0 +1,60 @@
+// What the pages of a gallery's numbers share: where one is, and the way to its other pages.
+
+import { h, icon } from "./dom.js";
+import { heading } from "./ui.js";
+
+const PLACES = [
+  ["", "People", "people"],
+  ["/risk", "Risk", "risk"],
+  ["/hygiene", "Hygiene", "hygiene"],
+];
+
+/** A gallery's page: its name, and its pages; `here` is this one's, without the slash. */
+export function galleryHeading(gallery, here, lead) {
+  const base = `#/galleries/${encodeURIComponent(gallery)}`;
+  const link = ([path, name, picture]) =>
+    h(
+      "a",
+      { class: "tab", href: base + path, "aria-current": path === (here && `/${here}`) ? "page" : null },
+      icon(picture),
+      name,
+    );
+  return h(
+    "div",
+    { class: "stack" },
+    h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries"),
+    heading(gallery, lead),
+    h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link)),
+  );
+}
+
+const SOONEST_MS = 1000;
+const LATEST_MS = 20_000;
+
+/**
+ * Run `look` now and again: a second after it said that something is under way (by returning true), else ever more
+ * seldom; not while the tab is hidden. Returns a function to look at once.
+ */
+export function watch(look, signal) {
+  let pause = SOONEST_MS;
+  let timer;
+  let looking = false;
+  const again = async () => {
+    clearTimeout(timer);
+    if (signal.aborted || document.hidden || looking) return;
+    looking = true;
+    try {
+      pause = (await look()) ? SOONEST_MS : Math.min(LATEST_MS, pause * 1.5);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      pause = LATEST_MS;
+    } finally {
+      looking = false;
+    }
+    if (!signal.aborted) timer = setTimeout(again, pause);
+  };
+  document.addEventListener("visibilitychange", () => ((pause = SOONEST_MS), again()), { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
+  again();
+  return () => ((pause = SOONEST_MS), again());
+}
