@@ -161,7 +161,7 @@ export function table(caption, columns, rows) {
 
 /** A figure with its name. */
 export function stat(name, value, hint) {
-  return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("p", { class: "hint" }, hint));
+  return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("dd", { class: "hint" }, hint));
 }
 
 /** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again. */
