@@ -66,15 +66,19 @@ export async function cropped(photo, face, others) {
     Math.min(photo.width, Math.ceil(x1 + room)),
     Math.min(photo.height, Math.ceil(y1 + room)),
   ];
-  return await drawn(photo, around, 1, others.map((other) => other.box));
+  return await drawn(photo, around, 1, { hidden: others.map((other) => other.box), shown: face.box });
 }
 
-async function drawn(photo, [x0, y0, x1, y1], scale, hidden = []) {
+async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}) {
   const canvas = h("canvas", { width: Math.round((x1 - x0) * scale), height: Math.round((y1 - y0) * scale) });
   const context = canvas.getContext("2d");
   context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
   context.fillStyle = "#808080";
   for (const [a, b, c, d] of hidden) context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  if (hidden.length) {
+    const [a, b, c, d] = shown; // where it overlaps one that was hidden
+    context.drawImage(photo.image, a, b, c - a, d - b, (a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  }
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
 }
@@ -85,7 +89,9 @@ export function thumbnail(photo, box, size = 72) {
   const density = Math.min(3, devicePixelRatio || 1);
   const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
   const side = Math.max(box[2] - box[0], box[3] - box[1]) * 1.35;
-  const [x, y] = [(box[0] + box[2] - side) / 2, (box[1] + box[3] - side) / 2];
+  const within = (at, whole) => Math.max(0, Math.min(at, whole - side));
+  const x = within((box[0] + box[2] - side) / 2, photo.width);
+  const y = within((box[1] + box[3] - side) / 2, photo.height);
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.drawImage(photo.image, x, y, side, side, 0, 0, canvas.width, canvas.height);

@@ -33,6 +33,12 @@ export function exact(probability) {
 
 export const similarity = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
+/** Two similarities in as many digits as tell them apart: two, or up to four. */
+export function apart(one, other) {
+  const digits = [2, 3].find((n) => one === other || one.toFixed(n) !== other.toFixed(n)) ?? 4;
+  return [one.toFixed(digits), other.toFixed(digits)];
+}
+
 /** A gallery's, or a request's, risk. `risk` as the API has it: one of fpir, fmr, threshold. */
 export function risk(risk) {
   if (risk.fpir !== undefined) return `takes one stranger in ${many(1 / risk.fpir)} for somebody`;

@@ -44,6 +44,13 @@ test("its exact figure stands in the details", () => {
   assert.equal(words.exact(null), "not known");
 });
 
+test("a similarity and what is needed are told apart", () => {
+  assert.deepEqual(words.apart(0.8872, 0.8689), ["0.89", "0.87"]);
+  assert.deepEqual(words.apart(0.8872, 0.8891), ["0.887", "0.889"]);
+  assert.deepEqual(words.apart(0.88721, 0.88724), ["0.8872", "0.8872"]);
+  assert.deepEqual(words.apart(0.5, 0.5), ["0.50", "0.50"]);
+});
+
 test("who is identified is named, with how seldom a stranger would look so", () => {
   const said = words.identity(found({}), "staff");
   assert.equal(said.title, "Ada Lovelace");

@@ -74,8 +74,9 @@ function desk(known, params, signal) {
 
   function choose({ faces, photo, wanted }) {
     if (faces.length <= 1) return faces.length - 1;
-    if (wanted) return faces.findIndex((face) => nearlySame(face.box, wanted));
-    return photo.drawable ? null : largest(faces);
+    if (!photo.drawable) return largest(faces); // nothing can be cut out of it
+    const same = wanted ? faces.findIndex((face) => nearlySame(face.box, wanted)) : -1;
+    return same === -1 ? null : same;
   }
 
   function show(item) {
@@ -284,7 +285,7 @@ function whoForm(known, params, signal) {
     element: h(
       "div",
       { class: "stack" },
-      gallery,
+      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Make another gallery")),
       h("fieldset", {}, h("legend", { class: "unseen" }, "New or known"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "Somebody new"), h("label", { class: "check" }, there, "Somebody enrolled already"))),
       newFields,
       person,

@@ -46,6 +46,7 @@ function createGallery() {
   const settings = galleryForm();
   const wrong = h("div", {});
   const go = h("button", { type: "submit", class: "button primary" }, "Make it");
+  history.replaceState(null, "", "#/galleries"); // asked for once
   const box = dialog(
     "New gallery",
     h(

@@ -50,7 +50,10 @@ function desk(known, params, signal) {
   strict();
 
   function again() {
-    for (const shot of shots) shot.state = "waiting";
+    for (const shot of shots) {
+      if (shot.state === "asking") shot.stop.abort();
+      shot.state = "waiting";
+    }
     if (shown) show(shown);
     next();
   }
@@ -69,10 +72,10 @@ function desk(known, params, signal) {
     if (!shot) return;
     const asked = { gallery: chosen.value, risk: strictness.value };
     shot.state = "asking";
-    shot.stop = new AbortController();
+    const stop = (shot.stop = new AbortController());
     shot.problem = shot.pause = null;
     refresh(shot);
-    const until = AbortSignal.any([signal, shot.stop.signal]);
+    const until = AbortSignal.any([signal, stop.signal]);
     try {
       const options = { top_k: 5, ...(asked.risk && { risk: asked.risk }) };
       const request = { ...bodyOf(shot.photo.file, options), signal: until };
@@ -89,7 +92,7 @@ function desk(known, params, signal) {
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || shot.stop !== stop) return; // gone, or asked anew
       if (shot.state === "asking") shot.state = error.name === "AbortError" ? "stopped" : "failed";
       shot.problem = error;
     }
@@ -246,7 +249,8 @@ function liveness(judged) {
 export function meter({ similarity, threshold, review_threshold: review }) {
   const from = meterStart(similarity, review);
   const at = (value) => `${(Math.max(0, Math.min(1, value) - from) / (1 - from)) * 100}%`;
-  const told = `Similarity ${words.similarity(similarity)} of 1. ${words.similarity(threshold)} is needed to be sure, ${words.similarity(review)} to be worth a look.`;
+  const [reached, needed] = words.apart(similarity, threshold);
+  const told = `Similarity ${reached} of 1. ${needed} is needed to be sure, ${words.similarity(review)} to be worth a look.`;
   const kind = similarity >= threshold ? "enough" : similarity >= review ? "near" : "far";
   return h(
     "div",
@@ -261,8 +265,8 @@ export function meter({ similarity, threshold, review_threshold: review }) {
     h(
       "p",
       { class: "meter-words", "aria-hidden": "true" },
-      h("span", {}, "Similarity ", h("strong", {}, words.similarity(similarity))),
-      h("span", {}, threshold > 1 ? "nothing is enough" : `enough from ${words.similarity(threshold)}`),
+      h("span", {}, "Similarity ", h("strong", {}, reached)),
+      h("span", {}, threshold > 1 ? "nothing is enough" : `enough from ${needed}`),
     ),
   );
 }
