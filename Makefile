@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
-        bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer clean
+.PHONY: setup demo run test test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
+        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
+        bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
 
 setup: $(INSTALLED)
 
