@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-faults container-check fuzz bench-accuracy bench-batching bench-bulk bench-floor bench-fusion \
-        bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
+.PHONY: setup demo run test test-browser screenshots test-faults container-check fuzz bench-accuracy bench-batching bench-bulk \
+        bench-floor bench-fusion bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
         bench-serving bench-transfer soak supply lock clean
 
 setup: $(INSTALLED)
@@ -33,6 +33,14 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/pytest
+
+# The console in a real Chromium, and its pictures in docs/images: docs/console.md, docs/decisions/0045.
+test-browser: setup
+	@$(BIN)/python -m tests.browser.chromium
+	$(BIN)/pytest tests/browser
+
+screenshots: setup
+	$(BIN)/python -m bench.screenshots
 
 # Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
 supply: setup

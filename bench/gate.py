@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.api.middleware import Gate
 from service.gallery.key_store import KeyStore
 from service.key_uses import KeyUses
+from service.measures import Measures
 from service.security.acting import in_context
 from service.security.keys import Rights
 from service.settings import load_settings
@@ -49,7 +50,7 @@ async def _measured(folder: Path, requests: int) -> dict[str, float]:
     found = {"nothing around it": await _microseconds(_app, {}, requests)}
     with closing(open_database(f"sqlite:///{folder / 'empty.db'}")) as empty:
         scope = _scope(KeyStore(empty), {})
-        found["no key is asked for"] = await _microseconds(Gate(_app, plain), scope, requests)
+        found["no key is asked for"] = await _microseconds(Gate(_app, plain, Measures()), scope, requests)
     with closing(open_database(f"sqlite:///{folder / 'keys.db'}")) as database:
         store, read = KeyStore(database), Rights(frozenset({"read"}), frozenset({"staff"}))
         tokens = [store.create("k", read)[1] for _ in range(KEYS)]
@@ -60,11 +61,13 @@ async def _measured(folder: Path, requests: int) -> dict[str, float]:
             "the same with a limit": (plain, limited),
         }
         for what, (settings, token) in asked.items():
-            found[what] = await _microseconds(Gate(_app, settings), _scope(store, {"x-api-key": token}), requests)
+            found[what] = await _microseconds(
+                Gate(_app, settings, Measures()), _scope(store, {"x-api-key": token}), requests
+            )
         version = database.file_version
         database.file_version = lambda wait=True: None  # type: ignore[method-assign]
         found["the same where another wrote (SQLite)"] = await _microseconds(
-            Gate(_app, plain), _scope(store, {"x-api-key": limited}), requests // 20
+            Gate(_app, plain, Measures()), _scope(store, {"x-api-key": limited}), requests // 20
         )
         database.file_version = version  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as threads:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import cv2
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from models.risk import Calibration
 from models.runtime import BATCH_BUCKETS, available_cores
 from service.api import (
     audit,
+    console,
     documents,
     enrolments,
     erasures,
@@ -51,8 +52,10 @@ from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
+from service.decision import VerifyOutcome
 from service.drift import Watches
 from service.engines import open_milvus, open_own_database
+from service.errors import all_errors
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
@@ -67,14 +70,17 @@ from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
 from service.key_uses import KeyUses
+from service.measures import Measures
 from service.migration import Migrations
 from service.pipeline import Pipeline
+from service.readiness import readiness
 from service.recognisers import Judge, Recognisers, Served, read_packs
 from service.retention import Housekeeping
+from service.samples import Looking, Samples
 from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
-from service.telemetry import Telemetry
+from service.telemetry import About, Telemetry
 from service.transfers import Transfers
 
 SMALL_BATCHES = BATCH_BUCKETS[:4]
@@ -85,6 +91,7 @@ log = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the service. Networks and database are opened when the application starts, once."""
+    measures = Measures((error.code for error in all_errors()), get_args(VerifyOutcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -163,6 +170,7 @@ def create_app(settings: Settings) -> FastAPI:
                     # Those that the threads work on, and a batch of the detector's beside them.
                     workers + SMALL_BATCHES[-1],
                     judge,
+                    measures,
                 )
                 generations = Generations(database)
                 shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
@@ -185,7 +193,30 @@ def create_app(settings: Settings) -> FastAPI:
                 await opened.enter_async_context(
                     Housekeeping(database, store, settings.retention_answers_days, risks.follow)
                 )
-                async with Runner(JobStore(database), kinds, kept_days=settings.retention_jobs_days) as runner:
+                ready = readiness(
+                    shortfalls,
+                    settings.allow_cpu,
+                    devices,
+                    devices if isinstance(detection.networks[0], CudaNetwork) else None,
+                    store,
+                    milvus,
+                    audit_writer,
+                )
+                jobs_known = JobStore(database)
+                most = settings.metrics_galleries
+                samples = opened.enter_context(
+                    Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most))
+                )
+                batchers: list[Batcher[Any, Any]] = [
+                    detecting,
+                    *(served.batcher for served in recognisers),
+                    *([] if judge is None else [judge.batcher]),
+                ]
+                running = {detecting.name: detection.networks[0]}
+                running |= {served.batcher.name: served.network for served in recognisers}
+                running |= {} if judge is None else {judge.batcher.name: judge.network}
+                about = About(version("kith-face"), pack.model_id, running)
+                async with Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days) as runner:
                     app.state.context = Context(
                         settings,
                         detection.networks[0],
@@ -199,23 +230,18 @@ def create_app(settings: Settings) -> FastAPI:
                         milvus,
                         pipeline,
                         watches,
-                        Telemetry(
-                            watches,
-                            [
-                                detecting,
-                                *(served.batcher for served in recognisers),
-                                *([] if judge is None else [judge.batcher]),
-                            ],
-                        ),
+                        Telemetry(about, measures, watches, batchers, audit_writer.backlog, samples, most),
                         runner,
                         spool,
                         transfers,
                         audit_writer,
                         keys_known,
                         key_uses,
-                        shortfalls,
-                        devices if isinstance(detection.networks[0], CudaNetwork) else None,
                         fetcher,
+                        measures,
+                        ready,
+                        samples,
+                        batchers,
                     )
                     for served in recognisers:
                         log.info("serving %s", served.pack.model_id)
@@ -254,10 +280,11 @@ def create_app(settings: Settings) -> FastAPI:
         keys,
         system,
         documents,
+        console,
     ):
         app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, measures=measures)
     _document(app)
     return app
 

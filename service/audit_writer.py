@@ -104,6 +104,10 @@ class AuditWriter:
         if self._lost or len(self._lines) >= self._most:
             raise AuditUnwrittenError(f"{len(self._lines)} lines wait for the database, {self._lost} are lost")
 
+    def backlog(self) -> tuple[int, int]:
+        """How many lines wait, and how many are lost that the audit does not tell of yet."""
+        return len(self._lines), self._lost
+
     def close(self) -> None:
         """Write what waits. Blocks."""
         with self._changed:

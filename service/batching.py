@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from service import patience
 from service.errors import KithError, OverloadedError
+from service.measures import SECONDS, SHARES, Histogram, Spans
 from service.turns import Lead, Part, Turns
 
 Item = TypeVar("Item")
@@ -30,8 +31,6 @@ STEP_DOWN: Final = 0.5
 """The same of one that took less: what was in the way of the slower ones is gone."""
 FAILING: Final = 3
 """Batches without a single result, one after the other, from which on a device counts as lost."""
-SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the histograms."""
 log = logging.getLogger(__name__)
 
 
@@ -112,25 +111,13 @@ class Devices:
         return min(lanes[background], key=lambda each: each.turns.since(background)), background
 
 
-class Histogram:
-    """Counts of values at most each of ``bounds``, and above the last."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-
 class Tally:
-    """What a batcher did since it began. ``refused``: items not let in; ``dropped``: those that left undone, by the
-    error's code."""
+    """What a batcher did since it began. ``fill``: items of a batch beside those that it would have cost as much with;
+    ``refused``: items not let in; ``dropped``: those that left undone, by the error's code."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.batch_items = Histogram(sizes)
+        self.fill = Histogram(SHARES)
         self.wait_s = Histogram(SECONDS)
         self.run_s = Histogram(SECONDS)
         self.refused = 0
@@ -148,7 +135,7 @@ class Costs:
 
     def add(self, device: int, key: Hashable, count: int, seconds: float) -> bool:
         """Whether it counts."""
-        bucket = self._bucket(count)
+        bucket = self.bucket(count)
         if (device, key, bucket) not in self._begun:
             self._begun.add((device, key, bucket))
             return False
@@ -160,13 +147,14 @@ class Costs:
         less than all in one bucket filled up; else as many as fit."""
         waiting = min(waiting, self._sizes[-1])
         full = max(size for size in self._sizes if size <= waiting)
-        parts = [self._seconds.get((key, self._bucket(count))) for count in (full, waiting - full, waiting) if count]
+        parts = [self._seconds.get((key, self.bucket(count))) for count in (full, waiting - full, waiting) if count]
         if full == waiting or None in parts:
             return waiting
         first, rest, whole = (part for part in parts if part is not None)
         return full if first + rest < whole else waiting
 
-    def _bucket(self, count: int) -> int:
+    def bucket(self, count: int) -> int:
+        """Items that a batch of so many is filled up to."""
         return self._sizes[bisect_left(self._sizes, count)]
 
 
@@ -177,6 +165,7 @@ class _Call(Generic[Item, Result]):
     future: asyncio.Future[list[Result]]
     results: list[Any]
     missing: int
+    span: object | None = None
     parts: list[Part[Item]] = field(default_factory=list)
 
 
@@ -198,6 +187,7 @@ class Batcher(Generic[Item, Result]):
         sizes: sizes of batches that cost what they say, ascending, 1 first; others are filled up to the next one.
         max_queue: items that may wait, the background's left out.
         shape_of: only items for which it gives the same leave together.
+        spans: where traces are collected.
     """
 
     def __init__(
@@ -208,6 +198,7 @@ class Batcher(Generic[Item, Result]):
         sizes: Sequence[int],
         max_queue: int,
         shape_of: Callable[[Item], Hashable] | None = None,
+        spans: Spans | None = None,
     ) -> None:
         if not 0 < len(functions) <= devices.count:
             raise ValueError(f"{len(functions)} functions for {devices.count} devices")
@@ -222,6 +213,7 @@ class Batcher(Generic[Item, Result]):
         self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
         self._max_queue = max_queue
         self._shape_of = shape_of
+        self._spans = spans
         self._closing = False
         self._calls: set[_Call[Item, Result]] = set()
         self._begun = 0
@@ -286,7 +278,8 @@ class Batcher(Generic[Item, Result]):
             self.admit(len(items))
         elif self._closing:
             raise OverloadedError("the service is closing")
-        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items))
+        span = None if self._spans is None else self._spans.here()
+        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items), span)
         if not background and (asking := patience.current()) is not None:
             asking.hold(call.future)
         self._calls.add(call)
@@ -365,6 +358,9 @@ class Batcher(Generic[Item, Result]):
                     call.future.set_result(call.results)
             if not any(isinstance(outcome, Exception) for outcome in outcomes):
                 self._learn(device, batch, ran_s)
+            if self._spans is not None:
+                waited = zip((call.span for call, _ in batch.places), batch.waited_s, strict=True)
+                self._spans.batch(self.name, len(batch.items), {s: t for s, t in waited if s is not None}, ran_s)
         finally:
             self._delivered += 1
             self._idle.set()
@@ -374,6 +370,7 @@ class Batcher(Generic[Item, Result]):
         if self._costs.add(device, batch.key, count, ran_s):
             self.pace_s = _nearer(self.pace_s or ran_s / count, ran_s / count)
         self.tally.batch_items.add(count)
+        self.tally.fill.add(count / self._costs.bucket(count))
         self.tally.run_s.add(ran_s)
         for waited_s in batch.waited_s:
             self.tally.wait_s.add(waited_s)

@@ -220,6 +220,7 @@ class _Run:
         except KithError as error:
             if error.status >= 500 and not isinstance(seen, KithError):
                 raise  # the database's, not the photo's
+            self._work.pipeline.measures.enrolled.add(error.code)
             self._refused.append(_refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
@@ -259,6 +260,7 @@ class _Run:
                 self._context.seconds,
             )
         )
+        self._work.pipeline.measures.enrolled.add("enrolled", len(admitted))
         await self._read_gallery()
         await self.derive_risk()
 

@@ -39,6 +39,7 @@ from service.drawing import draw_decisions, label
 from service.enroll_command import enroll
 from service.errors import KithError, SettingsError, StorageError
 from service.files import replacing
+from service.foreign import commands as foreign_commands
 from service.rates import BATCHES, Rates, measure
 from service.risk_report import GROWTH
 from service.security.acting import Actor, acting_as
@@ -49,6 +50,7 @@ gallery_app = typer.Typer(help="Galleries.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 app.command()(enroll)
 app.add_typer(audit_commands.app, name="audit")
+app.add_typer(foreign_commands.app, name="convert")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(master_commands.app, name="master")
 app.add_typer(key_commands.app, name="keys")

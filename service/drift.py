@@ -139,6 +139,12 @@ class Watches:
                 self._watches[name] = (gallery_pk, fingerprint, new)
             return new
 
+    def drift_of(self, gallery_pk: int, name: str, fingerprint: str) -> Drift:
+        """Of a gallery that may never have been searched; asking does not make a watch."""
+        with self._lock:
+            pk, of, watch = self._watches.get(name, (-1, "", None))
+        return (watch if watch is not None and (pk, of) == (gallery_pk, fingerprint) else Watch(None)).drift()
+
     def drop(self, gallery_pk: int, name: str) -> None:
         with self._lock:
             self._dropped.append(gallery_pk)

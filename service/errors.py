@@ -283,6 +283,13 @@ class ImportFileError(KithError):
     remedy = "See docs/galleries.md for the two formats; what was imported already is passed over the next time."
 
 
+class ForeignFileError(KithError):
+    """Of the command line alone: no server reads such files."""
+
+    status, code, title = 422, "foreign_file", "The other service's file cannot be converted"
+    remedy = "See docs/moving-here.md for the files that are understood, and how to get them."
+
+
 class ItemError(KithError):
     status, code, title = 422, "item_invalid", "This item of the file cannot be imported"
     remedy = "Correct the item and send the file again: what is there already is passed over."

@@ -37,6 +37,7 @@ from service.gallery.index import Keys
 from service.gallery.risks import GalleryRisks
 from service.gallery.subjects import Crop, Gallery
 from service.imaging import ImageLimits, Picture, open_photo
+from service.measures import Measures
 from service.patience import Patience, Places
 from service.recognisers import Judge, Served
 from service.security.acting import in_context
@@ -115,6 +116,7 @@ class Pipeline:
         threads: ThreadPoolExecutor,
         at_once: int,
         judge: Judge | None = None,
+        measures: Measures | None = None,
     ) -> None:
         self._detector = detector
         self._detecting = detecting
@@ -128,6 +130,7 @@ class Pipeline:
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.risks = risks
         self.judge = judge
+        self.measures = Measures() if measures is None else measures
 
     async def detect(self, payload: bytes) -> Photo:
         """Decode a photo and find its faces. Raises ImageError."""
@@ -149,7 +152,8 @@ class Pipeline:
             by.batcher.admit(1)
         alignments = [served.recogniser.alignment for served in (by, also) if served is not None]
         photo, cut = await self._faces(payload, alignments, largest_only, keep, background)
-        vectors = await by.batcher.submit(list(cut[0]), background)
+        with self.measures.stage("embed"):
+            vectors = await by.batcher.submit(list(cut[0]), background)
         others = cut[1] if also is not None else [None] * len(vectors)
         return replace(
             photo,
@@ -171,16 +175,19 @@ class Pipeline:
         follower = await self.caught_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= SEARCHED_AT_ONCE
         few = len(probes) * min(gallery.templates, max(2, k)) <= ANSWERED_AT_ONCE
-        if small and few and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
-            return self._identify(follower, gallery, probes, target, k, among)
-        return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
+        with self.measures.stage("search"):
+            if small and few and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
+                return self._identify(follower, gallery, probes, target, k, among)
+            return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
 
     async def caught_up(self, gallery: Gallery) -> Follower:
         """A gallery's follower, which is done with whatever takes long: a search from here on holds its thread only
         shortly, although it catches up with what came since. Raises OverloadedError, StorageError,
         IndexUnavailableError."""
         follower = self._followers.of(gallery)
-        await self._catching_up.of(follower, gallery)
+        if not follower.is_at(gallery.version):
+            with self.measures.stage("follow"):
+                await self._catching_up.of(follower, gallery)
         return follower
 
     async def _faces(
@@ -201,11 +208,15 @@ class Pipeline:
             try:
                 if not background:
                     await place.enter_async_context(self._places)
-                picture, laid = await in_thread(self._prepare, payload, asking)
+                with self.measures.stage("decode"):
+                    picture, laid = await in_thread(self._prepare, payload, asking)
             finally:
                 self._coming -= not background
-            (answer,) = await self._detecting.submit([laid], background)
-            photo, cut, shown = await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+            with self.measures.stage("detect"):
+                (answer,) = await self._detecting.submit([laid], background)
+            with self.measures.stage("align"):
+                photo, cut, shown = await in_thread(self._read, picture, laid, answer, alignments, largest_only, keep)
+        self.measures.photo([face.quality.score for face in photo.faces])
         return await self._judged(photo, shown, background), cut
 
     async def _judged(self, photo: Photo, shown: Sequence[Image | None], background: bool) -> Photo:
@@ -214,7 +225,8 @@ class Pipeline:
         if self.judge is None or not photo.faces:
             return photo
         crops = [crop for crop in shown if crop is not None]
-        scores = iter(await self.judge.batcher.submit(crops, background) if crops else [])
+        with self.measures.stage("judge"):
+            scores = iter(await self.judge.batcher.submit(crops, background) if crops else [])
         threshold = self.judge.spec.threshold
         judgements = [Judgement(None if crop is None else next(scores), threshold) for crop in shown]
         faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgements, strict=True)]

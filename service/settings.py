@@ -185,6 +185,9 @@ class Settings(BaseSettings):
     audit_searches: Literal["soon", "before", "off"] = Field(
         "soon", description="When a search is written to the audit: within a second, before it is answered, or not."
     )
+    metrics_galleries: int = Field(
+        100, ge=0, le=10_000, description="Galleries that /metrics tells of by name; the others are counted together."
+    )
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property

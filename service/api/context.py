@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar, TypeVarTuple, cast
+from typing import Annotated, Any, TypeVar, TypeVarTuple, cast
 
 from fastapi import Depends, Request
 
 from models.network import Network
 from service.audit_writer import AuditWriter
-from service.batching import Devices
+from service.batching import Batcher
 from service.drift import Watches
 from service.errors import GalleryMovedError, GalleryNotFoundError
 from service.fetching import Fetcher
@@ -24,8 +24,11 @@ from service.gallery.subject_access import SubjectAccess
 from service.gallery.subjects import Gallery
 from service.jobs import Runner
 from service.key_uses import KeyUses
+from service.measures import Measures
 from service.pipeline import Pipeline
+from service.readiness import Readiness
 from service.recognisers import Recognisers
+from service.samples import Samples
 from service.settings import Settings
 from service.shadow import Shadow
 from service.spool import Spool
@@ -57,11 +60,11 @@ class Context:
     audit: AuditWriter
     keys: KeyStore
     key_uses: KeyUses
-    shortfalls: Sequence[str]
-    """Why networks do not run on the GPU that is wanted."""
-    gpus: Devices | None
-    """None: networks run on the CPU."""
     fetcher: Fetcher
+    measures: Measures
+    readiness: Readiness
+    samples: Samples
+    batchers: Sequence[Batcher[Any, Any]]
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run something that blocks, away from the event loop."""

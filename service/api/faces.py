@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 @router.post("/v1/detect", response_model=FacesOut, openapi_extra=body_of(DetectIn))
 async def detect(request: Request, kith: Kith) -> Response:
     """Find the faces of one or many photos: boxes, five landmarks, scores, quality."""
-    body = await read_photos(request, DetectIn, kith.settings)
+    with kith.measures.stage("read"):
+        body = await read_photos(request, DetectIn, kith.settings)
     seen = await gather_photos(kith, body.photos, kith.pipeline.detect)
     return answer({"model": kith.recognisers.default.pack.model_id, "images": [answers.photo(one) for one in seen]})
 
@@ -40,7 +41,8 @@ async def detect(request: Request, kith: Kith) -> Response:
 @router.post("/v1/embed", response_model=FacesOut, openapi_extra=body_of(EmbedIn))
 async def embed(request: Request, kith: Kith) -> Response:
     """Find the faces of one or many photos and give each its embedding, a unit vector."""
-    body = await read_photos(request, EmbedIn, kith.settings)
+    with kith.measures.stage("read"):
+        body = await read_photos(request, EmbedIn, kith.settings)
     by = kith.recognisers.named(body.model)
     seen = await gather_photos(kith, body.photos, lambda payload: kith.pipeline.embed(payload, by))
     images = [answers.photo(one) for one in seen]
@@ -59,7 +61,7 @@ async def gather_photos(
         raise InvalidRequestError("images, urls: at least one photo is needed")
 
     async def at_hand(photo: bytes | str) -> Photo:
-        return await stage(photo if isinstance(photo, bytes) else await kith.fetcher.fetch(photo))
+        return await stage(photo if isinstance(photo, bytes) else await _fetched(kith, photo))
 
     if len(photos) == 1:
         return [await at_hand(photos[0])]
@@ -71,6 +73,11 @@ async def gather_photos(
             return error
 
     return await _together([guarded(photo) for photo in photos])
+
+
+async def _fetched(kith: Context, url: str) -> bytes:
+    with kith.measures.stage("fetch"):
+        return await kith.fetcher.fetch(url)
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -86,7 +93,8 @@ async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
 @router.post("/v1/verify", response_model=VerifyOut, openapi_extra=body_of(VerifyIn, ("a", "b")))
 async def verify(request: Request, kith: Kith) -> Response:
     """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
-    body = await read_verify(request, kith.settings)
+    with kith.measures.stage("read"):
+        body = await read_verify(request, kith.settings)
     names = [side.subject.gallery for side in (body.a, body.b) if side.subject]
     for name in names:
         caller_of(request).check_gallery(name)
@@ -131,7 +139,8 @@ async def verify(request: Request, kith: Kith) -> Response:
 
 
 async def _write_down(kith: Context, body: VerifyIn, galleries: dict[str, Gallery], outcome: str) -> None:
-    """Who was asked after."""
+    """Who was asked after, and how it ended."""
+    kith.measures.verified.add(outcome)
     for side in (body.a, body.b):
         if side.subject:
             await kith.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
@@ -190,7 +199,7 @@ async def _side(
         if not len(vectors):
             raise InvalidRequestError(f"subject {side.subject.subject!r} has no template")
         return vectors, {}, [], None
-    payload = side.image or b"" if side.url is None else await kith.fetcher.fetch(side.url)
+    payload = side.image or b"" if side.url is None else await _fetched(kith, side.url)
     photo = await kith.pipeline.embed(payload, by)
     if not photo.faces:
         return None, {"faces_found": 0}, ["no_face"], None

@@ -73,7 +73,7 @@ async def list_galleries(kith: Kith, caller: Asking, cursor: Cursor = None, limi
 async def get_gallery(gallery: GalleryPath, kith: Kith) -> GalleryOut:
     """Settings, counts, and whether its decisions are still what the calibration expects."""
     found = await kith.run(kith.store.gallery, gallery)
-    drift = await kith.run(kith.watches.of(found.pk, found.name, found.fingerprint).drift)
+    drift = await kith.run(kith.watches.drift_of, found.pk, found.name, found.fingerprint)
     return GalleryOut.of(found).model_copy(update={"drift": DriftOut.of(drift)})
 
 

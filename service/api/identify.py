@@ -37,7 +37,8 @@ router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)
 @router.post("/v1/galleries/{gallery}/identify", response_model=IdentifyOut, openapi_extra=body_of(IdentifyIn))
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Response:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
-    body = await read_photos(request, IdentifyIn, kith.settings)
+    with kith.measures.stage("read"):
+        body = await read_photos(request, IdentifyIn, kith.settings)
     found = await kith.gallery(gallery)
     by = kith.recognisers.of(found)
     if body.recogniser is not None or body.embeddings:
@@ -67,6 +68,8 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
         found_each, named = await _search(kith, found, stacked, target, body.top_k, among)
         for row, found_one in zip(searched, found_each, strict=True):
             results[row] |= _decision(found_one, named, target)
+            if (best := found_one.decision.best) is not None:
+                kith.measures.similarities.of(by.pack.model_id, found_one.decision.outcome).add(best.similarity)
         if shadow is not None:
             seen = zip(searched, found_each, strict=True)
             answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]

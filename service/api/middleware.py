@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.callers import Callers, limit_fields
-from service.api.permissions import ANONYMOUS, Caller, paths
+from service.api.permissions import ANONYMOUS, CONSOLE, Caller, paths
 from service.api.problems import respond
 from service.errors import (
     ForbiddenError,
@@ -23,6 +23,7 @@ from service.errors import (
     RequestTooLargeError,
     UnauthorizedError,
 )
+from service.measures import Measures
 from service.security.acting import Actor, acting_as
 from service.settings import Settings, is_loopback
 
@@ -46,8 +47,9 @@ class Gate:
     The log line has the route's template, not the path: subjects' ids may be people's names.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, measures: Measures) -> None:
         self._app = app
+        self._measures = measures
         here = is_loopback(settings.host)
         self._unguarded = paths(lambda need: need.keyless or (need.on_loopback and here))
         self._callers = Callers(settings)
@@ -87,6 +89,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
+        self._measures.in_progress += 1
         try:
             try:
                 caller = request.state.caller = await self._admit(scope, limit, added)
@@ -97,17 +100,19 @@ class Gate:
                     await self._app(scope, counted, identified)
         finally:
             self._held -= counted_in
-            self._note_refusal(scope)
-            route = getattr(scope.get("route"), "path", "-")
-            elapsed_ms = (time.perf_counter() - start) * 1000
-            log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms)
+            route, elapsed_s = getattr(scope.get("route"), "path", "-"), time.perf_counter() - start
+            self._measures.in_progress -= 1
+            self._measures.request(scope["method"], route, status, elapsed_s)
+            if (error := scope["state"].get("error")) is not None:
+                self._note(scope, error)
+            log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_s * 1000)
 
-    @staticmethod
-    def _note_refusal(scope: Scope) -> None:
-        """In the audit: also of a gallery that is not there for this key, whether it is there for others or not."""
+    def _note(self, scope: Scope, error: KithError) -> None:
+        """Refusals stand in the audit: also of a gallery that is not there for this key, whether it is there for others
+        or not."""
+        self._measures.problems.add(error.code)
         caller: Caller = scope["state"].get("caller", ANONYMOUS)
-        error: KithError | None = scope["state"].get("error")
-        if error is not None and (error.hides or isinstance(error, REFUSALS)):
+        if error.hides or isinstance(error, REFUSALS):
             scope["app"].state.context.audit.record_refusal(caller.name, error.code)
 
     def _limit(self, method: str, path: str) -> int:
@@ -126,7 +131,7 @@ class Gate:
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as Callers.of.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
-        if scope["path"] not in self._unguarded:
+        if scope["path"] not in self._unguarded and not scope["path"].startswith(f"{CONSOLE}/"):
             caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
             scope["state"]["caller"] = caller
             if kept_to is not None:

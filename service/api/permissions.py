@@ -38,13 +38,19 @@ GALLERY: Final = "/v1/galleries/{gallery}"
 SUBJECT: Final = f"{GALLERY}/subjects/{{subject}}"
 TEMPLATE: Final = f"{SUBJECT}/templates/{{template}}"
 
+CONSOLE: Final = "/console"
+
 PERMISSIONS: Final[dict[str, Need]] = {
+    "GET /": EVERYBODY,
+    f"GET {CONSOLE}": EVERYBODY,  # files that are the same everywhere: what they show, they ask for with a key
+    f"GET {CONSOLE}/{{file:path}}": EVERYBODY,
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
     "GET /docs": READER,
     "GET /redoc": READER,
     "GET /openapi.json": READER,
     "GET /metrics": READ_ALL,  # it names galleries, and counts their people
+    "GET /v1/status": READ_ALL,  # likewise
     "GET /v1/models": ANY_KEY,
     "POST /v1/detect": IDENTIFY,
     "POST /v1/embed": IDENTIFY,

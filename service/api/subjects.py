@@ -150,7 +150,8 @@ async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith
 
     Nothing is answered before it is on disk.
     """
-    body = await read_photos(request, EnrolIn, kith.settings)
+    with kith.measures.stage("read"):
+        body = await read_photos(request, EnrolIn, kith.settings)
     found = await kith.gallery_again(begun)
     if body.embeddings and body.recogniser is None and not found.moved:
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
@@ -180,7 +181,9 @@ async def _enrol(
     answer = told(answers.problem)
     if templates:
         keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
-        earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+        with kith.measures.stage("write"):
+            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+        kith.measures.enrolled.add("enrolled", len(templates))
         kith.pipeline.risks.follow(found)
         answer = earlier or answer
     return _json(answer, 201 if templates else 200)
@@ -215,20 +218,22 @@ async def _examine(
                 template = template_from_face(face, gallery, overrides)
             else:
                 template = new_template(item, gallery, overrides)
-            await kith.run(
-                check_identity,
-                template,
-                templates,
-                gallery,
-                subject,
-                kith.store,
-                kith.followers,
-                kith.pipeline,
-                overrides,
-            )
+            with kith.measures.stage("check"):
+                await kith.run(
+                    check_identity,
+                    template,
+                    templates,
+                    gallery,
+                    subject,
+                    kith.store,
+                    kith.followers,
+                    kith.pipeline,
+                    overrides,
+                )
             templates.append(template)
             result["template"] = template.id
         except KithError as refusal:
+            kith.measures.enrolled.add(refusal.code)
             error = refusal
             if isinstance(refusal, DuplicateSubjectError):
                 error = await _told(kith, gallery, refusal, caller)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 from fastapi import APIRouter
@@ -13,9 +15,8 @@ from models.pack import ModelPack
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Permitted
-from service.api.schemas import HealthOut, ModelOut, ModelsOut, NetworkOut
-from service.batching import FAILING
-from service.errors import GpuUnavailableError, KithError
+from service.api.schemas import DriftOut, HealthOut, ModelOut, ModelsOut, NetworkOut
+from service.api.status_schemas import AuditBacklogOut, CheckOut, DiskOut, LagOut, QueueOut, StatusOut
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
@@ -32,18 +33,39 @@ async def health() -> HealthOut:
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, on the GPU where one is wanted; the database answers, and so does Milvus where it is
     used; no line of the audit is lost. 503 otherwise; 500 where a device's thread has ended by an error."""
-    if kith.shortfalls and not kith.settings.allow_cpu:
-        raise GpuUnavailableError(kith.shortfalls[0])
-    if kith.gpus is not None and kith.gpus.failing():
-        raise GpuUnavailableError(f"a GPU failed in each of its last {FAILING} batches: see nvidia-smi")
-    if not kith.recognisers.default.batcher.alive:
-        raise KithError("a device's thread has ended by an error, which the log has; start the service again")
     # Not in the threads of requests: a node that is busy is ready all the same.
-    await asyncio.to_thread(kith.store.check)
-    if kith.shared_engine is not None:
-        await asyncio.to_thread(kith.shared_engine.check)
-    kith.audit.check()
+    await asyncio.to_thread(kith.readiness.check)
     return HealthOut(version=version("kith-face"))
+
+
+@router.get("/v1/status")
+async def status(kith: Kith) -> StatusOut:
+    """How the process that answers is, in one document: readiness part by part, queues, jobs, drift, and how far its
+    indexes have followed."""
+    sample = await asyncio.to_thread(kith.samples.latest)
+    drifts = await asyncio.to_thread(kith.watches.drifts)
+    waiting, lost = kith.audit.backlog()
+    began = kith.measures.began
+    return StatusOut(
+        version=version("kith-face"),
+        model=kith.recognisers.default.pack.model_id,
+        started_at=datetime.fromtimestamp(began, UTC),
+        uptime_s=time.time() - began,
+        ready=sample is not None and sample.ready,
+        looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
+        checks=[] if sample is None else [CheckOut.of(*each) for each in sample.checks.items()],
+        requests_in_progress=kith.measures.in_progress,
+        queues=[QueueOut.of(batcher) for batcher in kith.batchers],
+        audit=AuditBacklogOut(waiting=waiting, lost=lost),
+        jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
+        drift={name: DriftOut.of(drift) for name, drift in drifts.items()},
+        index_lag=None
+        if sample is None or sample.lags is None
+        else {name: LagOut.of(lag) for name, lag in sample.lags.items()},
+        disk=None
+        if sample is None or sample.disk is None
+        else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
+    )
 
 
 @router.get("/v1/models")
@@ -70,8 +92,9 @@ def _model(kith: Context, served: Served) -> ModelOut:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(kith: Kith) -> Response:
-    """Decisions and drift by gallery, for Prometheus: of this process, since it started."""
-    return Response(await kith.run(kith.telemetry.text), media_type=CONTENT_TYPE)
+    """For Prometheus: of this process, since it started."""
+    # Not in the threads of requests: a node that is busy tells so.
+    return Response(await asyncio.to_thread(kith.telemetry.text), media_type=CONTENT_TYPE)
 
 
 def _network(pack: ModelPack, network: Network) -> NetworkOut:

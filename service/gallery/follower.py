@@ -33,6 +33,9 @@ class Replica(Protocol):
     def stats(self) -> IndexStats:
         """What it is at this moment."""
 
+    def sequence(self) -> int | None:
+        """Up to which line of the change log it was last known to have come, in no time; None: it has not begun."""
+
     def close(self) -> None:
         """Give back what it holds, without waiting. Nothing is begun afterwards, but what is under way may still come
         to its end."""
@@ -42,6 +45,7 @@ class Follower:
     """The searchable replica of one gallery. Safe to share between threads."""
 
     def __init__(self, gallery: Gallery, replica: Replica) -> None:
+        self.name = gallery.name
         self.settings = gallery.settings
         self.caught_up = False
         """Once at least: from then on there is little to catch up with."""
@@ -68,6 +72,10 @@ class Follower:
         """Of the index as it stands after catching up."""
         self.catch_up()
         return self._replica.stats()
+
+    def sequence(self) -> int | None:
+        """As :meth:`Replica.sequence`: it is not caught up with before."""
+        return self._replica.sequence() if self.caught_up else None
 
     def close(self) -> None:
         self._replica.close()
@@ -124,6 +132,17 @@ class Followers:
         with self._lock:
             gone = [each for key in list(self._followers) for each in self._taken_out(key)]
         _close(gone)
+
+    def sequences(self) -> dict[tuple[int, str], int]:
+        """How far the indexes that were searched have come, by the gallery's key and name; of two generations the one
+        that is behind."""
+        with self._lock:
+            followers = [(pk, follower) for (pk, _), follower in self._followers.items()]
+        come: dict[tuple[int, str], int] = {}
+        for pk, follower in followers:
+            if (sequence := follower.sequence()) is not None:
+                come[pk, follower.name] = min(sequence, come.get((pk, follower.name), sequence))
+        return come
 
     def __len__(self) -> int:
         return len(self._followers)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -156,6 +156,13 @@ class JobStore:
             query = query.where(jobs.c.pk < before)
         with self._database.read() as connection:
             return [self._job(row) for row in connection.execute(query)]
+
+    def states(self) -> dict[JobState, int]:
+        """How many jobs are in each state. Finished ones are forgotten after some time, so that they are few."""
+        count = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            found = {row[0]: row[1] for row in connection.execute(count)}
+        return {state: found.get(state, 0) for state in get_args(JobState)}
 
     def items(self, job: Job, after: int | None, limit: int, failed_only: bool = False) -> list[JobItem]:
         """What was done already, in this order; ``after``: only those of a greater key."""

@@ -108,6 +108,9 @@ class MilvusReplica:
                 reached.position.applied or 0,
             )
 
+    def sequence(self) -> int | None:
+        return None if self._latest is None else self._latest.position.applied
+
     def close(self) -> None:
         pass
 

@@ -143,6 +143,9 @@ class Following(ABC):
     def stats(self) -> IndexStats:
         return self._index.stats()
 
+    def sequence(self) -> int | None:
+        return self._index.view.sequence if self._loaded else None
+
     def close(self) -> None:
         self._closed = True
         self._index.close()

@@ -58,6 +58,7 @@ from service.gallery.subjects import (
     LogTrimmedError,
     Named,
     NewTemplate,
+    Sizes,
     Snapshot,
     StoredEvidence,
     Subject,
@@ -118,6 +119,35 @@ class Store:
         """
         with self._database.read() as connection:
             connection.execute(sa.select(galleries.c.pk).limit(1)).all()
+
+    def sizes(self, most: int) -> Sizes:
+        """How much there is, in all and in the ``most`` oldest galleries. Reads a row for each gallery there is."""
+        counts = galleries.c.name, galleries.c.subject_count, galleries.c.template_count
+        first = sa.select(*counts).order_by(galleries.c.pk).limit(most)
+        total = sa.select(
+            sa.func.count(), sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
+        ).select_from(galleries)
+        with self._database.read() as connection:
+            number, people, photos = connection.execute(total).one()
+            return Sizes(
+                number, people or 0, photos or 0, {row[0]: (row[1], row[2]) for row in connection.execute(first)}
+            )
+
+    def lines_after(self, sequences: Mapping[int, int], most: int) -> dict[int, int]:
+        """How many lines of galleries' change logs come after these numbers, by the gallery's key; ``most``: counted of
+        each."""
+        after = (
+            sa.select(sa.literal(1))
+            .where(changes.c.gallery_pk == sa.bindparam("gallery"), changes.c.sequence > sa.bindparam("after"))
+            .limit(most)
+            .subquery()
+        )
+        count = sa.select(sa.func.count()).select_from(after)
+        with self._database.read() as connection:
+            return {
+                pk: connection.execute(count, {"gallery": pk, "after": sequence}).scalar_one()
+                for pk, sequence in sequences.items()
+            }
 
     # Galleries
 

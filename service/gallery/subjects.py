@@ -209,6 +209,16 @@ class Snapshot:
     qualities: Float
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much there is of all galleries; ``by_gallery``: subjects and templates of some."""
+
+    galleries: int
+    subjects: int
+    templates: int
+    by_gallery: Mapping[str, tuple[int, int]]
+
+
 class LogTrimmedError(Exception):
     """Change log lines that a follower has not seen are gone: it starts anew from a snapshot."""
 

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.api.middleware import WITHOUT_PHOTOS_BYTES, Gate
 from service.api.permissions import GALLERY, PERMISSIONS, SUBJECT
 from service.errors import OverloadedError
+from service.measures import Measures
 from service.settings import load_settings
 
 PHOTOS = {
@@ -29,7 +30,7 @@ def test_only_routes_that_need_more_get_more_whatever_people_are_called() -> Non
     settings = load_settings(max_archive_bytes=4_000_000, max_import_bytes=5_000_000)
     expected = {f"POST {GALLERY}/enrolments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
     expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes)
-    gate = Gate(nothing, settings)
+    gate = Gate(nothing, settings, Measures())
     assert expected.keys() <= PERMISSIONS.keys()
     for route in PERMISSIONS:
         method, _, path = route.partition(" ")
@@ -48,7 +49,7 @@ def test_bodies_under_way_have_a_limit_together() -> None:
         await ended.wait()
 
     async def run() -> None:
-        gate = Gate(slow, load_settings(max_bodies_bytes=most))
+        gate = Gate(slow, load_settings(max_bodies_bytes=most), Measures())
 
         async def ask(size: int) -> None:
             sent = iter([b"x" * (size // 2), b"x" * (size - size // 2)])

@@ -99,6 +99,9 @@ class Counted:
     def is_at(self, version: int) -> bool:
         return False
 
+    def sequence(self) -> int | None:
+        return None
+
     def catch_up(self, version: int | None = None) -> None:
         self.began += 1
         self.go.wait(SOON_S)

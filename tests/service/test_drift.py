@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from models.risk import Calibration
 from service.client import Kith
 from service.decision import IdentifyOutcome
 from service.drift import FEWEST, WINDOW, Decided, Watch, Watches
+from service.measures import Measures
+from service.samples import Sample, Samples
 from service.server import embedded
 from service.settings import load_settings
-from service.telemetry import CONTENT_TYPE, Telemetry
+from service.telemetry import CONTENT_TYPE, About, Telemetry
 from tests.conftest import jpeg
 
 THRESHOLD = 0.4
@@ -143,7 +146,8 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
-    telemetry = Telemetry(watches, [])
+    about, samples = About("0", "pack", {}), Samples(lambda: Sample(time.time(), {}))
+    telemetry = Telemetry(about, Measures(), watches, [], lambda: (0, 0), samples, 100)
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()

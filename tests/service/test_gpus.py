@@ -26,6 +26,7 @@ from service.batching import FAILING, Devices
 from service.client import Kith
 from service.doctor import diagnose
 from service.errors import GpuUnavailableError
+from service.readiness import readiness
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -57,17 +58,16 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
         async with app.router.lifespan_context(app):
             kith: Context = app.state.context
             await ready(kith)
-            assert kith.gpus is None
-            gpus = Devices(2)
-            lost = replace(kith, gpus=gpus)
-            for _ in range(FAILING):
+            with Devices(2) as gpus:
+                lost = replace(kith, readiness=readiness([], False, gpus, gpus, kith.store, None, kith.audit))
+                for _ in range(FAILING):
+                    await ready(lost)
+                    gpus.note(0, True)
+                    gpus.note(1, False)
+                with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
+                    await ready(lost)
+                gpus.note(1, True)
                 await ready(lost)
-                gpus.note(0, True)
-                gpus.note(1, False)
-            with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
-                await ready(lost)
-            gpus.note(1, True)
-            await ready(lost)
 
     asyncio.run(main())
 

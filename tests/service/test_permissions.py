@@ -60,12 +60,16 @@ class Row:
 SUBJECT = {"name": "Ada"}
 G = "/v1/galleries/{gallery}"
 ROWS: dict[str, Row] = {
+    "GET /": Row("-", 307, bound=False),
+    "GET /console": Row("-", 200, bound=False),
+    "GET /console/{file:path}": Row("-", 200, bound=False),
     "GET /healthz": Row("-", 200, bound=False),
     "GET /readyz": Row("-", 200, bound=False),
     "GET /docs": Row("-", 200, bound=False),
     "GET /redoc": Row("-", 200, bound=False),
     "GET /openapi.json": Row("-", 200, bound=False),
     "GET /metrics": Row("ra", 200, bound=False, all_galleries=True),
+    "GET /v1/status": Row("ra", 200, bound=False, all_galleries=True),
     "GET /v1/models": Row("*", 200, bound=False),
     "POST /v1/detect": Row("ia", 200, bound=False, body={"images": [GREY]}),
     "POST /v1/embed": Row("ia", 200, bound=False, body={"images": [GREY]}),
@@ -133,6 +137,7 @@ class House:
     def ask(self, token: str | None, route: str, gallery: str = OWN, **options: Any) -> httpx.Response:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
+        path = path.replace("{file:path}", "main.js")
         path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked, receipt=NOTHING)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
@@ -192,7 +197,7 @@ def test_every_route_has_a_row_and_every_scope_a_column(house: House) -> None:
     assert ROWS.keys() == PERMISSIONS.keys()
     document = house.ask(None, "GET /openapi.json").json()
     served = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
-    described = {"GET /docs", "GET /redoc", "GET /openapi.json"}
+    described = {"GET /docs", "GET /redoc", "GET /openapi.json", "GET /", "GET /console", "GET /console/{file:path}"}
     assert served | described == ROWS.keys()
 
 

@@ -1,0 +1,120 @@
+// The service's answers, and its refusals as Problems. The key lives as long as the tab, unless the person asks that
+// this computer remembers it.
+
+import { read, write } from "./store.js";
+
+export const KEY = "kith-key";
+export const EVENTS = new EventTarget();
+/** A `refused` event: a key is needed, or the one given is not right; its `problem` says which. */
+
+export class Problem extends Error {
+  constructor(status, document) {
+    super(document.detail || document.title || "The service did not say what went wrong.");
+    this.status = status;
+    this.code = document.code ?? "unknown";
+    this.title = document.title ?? "That did not work";
+    this.remedy = document.remedy ?? "";
+    this.document = document;
+    this.retryAfter = null; // seconds, where the service says when to come again
+  }
+}
+
+export const unreachable = (cause) =>
+  new Problem(0, {
+    code: "unreachable",
+    title: "The service does not answer",
+    detail: "No answer came from this address.",
+    remedy: "See whether the server runs, then try again.",
+    cause: String(cause),
+  });
+
+export function key() {
+  return read("sessionStorage", KEY) ?? read("localStorage", KEY);
+}
+
+export function setKey(value, remember = false) {
+  write("sessionStorage", KEY, remember ? null : value);
+  write("localStorage", KEY, remember ? value : null);
+  EVENTS.dispatchEvent(new Event("key"));
+}
+
+/**
+ * Send a request; the answer's JSON, or null where it has none. `query`: left out where null or undefined; lists are
+ * repeated. `json`, or `body` (a File, Blob or FormData) with `type`. Throws Problem, or AbortError by `signal`.
+ */
+export async function call(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
+  const response = await send(method, path, { query, json, body, type, headers, signal });
+  return response.status === 204 ? null : await response.json();
+}
+
+/** As `call`; the Response, for files. */
+export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
+  const url = new URL(path, location.origin);
+  for (const [name, value] of Object.entries(query))
+    for (const one of [value].flat()) if (one !== null && one !== undefined) url.searchParams.append(name, one);
+  const fields = new Headers(headers);
+  if (key()) fields.set("Authorization", `Bearer ${key()}`);
+  if (json !== undefined) fields.set("Content-Type", "application/json");
+  else if (type) fields.set("Content-Type", type);
+  let response;
+  try {
+    response = await fetch(url, { method, headers: fields, body: json === undefined ? body : JSON.stringify(json), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw unreachable(error);
+  }
+  if (response.ok) return response;
+  const problem = new Problem(response.status, await response.json().catch(() => ({ title: response.statusText })));
+  problem.retryAfter = Number(response.headers.get("Retry-After")) || null;
+  if (response.status === 401) {
+    const refused = new Event("refused");
+    refused.problem = problem;
+    EVENTS.dispatchEvent(refused);
+  }
+  throw problem;
+}
+
+/**
+ * What `ask` answers; where the service is busy and says when to come again, it is asked again then, four times in all.
+ * `onWait(seconds)` is told of each pause.
+ */
+export async function patiently(ask, signal, onWait) {
+  for (let left = 3; ; left -= 1) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (!error.retryAfter || error.retryAfter > 30 || left === 0) throw error;
+      onWait?.(error.retryAfter);
+      await pause(error.retryAfter * 1000, signal);
+    }
+  }
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
+}
+
+/** A name for one attempt, by which the service knows a repeated request; works on pages without https, too. */
+export function attemptKey() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** All of a paged list: `name` is where a page holds its part. Stops at `most`. */
+export async function all(path, name, { query = {}, signal, most = 10_000 } = {}) {
+  const found = [];
+  let cursor = null;
+  do {
+    const page = await call("GET", path, { query: { ...query, cursor }, signal });
+    found.push(...page[name]);
+    cursor = page.next;
+  } while (cursor && found.length < most);
+  return found;
+}
+
+const part = encodeURIComponent;
+export const galleryPath = (gallery) => `/v1/galleries/${part(gallery)}`;
+export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjects/${part(subject)}`;
+export const templatePath = (gallery, subject, template) => `${subjectPath(gallery, subject)}/templates/${part(template)}`;

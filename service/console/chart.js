@@ -1,0 +1,201 @@
+// The risk curve, drawn at the size it has, so that its words are as large as the page's. What it shows stands in a table
+// on the same page, too: to a screen reader the chart is one slider.
+
+import { fill, svg } from "./dom.js";
+import { grown, linear, logarithmic, oneIn, ticks } from "./numbers.js";
+
+const DECADES = [0.1, 0.01, 0.001, 0.0001, 0.00001];
+const MARGIN = { top: 20, right: 20, bottom: 68, left: 104 };
+const MARGIN_NARROW = { ...MARGIN, right: 12, left: 96 };
+const NARROW = 480;
+const LEAST_RATE = 8e-6;
+
+/**
+ * `stops`: what the handle may stand on, `{fpir, similarity, fnmr}` by falling FPIR; `curve`: as the service gives it.
+ * `words(stop)`: what the handle says; `onMove(stop)`: it was moved by hand. Returns the element, `focus()`, and `show(state)` with
+ * `{stop, review, now, growth}`: where the handle is, the similarity from which answers are uncertain, today's
+ * threshold, and whether the curve of ten times as many people is drawn.
+ */
+export function riskChart({ curve, stops, words, onMove }) {
+  const place = svg("svg", {
+    class: "chart",
+    role: "group",
+    "aria-label": "The risk by similarity, with a target to move",
+  });
+  const back = svg("g", { "aria-hidden": "true" });
+  const front = svg("g", { "aria-hidden": "true" });
+  const handle = svg(
+    "g",
+    {
+      class: "handle",
+      role: "slider",
+      tabindex: "0",
+      "aria-label": "The risk you accept",
+      "aria-orientation": "horizontal",
+      "aria-valuemin": "0",
+      "aria-valuemax": String(stops.length - 1),
+      onKeydown: onKey,
+    },
+    svg("circle", { class: "reach", r: 22 }),
+    svg("circle", { class: "knob", r: 10 }),
+    svg("path", { class: "grip", d: "M-3-3-6 0l3 3M3-3 6 0 3 3" }),
+  );
+  place.append(back, front, handle);
+  const similarities = [...curve, ...stops].map((point) => point.similarity);
+  const domain = [Math.min(...similarities), Math.min(1, Math.max(...similarities))];
+  let state = null;
+  let size = null;
+
+  function lay() {
+    const width = place.parentElement?.clientWidth ?? 0;
+    if (width < 50 || state === null) return;
+    const margin = width < NARROW ? MARGIN_NARROW : MARGIN;
+    const height = Math.round(Math.min(440, Math.max(320, width * 0.56)));
+    const [left, right, top, bottom] = [margin.left, width - margin.right, margin.top, height - margin.bottom];
+    size = {
+      width,
+      height,
+      left,
+      right,
+      top,
+      bottom,
+      x: linear(domain, [left, right]),
+      y: logarithmic([1, LEAST_RATE], [top, bottom]),
+    };
+    place.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    place.setAttribute("height", height);
+    fill(back, axes(size, domain, width < NARROW));
+    draw();
+  }
+
+  function draw() {
+    if (size === null) return;
+    const { x, y, top, bottom, left, right } = size;
+    const at = Math.min(state.stop.similarity, domain[1]);
+    const from = Math.max(domain[0], Math.min(state.review, at));
+    const missed = stops.filter((stop) => stop.fnmr !== null && stop.fnmr > 0);
+    const zone = (kind, a, b) =>
+      b > a && svg("rect", { class: `zone ${kind}`, x: x(a), y: bottom + 1, width: x(b) - x(a), height: 8 });
+    fill(
+      front,
+      zone("unknown", domain[0], from),
+      zone("uncertain", from, at),
+      zone("identified", at, domain[1]),
+      svg("path", { class: "band", d: band(curve, x, y, bottom) }),
+      state.growth &&
+        svg("path", { class: "line grown", d: line(curve.map((p) => [x(p.similarity), y(grown(p.fpir, 10))])) }),
+      svg("path", { class: "line missed", d: line(missed.map((stop) => [x(stop.similarity), y(stop.fnmr)])) }),
+      svg("path", {
+        class: "line counted",
+        d: line(curve.filter((p) => !p.extrapolated).map((p) => [x(p.similarity), y(p.fpir)])),
+      }),
+      svg("path", { class: "line extrapolated", d: line(beyond(curve).map((p) => [x(p.similarity), y(p.fpir)])) }),
+      state.now !== null && state.now <= domain[1] && state.now >= domain[0] && today(x(state.now), top, bottom),
+      svg("path", { class: "guide", d: `M${left} ${y(state.stop.fpir)}H${x(at)}V${bottom}` }),
+      label(oneIn(state.stop.fpir), x(at), y(state.stop.fpir), right),
+    );
+    handle.setAttribute("transform", `translate(${x(at)} ${y(state.stop.fpir)})`);
+    handle.setAttribute("aria-valuenow", String(stops.indexOf(state.stop)));
+    handle.setAttribute("aria-valuetext", words(state.stop));
+  }
+
+  function move(stop) {
+    if (stop === undefined || stop === state.stop) return;
+    onMove(stop);
+  }
+
+  function onKey(event) {
+    const steps = {
+      ArrowRight: 1,
+      ArrowDown: 1,
+      ArrowLeft: -1,
+      ArrowUp: -1,
+      PageDown: 6,
+      PageUp: -6,
+      Home: -stops.length,
+      End: stops.length,
+    };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const to = stops.indexOf(state.stop) + steps[event.key];
+    move(stops[Math.max(0, Math.min(stops.length - 1, to))]);
+  }
+
+  function follow(event) {
+    const box = place.getBoundingClientRect();
+    const at = event.clientX - box.left;
+    const distance = (stop) => Math.abs(size.x(Math.min(stop.similarity, domain[1])) - at);
+    move(stops.reduce((best, stop) => (distance(stop) < distance(best) ? stop : best)));
+  }
+
+  place.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0 || size === null) return;
+    place.setPointerCapture(event.pointerId);
+    place.classList.add("held");
+    handle.focus({ preventScroll: true });
+    event.preventDefault();
+    follow(event);
+  });
+  place.addEventListener("pointermove", (event) => place.hasPointerCapture(event.pointerId) && follow(event));
+  for (const end of ["pointerup", "pointercancel"]) place.addEventListener(end, () => place.classList.remove("held"));
+
+  const seen = new ResizeObserver(lay);
+  return {
+    element: place,
+    focus: () => handle.focus(),
+    show(next) {
+      const first = state === null;
+      state = next;
+      if (first) seen.observe(place.parentElement);
+      draw();
+    },
+  };
+}
+
+function axes({ left, right, top, bottom, x, y }, domain, narrow) {
+  return [
+    DECADES.map((rate) => [
+      svg("path", { class: "grid", d: `M${left} ${y(rate)}H${right}` }),
+      svg("text", { class: "tick", x: left - 10, y: y(rate) + 4, "text-anchor": "end" }, oneIn(rate)),
+    ]),
+    svg("text", { class: "tick", x: left - 10, y: top + 4, "text-anchor": "end" }, "always"),
+    svg("path", { class: "grid", d: `M${left} ${top}H${right}` }),
+    svg("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }),
+    ticks(domain, narrow ? 4 : 8).map((t) => [
+      svg("path", { class: "axis", d: `M${x(t)} ${bottom + 10}v4` }),
+      svg("text", { class: "tick", x: x(t), y: bottom + 30, "text-anchor": "middle" }, t.toFixed(2)),
+    ]),
+    svg("text", { class: "tick", x: left, y: bottom + 56 }, narrow ? "← names sooner" : "← names people more readily"),
+    svg(
+      "text",
+      { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" },
+      narrow ? "asks for more →" : "asks for more likeness →",
+    ),
+  ];
+}
+
+const today = (at, top, bottom) => [
+  svg("path", { class: "today", d: `M${at} ${top}V${bottom}` }),
+  svg("text", { class: "tick", x: at, y: top - 7, "text-anchor": "middle" }, "in use"),
+];
+
+/** Beside the handle, where the curve, which falls, is not: above it on the right, or below it on the left. */
+function label(text, x, y, right) {
+  const over = x < right - 120;
+  const place = over ? { x: x + 18, y: y - 12 } : { x: x - 18, y: y + 28, "text-anchor": "end" };
+  return svg("text", { class: "told", ...place }, text);
+}
+
+const line = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+/** From the last point that was counted on. */
+function beyond(curve) {
+  const first = curve.findIndex((point) => point.extrapolated);
+  return first === -1 ? [] : curve.slice(Math.max(0, first - 1));
+}
+
+function band(curve, x, y, bottom) {
+  const over = curve.map((p) => [x(p.similarity), y(p.high)]);
+  const under = curve.map((p) => [x(p.similarity), Math.min(bottom, y(p.low))]).reverse();
+  return `${line([...over, ...under])}Z`;
+}

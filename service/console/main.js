@@ -1,0 +1,167 @@
+// The shell: which page the address names, the way to the others, the key, and light or dark.
+
+import { EVENTS, KEY, key, setKey } from "./api.js";
+import { fill, h, icon } from "./dom.js";
+import { read, write } from "./store.js";
+import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import * as compare from "./pages/compare.js";
+import * as galleries from "./pages/galleries.js";
+import * as gallery from "./pages/gallery.js";
+import * as health from "./pages/health.js";
+import * as hygiene from "./pages/hygiene.js";
+import * as identify from "./pages/identify.js";
+import * as jobs from "./pages/jobs.js";
+import * as enrol from "./pages/enrol.js";
+import * as risk from "./pages/risk.js";
+import * as subject from "./pages/subject.js";
+
+// A page is a module with `title(params)` and `render(params, signal)`, which returns an element; `signal` is aborted
+// when another page takes its place. Parts of an address that begin with ":" are its params.
+const PAGES = [
+  ["/identify", identify],
+  ["/enrol", enrol],
+  ["/compare", compare],
+  ["/galleries", galleries],
+  ["/galleries/:gallery", gallery],
+  ["/galleries/:gallery/risk", risk],
+  ["/galleries/:gallery/hygiene", hygiene],
+  ["/galleries/:gallery/subjects/:subject", subject],
+  ["/jobs", jobs],
+  ["/health", health],
+];
+const PLACES = [
+  ["/identify", "Identify", "search"],
+  ["/enrol", "Enrol", "enrol"],
+  ["/compare", "Compare", "compare"],
+  ["/galleries", "Galleries", "gallery"],
+  ["/jobs", "Jobs", "jobs"],
+  ["/health", "Health", "health"],
+];
+const THEME = "kith-theme";
+const main = document.getElementById("main");
+let leaving = new AbortController();
+
+function matched(path) {
+  const parts = path.split("/");
+  for (const [pattern, page] of PAGES) {
+    const names = pattern.split("/");
+    if (names.length !== parts.length) continue;
+    if (!names.every((name, i) => (name.startsWith(":") ? parts[i] : name === parts[i]))) continue;
+    const params = {};
+    try {
+      names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+    } catch {
+      return null; // a % that escapes nothing
+    }
+    return [page, params];
+  }
+  return null;
+}
+
+function show(focus = true) {
+  leaving.abort();
+  leaving = new AbortController();
+  const [path, query] = (location.hash.slice(1) || "/identify").split("?");
+  markPlace(path);
+  let content;
+  try {
+    const [page, params] = matched(path) ?? [null, {}];
+    if (page === null) {
+      document.title = "No such page · Kith";
+      const text = "The address names no page of this console: it may have been cut, or written for another version.";
+      content = h("div", { class: "page" }, heading("There is no such page", text), linkButton("To the first page", "#/identify"));
+    } else {
+      Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
+      document.title = `${page.title(params)} · Kith`;
+      content = page.render(params, leaving.signal);
+    }
+  } catch (error) {
+    content = problemBox(error, () => show());
+  }
+  fill(main, content);
+  if (focus) {
+    scrollTo(0, 0);
+    const first = main.querySelector("h1") ?? main; // whose reading aloud says where one has come to
+    first.tabIndex = -1;
+    first.focus({ preventScroll: true });
+  }
+}
+
+function markPlace(path) {
+  for (const link of document.querySelectorAll(".places a")) {
+    const here = path === link.dataset.path || path.startsWith(`${link.dataset.path}/`);
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function askForKey(problem) {
+  if (document.querySelector("dialog.key")) return;
+  const input = h("input", {
+    type: "password",
+    autocomplete: "off",
+    spellcheck: false,
+    required: true,
+    pattern: "\\s*[!-~]+\\s*", // a header carries nothing else
+    title: "Letters, digits and signs, without spaces between",
+  });
+  const remember = h("input", { type: "checkbox" });
+  const box = dialog(
+    "API key",
+    h(
+      "form",
+      {
+        onSubmit: (event) => {
+          event.preventDefault();
+          setKey(input.value.trim(), remember.checked);
+          box.close();
+        },
+      },
+      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not take this key: it is mistyped, revoked or expired."),
+      h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
+      field("Key", input, "It stays in this tab until you close it."),
+      h("label", { class: "check" }, remember, " Remember it on this computer"),
+      h(
+        "div",
+        { class: "actions end" },
+        key() && h("button", { type: "button", class: "button plain", onClick: () => (setKey(null), box.close()) }, "Forget the key"),
+        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
+        h("button", { type: "submit", class: "button primary" }, "Use this key"),
+      ),
+    ),
+  );
+  box.classList.add("key");
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  write("localStorage", THEME, theme);
+}
+
+function toggleTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
+  setTheme(now === "dark" ? "light" : "dark");
+}
+
+const theme = read("localStorage", THEME);
+if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+fill(
+  document.querySelector(".places"),
+  PLACES.map(([path, name, picture]) => h("a", { href: `#${path}`, dataset: { path } }, icon(picture), h("span", {}, name))),
+);
+fill(
+  document.querySelector(".rail-foot"),
+  h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "API key")),
+  h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
+  h("a", { class: "button quiet", href: "/docs" }, icon("docs"), h("span", {}, "API reference")),
+);
+EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
+EVENTS.addEventListener("key", () => show(false));
+addEventListener("hashchange", () => show());
+addEventListener("storage", (event) => event.key === KEY && show(false)); // another tab remembered or forgot one
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+show(false);

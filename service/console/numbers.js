@@ -1,0 +1,110 @@
+// Rates, durations and sizes as people say them, and the numbers behind the pages of reports. Nothing here knows of a
+// page.
+
+/** So many significant digits, without the noise of binary fractions. */
+const digits = (value, count) => Number(value.toPrecision(count));
+
+export const whole = (value) => Math.round(value).toLocaleString("en");
+
+/** "1 in 3,000" of a probability; two digits, as no rate here is known better. */
+export function oneIn(rate) {
+  if (rate >= 0.7) return "nearly all";
+  if (rate <= 0) return "never";
+  const times = digits(1 / rate, 2);
+  return `1 in ${times < 10 && times % 1 ? times.toFixed(1) : whole(times)}`;
+}
+
+/** "27 in 100" of a share, finer where it is small. */
+export function inHundred(share) {
+  if (share === 0) return "none in 100";
+  if (share > 0.995) return "all";
+  if (share >= 0.0095) return `${Math.round(share * 100)} in 100`;
+  return share >= 0.0005 ? `${Math.round(share * 1000)} in 1,000` : "hardly any";
+}
+
+export function duration(seconds) {
+  if (seconds < 90) return counted(Math.max(1, Math.round(seconds)), "second");
+  if (seconds < 5400) return counted(Math.round(seconds / 60), "minute");
+  if (seconds < 129_600) return counted(Math.round(seconds / 3600), "hour");
+  if (seconds < 5_184_000) return counted(Math.round(seconds / 86_400), "day");
+  if (seconds < 47_304_000) return counted(Math.round(seconds / 2_628_000), "month");
+  return counted(Math.round(seconds / 31_536_000), "year");
+}
+
+export const counted = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+
+export function bytes(count) {
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  let power = 0;
+  for (; count >= 999.5 && power < units.length - 1; power++) count /= 1000;
+  return `${power === 0 || count >= 99.5 ? Math.round(count) : digits(count, 2)} ${units[power]}`;
+}
+
+const MOMENT = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" };
+
+/** A moment in the reader's own time; the year where it is not this one. */
+export function when(text, now = new Date()) {
+  const at = new Date(text);
+  return at.toLocaleString([], at.getFullYear() === now.getFullYear() ? MOMENT : { ...MOMENT, year: "numeric" });
+}
+
+/** How often something comes that comes once in 1 / `rate` times, `daily` times a day. */
+export function everySo(rate, daily) {
+  const days = 1 / (rate * daily);
+  if (days >= 1.5) return `once in ${duration(days * 86_400)}`;
+  return `about ${counted(Math.round(1 / days), "time")} a day`;
+}
+
+/** The risks a handle stops at, from the largest: each is a round "1 in N". */
+export const STOPS = [
+  3,
+  5,
+  7,
+  ...[1, 2, 3, 4].flatMap((power) => [1, 1.5, 2, 3, 5, 7].map((n) => n * 10 ** power)),
+  1e5,
+].map((n) => digits(1 / n, 3));
+
+/** The FPIR of `people` times as many, of the same kind: 1 - (1 - FPIR)^people, exact for tiny rates. */
+export const grown = (fpir, times) => (fpir >= 1 ? 1 : -Math.expm1(times * Math.log1p(-fpir)));
+
+/** FPIR at a similarity, exponential between the curve's points, which have it falling; its ends beyond them. */
+export function fpirAt(curve, similarity) {
+  const after = curve.findIndex((point) => point.similarity >= similarity);
+  if (after === 0) return curve[0].fpir;
+  if (after === -1) return curve.at(-1).fpir;
+  const [a, b] = [curve[after - 1], curve[after]];
+  const part = (similarity - a.similarity) / (b.similarity - a.similarity);
+  return a.fpir * (b.fpir / a.fpir) ** part;
+}
+
+/** The similarity at which the curve falls to `fpir`; its ends beyond them. */
+export function similarityAt(curve, fpir) {
+  const after = curve.findIndex((point) => point.fpir <= fpir);
+  if (after === 0) return curve[0].similarity;
+  if (after === -1) return curve.at(-1).similarity;
+  const [a, b] = [curve[after - 1], curve[after]];
+  const part = a.fpir === b.fpir ? 1 : Math.log(fpir / a.fpir) / Math.log(b.fpir / a.fpir);
+  return a.similarity + part * (b.similarity - a.similarity);
+}
+
+/** A straight scale from `domain` to `range`, which may fall. */
+export const linear =
+  ([from, to], [first, last]) =>
+  (value) =>
+    first + ((value - from) / (to - from || 1)) * (last - first);
+
+/** The same of logarithms. */
+export function logarithmic([from, to], range) {
+  const scale = linear([Math.log(from), Math.log(to)], range);
+  return (value) => scale(Math.log(Math.max(value, Number.MIN_VALUE)));
+}
+
+/** Round values over `domain`, at most about `count` of them. */
+export function ticks([from, to], count) {
+  const rough = (to - from) / count;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((n) => n * unit >= rough * 0.999) * unit;
+  const found = [];
+  for (let n = Math.ceil(from / step - 1e-9); n * step <= to + step * 1e-9; n++) found.push(digits(n * step, 12));
+  return found;
+}

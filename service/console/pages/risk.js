@@ -1,0 +1,481 @@
+// What a gallery accepts: the risk curve, a target on it that is dragged, and what it means in words.
+
+import { all, call, galleryPath } from "../api.js";
+import { riskChart } from "../chart.js";
+import { fill, h, icon, svg } from "../dom.js";
+import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
+import { galleryHeading } from "../reports.js";
+import { button, field, loading, table, toast } from "../ui.js";
+
+const MOST_ASKED = 20;
+const MAX_REVIEW_RISK = 0.5;
+const LATEST_MOVES = 20;
+const SOURCES = {
+  pack: "the recogniser's own calibration",
+  gallery: "the people of this gallery",
+  both: "the recogniser's calibration and the people of this gallery together",
+};
+
+export const title = ({ gallery }) => `Risk of ${gallery}`;
+
+export function render({ gallery }, signal) {
+  const body = h("div", { class: "stack wide" });
+  const show = () =>
+    fill(
+      body,
+      loading(() => page(gallery, signal, show), "Asking for the curve…"),
+    );
+  show();
+  return h(
+    "div",
+    { class: "page" },
+    galleryHeading(
+      gallery,
+      "risk",
+      "How often a stranger may be called by the name of somebody here, and what that costs the others.",
+    ),
+    body,
+  );
+}
+
+async function page(gallery, signal, again) {
+  const [settings, report] = await Promise.all([
+    call("GET", galleryPath(gallery), { signal }),
+    asked(gallery, STOPS, signal),
+  ]);
+  const { curve } = report;
+  let now = report.threshold;
+  let inUse = settings.risk;
+  const own = report.risk.fpir ?? fpirAt(curve, Math.min(1, now));
+  if (report.risk.fpir !== undefined) await added(gallery, report, own, signal);
+  const stops = stopsOf(report);
+  if (stops.length === 0) return outOfReach();
+  let chosen = nearest(stops, own);
+  let growth = false;
+  const detail = { open: false };
+  const state = h("div", { class: "stack" });
+  const told = h("p", { class: "unseen", role: "status" });
+  const chart = riskChart({ curve, stops, words: inWords, onMove: choose });
+  const growing = h("input", { type: "checkbox", onChange: () => ((growth = growing.checked), draw()) });
+  const figure = h(
+    "figure",
+    { class: "card plot" },
+    h("h2", {}, "The risk, by how alike two faces must look"),
+    legend(),
+    h("div", { class: "canvas" }, chart.element),
+    h(
+      "figcaption",
+      { class: "hint" },
+      "Drag the target, or move it with the arrow keys. The shade shows between which bounds the curve lies, 95 times in 100; dashed, it is extrapolated: nobody counted so rarely.",
+    ),
+    h("label", { class: "check" }, growing, " Show it for ten times as many people"),
+  );
+
+  function choose(stop) {
+    chosen = stop;
+    draw();
+    clearTimeout(choose.timer);
+    choose.timer = setTimeout(() => (told.textContent = `${inWords(stop)}.`), 600);
+  }
+
+  function draw() {
+    chart.show({ stop: chosen, review: review(curve, chosen, settings.review_factor), now, growth });
+    fill(state, meaning(chosen), use(), changes, detailsOf(chosen, report, exactly, detail));
+  }
+
+  async function exactly(times) {
+    const fpir = Number((1 / times).toPrecision(3));
+    await added(gallery, report, fpir, signal);
+    const found = nearest(stopsOf(report), fpir);
+    if (!stops.some((stop) => stop.fpir === found.fpir)) {
+      stops.push(found);
+      stops.sort((a, b) => b.fpir - a.fpir);
+    }
+    choose(stops.find((stop) => stop.fpir === found.fpir));
+    chart.focus();
+  }
+
+  function use() {
+    const same = inUse.fpir === chosen.fpir;
+    return h(
+      "div",
+      { class: "actions" },
+      same
+        ? h("p", { class: "outcome identified" }, icon("check"), "This is in use")
+        : button("Use this risk", () => accept({ fpir: chosen.fpir }), { kind: "primary", icon: "check" }),
+      !same && h("p", { class: "hint" }, `In use: ${accepted(inUse, now)}.`),
+    );
+  }
+
+  async function accept(risk, undoing = false) {
+    const before = inUse;
+    const changed = await call("PATCH", galleryPath(gallery), { json: { risk }, signal });
+    const fresh = await call("GET", `${galleryPath(gallery)}/risk`, { signal });
+    inUse = changed.risk;
+    now = fresh.threshold;
+    draw();
+    const undo = button("Undo", () => accept(before, true), { kind: "plain" });
+    const text = undoing
+      ? `${gallery} is as it was: ${accepted(inUse, now)}.`
+      : `Every search of ${gallery} keeps to this from now on: ${accepted(inUse, now)}.`;
+    fill(changes, h("div", { class: "notice" }, icon("check"), h("div", {}, h("p", {}, text), !undoing && undo)));
+    told.textContent = text;
+    (undoing ? chart : undo).focus();
+  }
+
+  const changes = h("div", {});
+  queueMicrotask(draw);
+  return [
+    settings.subjects < 2 && few(settings.subjects),
+    h(
+      "div",
+      { class: "columns" },
+      h("div", { class: "stack wide" }, figure, evidence(gallery, report, signal, again)),
+      h(
+        "div",
+        { class: "stack wide" },
+        h("section", { class: "card", "aria-label": "What the chosen risk means" }, state, told),
+        history(gallery, signal),
+      ),
+    ),
+    asTable(stops),
+  ];
+}
+
+// What is asked of the service
+
+/** GET risk for any number of targets, which it takes twenty at a time. */
+async function asked(gallery, targets, signal) {
+  const parts = [];
+  for (let from = 0; from < targets.length; from += MOST_ASKED) parts.push(targets.slice(from, from + MOST_ASKED));
+  const answers = await Promise.all(
+    parts.map((fpir) => call("GET", `${galleryPath(gallery)}/risk`, { query: { fpir }, signal })),
+  );
+  return { ...answers[0], targets: answers.flatMap((answer) => answer.targets) };
+}
+
+async function added(gallery, report, fpir, signal) {
+  if (report.targets.some((target) => target.fpir === fpir)) return;
+  report.targets.push(...(await asked(gallery, [fpir], signal)).targets);
+}
+
+/** Those that some similarity keeps to, by falling risk. */
+function stopsOf(report) {
+  return report.targets
+    .filter((target) => target.today.threshold <= 1)
+    .map((target) => ({ ...target, similarity: target.today.threshold, fnmr: target.today.fnmr }))
+    .sort((a, b) => b.fpir - a.fpir);
+}
+
+const nearest = (stops, fpir) => {
+  const distance = (stop) => Math.abs(Math.log(stop.fpir / fpir));
+  return stops.reduce((best, stop) => (distance(stop) < distance(best) ? stop : best));
+};
+
+/** The similarity from which an answer is uncertain rather than unknown. */
+function review(curve, stop, factor) {
+  const risk = Math.max(stop.fpir, Math.min(MAX_REVIEW_RISK, stop.fpir * factor));
+  return Math.min(stop.similarity, similarityAt(curve, risk));
+}
+
+// In words
+
+const strangers = (fpir) => `${oneIn(fpir)} searches for strangers gives a wrong name`;
+const missed = (fnmr) =>
+  fnmr === null
+    ? "how many others are missed nobody measured"
+    : `${inHundred(fnmr)} photos of enrolled people are not recognised`;
+const inWords = (stop) => `${strangers(stop.fpir)}; ${missed(stop.fnmr)}`;
+
+function accepted(risk, threshold) {
+  const meant = threshold > 1 ? "which no similarity keeps to" : `similarity ${threshold.toFixed(3)}`;
+  if (risk.fpir !== undefined) return `${oneIn(risk.fpir)} searches for strangers, ${meant}`;
+  if (risk.fmr !== undefined) return `${oneIn(risk.fmr)} comparisons of two people, ${meant}`;
+  return `whatever reaches ${meant}`;
+}
+
+function meaning(stop) {
+  const daily = Number(localStorage.getItem("kith-strangers") ?? 100);
+  const often = h("strong", {}, everySo(stop.fpir, daily));
+  const input = h("input", {
+    type: "number",
+    min: 1,
+    max: 1_000_000,
+    value: String(daily),
+    class: "short",
+    "aria-label": "Strangers searched for in a day",
+    onInput: () => {
+      const strangersDaily = Number(input.value);
+      if (!(strangersDaily >= 1)) return;
+      localStorage.setItem("kith-strangers", String(strangersDaily));
+      often.textContent = everySo(stop.fpir, strangersDaily);
+    },
+  });
+  return [
+    h(
+      "div",
+      { class: "said" },
+      h("p", { class: "figure" }, oneIn(stop.fpir)),
+      h("p", {}, "searches for a stranger ends with the name of somebody here. That name is wrong."),
+    ),
+    h("p", { class: "daily" }, "With ", input, " strangers a day: ", often),
+    h("hr", {}),
+    stop.fnmr === null
+      ? h("p", {}, "How many enrolled people it misses was not measured for this recogniser.")
+      : h(
+          "div",
+          { class: "said with-dots" },
+          h(
+            "div",
+            {},
+            h("p", { class: "figure missed" }, inHundred(stop.fnmr)),
+            h("p", {}, "photos of people who are enrolled are not recognised: the price of the first figure."),
+          ),
+          dots(stop.fnmr),
+        ),
+    stop.today.extrapolated &&
+      h("p", { class: "hint" }, "So rare an event was never counted; it is extrapolated from less rare ones."),
+  ];
+}
+
+/** A hundred dots, so many of them filled. */
+function dots(share) {
+  const filled = Math.round(share * 100);
+  return svg(
+    "svg",
+    { class: "dots", viewBox: "0 0 100 100", "aria-hidden": "true" },
+    Array.from({ length: 100 }, (_, i) =>
+      svg("circle", {
+        class: i < filled ? "full" : "",
+        cx: 5 + 10 * (i % 10),
+        cy: 5 + 10 * Math.floor(i / 10),
+        r: 3.6,
+      }),
+    ),
+  );
+}
+
+function legend() {
+  const entry = (kind, text) =>
+    h(
+      "li",
+      {},
+      svg(
+        "svg",
+        { class: `key ${kind}`, viewBox: "0 0 24 10", "aria-hidden": "true" },
+        svg("path", { class: `line ${kind}`, d: "M1 5H23" }),
+      ),
+      text,
+    );
+  const zone = (kind, text) =>
+    h(
+      "li",
+      {},
+      svg(
+        "svg",
+        { class: "key", viewBox: "0 0 24 10", "aria-hidden": "true" },
+        svg("rect", { class: `zone ${kind}`, x: 1, y: 1, width: 22, height: 8 }),
+      ),
+      text,
+    );
+  return h(
+    "ul",
+    { class: "legend" },
+    entry("counted", "strangers who get a name"),
+    entry("missed", "enrolled people not recognised"),
+    zone("identified", "named"),
+    zone("uncertain", "uncertain: somebody should look"),
+    zone("unknown", "unknown"),
+  );
+}
+
+function detailsOf(stop, report, exactly, detail) {
+  const { today, grown } = stop;
+  const input = h("input", {
+    type: "number",
+    min: 2,
+    max: 1e9,
+    value: String(Math.round(1 / stop.fpir)),
+    class: "short",
+  });
+  const form = h(
+    "form",
+    {
+      class: "inline",
+      onSubmit: (event) => (
+        event.preventDefault(),
+        input.checkValidity() && exactly(Number(input.value)).catch((error) => toast(error.message, "error"))
+      ),
+    },
+    field("One in", input),
+    h("button", { type: "submit", class: "button plain" }, "Show"),
+  );
+  const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
+  return h(
+    "details",
+    { open: detail.open, onToggle: (event) => (detail.open = event.target.open) },
+    h("summary", {}, "Details"),
+    h(
+      "dl",
+      { class: "pairs" },
+      row("FPIR", String(stop.fpir)),
+      row(
+        "Threshold",
+        `${today.threshold.toFixed(4)} (95 %: ${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)})`,
+      ),
+      row("FNMR", today.fnmr === null ? "not measured" : `${today.fnmr} of single photos, by the pack's pairs`),
+      row("People", `${whole(today.subjects)}, fused by ${report.fusion.replaceAll("_", " ")}`),
+      row(
+        `At ${whole(grown.subjects)} people`,
+        grown.threshold > 1
+          ? "no similarity keeps to it"
+          : `${grown.threshold.toFixed(4)}; ${grown.fnmr === null ? "" : missed(grown.fnmr)}`,
+      ),
+      row("Evidence", `${report.evidence.source}${today.extrapolated ? ", extrapolated" : ""}`),
+    ),
+    form,
+  );
+}
+
+// Below the chart
+
+function evidence(gallery, report, signal, again) {
+  const found = report.evidence;
+  const derive = async () => {
+    await call("POST", `${galleryPath(gallery)}/calibrate`, { signal });
+    toast("Derived anew from everybody who is enrolled.");
+    again();
+  };
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "What it rests on"),
+    h(
+      "p",
+      {},
+      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of strangers that the recogniser was calibrated with`,
+      found.pairs > 0 ? `, and ${whole(found.pairs)} pairs of the people here.` : ".",
+    ),
+    found.duplicate_pairs >= 1 &&
+      h(
+        "p",
+        {},
+        `About ${counted(Math.round(found.duplicate_pairs), "pair")} of people here look like one person enrolled twice, and are left out. `,
+        h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/hygiene` }, "Look at them"),
+        ".",
+      ),
+    report.check && checked(report.check),
+    h(
+      "p",
+      { class: "hint" },
+      found.derived_at === null
+        ? "Nothing was derived from this gallery yet."
+        : `Derived ${when(found.derived_at)}${found.up_to_date ? "" : "; people were added or removed since, and it is being derived anew"}.`,
+    ),
+    h("div", { class: "actions" }, button("Derive it anew", derive)),
+  );
+}
+
+const sentence = (text) => text[0].toUpperCase() + text.slice(1);
+
+function checked(check) {
+  if (check.expected < 1) return h("p", {}, "Too few people are enrolled to check it on themselves.");
+  const odd = Math.abs(check.observed - check.expected) > Math.max(3, 3 * Math.sqrt(check.expected));
+  return h(
+    "p",
+    {},
+    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, ${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
+    odd ? h("strong", {}, "That is far apart: people may be enrolled twice, or be relatives.") : "That agrees.",
+  );
+}
+
+function history(gallery, signal) {
+  const place = h("section", { class: "card" }, h("h2", {}, "How the threshold moved"));
+  const content = h("div", {});
+  place.append(content);
+  const query = { event: "threshold_moved", limit: LATEST_MOVES };
+  call("GET", `${galleryPath(gallery)}/audit`, { query, signal }).then(
+    ({ lines }) =>
+      fill(
+        content,
+        lines.length
+          ? moves(lines)
+          : h(
+              "p",
+              { class: "hint" },
+              "It did not move yet. It does when people are added or removed, so that the risk stays the same.",
+            ),
+      ),
+    (error) =>
+      error.name !== "AbortError" &&
+      fill(content, h("p", { class: "hint" }, error.status === 403 ? "A key of scope admin sees it." : error.message)),
+  );
+  return place;
+}
+
+function moves(lines) {
+  const rows = lines.map(({ at, details: { before, after } }) => [
+    when(at),
+    [before?.threshold, after?.threshold]
+      .filter((one) => one !== undefined)
+      .map((one) => one.toFixed(4))
+      .join(" → "),
+    after?.subjects === undefined ? "" : whole(after.subjects),
+  ]);
+  return h(
+    "div",
+    { class: "stack short-list" },
+    h(
+      "p",
+      { class: "hint" },
+      "It follows who is enrolled, so that the risk stays what you accepted. The latest first.",
+    ),
+    table("How the threshold moved", ["When", "Threshold", "People"], rows),
+  );
+}
+
+function asTable(stops) {
+  return h(
+    "details",
+    { class: "card" },
+    h("summary", {}, "The same as a table"),
+    table(
+      "Thresholds by risk",
+      ["Strangers who get a name", "Threshold", "95 %", "Not recognised", "At ten times the size", ""],
+      stops.map(({ fpir, today, grown }) => [
+        oneIn(fpir),
+        today.threshold.toFixed(4),
+        `${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)}`,
+        today.fnmr === null ? "not measured" : inHundred(today.fnmr),
+        grown.threshold > 1 ? "out of reach" : grown.threshold.toFixed(4),
+        today.extrapolated ? "extrapolated" : "",
+      ]),
+    ),
+  );
+}
+
+const few = (subjects) =>
+  h(
+    "div",
+    { class: "notice" },
+    icon("question"),
+    h(
+      "p",
+      {},
+      subjects === 0
+        ? "Nobody is enrolled yet: this is what would hold for the first person."
+        : "One person is enrolled. The more there are, the more alike a stranger can be to one of them: the curve moves right.",
+    ),
+  );
+
+const outOfReach = () =>
+  h(
+    "div",
+    { class: "notice error" },
+    icon("warning"),
+    h(
+      "p",
+      {},
+      "No similarity keeps to any of these risks with this recogniser and so many people. Use a stronger pack, or fewer people in a gallery.",
+    ),
+  );

@@ -1,0 +1,224 @@
+// Photos: how they come (drop, paste, file, camera), and how they are shown with what was found in them.
+
+import { call } from "./api.js";
+import { fill, h, icon } from "./dom.js";
+import { button, dialog, tell } from "./ui.js";
+
+/** What one page gives to the next: a photo, and what was found in it. */
+export const DESK = { photo: null, box: null };
+
+const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
+
+/**
+ * A photo, ready to be shown: `file`, `url`, and `width`, `height` in upright pixels. `drawable` is false where the
+ * browser cannot show the format (HEIC, TIFF): the sizes are then null until the service says them.
+ */
+export async function open(file, signal) {
+  const url = URL.createObjectURL(file);
+  signal?.addEventListener("abort", () => setTimeout(() => URL.revokeObjectURL(url), 60_000));
+  const image = new Image();
+  image.src = url;
+  const drawable = await image.decode().then(() => true, () => false);
+  return { file, url, drawable, image, width: drawable ? image.naturalWidth : null, height: drawable ? image.naturalHeight : null };
+}
+
+/** What a request of one photo has as its body. */
+export function bodyOf(file, options) {
+  const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
+  return { body: file, type, query: options && { request: JSON.stringify(options) } };
+}
+
+/** Fill in the sizes of a photo that the browser cannot show; where the key may not ask, from where the faces are. */
+export async function measure(photo, faces, signal) {
+  if (photo.width) return;
+  try {
+    const found = await call("POST", "/v1/detect", { ...bodyOf(photo.file), signal });
+    photo.width = found.images[0].width;
+    photo.height = found.images[0].height;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    photo.width = Math.max(400, ...faces.map((face) => face.box[2] * 1.15));
+    photo.height = Math.max(400, ...faces.map((face) => face.box[3] * 1.15));
+  }
+}
+
+/** A copy of which no side is longer than `most` pixels, as JPEG. */
+export async function smaller(photo, most = 3000) {
+  const scale = Math.min(1, most / Math.max(photo.width, photo.height));
+  return await drawn(photo, [0, 0, photo.width, photo.height], scale);
+}
+
+/** One face with what surrounds it, as a photo of its own; other faces are painted over, so that it is the only one. */
+export async function cropped(photo, face, others) {
+  const [x0, y0, x1, y1] = face.box;
+  const room = 0.8 * Math.max(x1 - x0, y1 - y0);
+  const around = [
+    Math.max(0, Math.floor(x0 - room)),
+    Math.max(0, Math.floor(y0 - room)),
+    Math.min(photo.width, Math.ceil(x1 + room)),
+    Math.min(photo.height, Math.ceil(y1 + room)),
+  ];
+  return await drawn(photo, around, 1, others.map((other) => other.box));
+}
+
+async function drawn(photo, [x0, y0, x1, y1], scale, hidden = []) {
+  const canvas = h("canvas", { width: Math.round((x1 - x0) * scale), height: Math.round((y1 - y0) * scale) });
+  const context = canvas.getContext("2d");
+  context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
+  context.fillStyle = "#808080";
+  for (const [a, b, c, d] of hidden) context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
+  return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
+}
+
+/** A face cut out, `size` pixels wide; a drawing where the photo cannot be shown. */
+export function thumbnail(photo, box, size = 72) {
+  if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enrol"));
+  const density = Math.min(3, devicePixelRatio || 1);
+  const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
+  const side = Math.max(box[2] - box[0], box[3] - box[1]) * 1.35;
+  const [x, y] = [(box[0] + box[2] - side) / 2, (box[1] + box[3] - side) / 2];
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(photo.image, x, y, side, side, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+/**
+ * The photo with its faces. `marks`: {face, outcome, label}; `onChoose(i)` makes each box a button, `onPoint(i, on)`
+ * is told which one the pointer or the focus is at. The element has `point(i, on)` for the other way round.
+ */
+export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
+  const share = (value, whole) => `${(value / whole) * 100}%`;
+  const boxes = marks.map(({ face, outcome, label }, i) => {
+    const [x0, y0, x1, y1] = face.box;
+    const box = h(
+      onChoose ? "button" : "div",
+      {
+        class: `face-box ${outcome ?? ""}`,
+        style: {
+          left: share(x0, photo.width),
+          top: share(y0, photo.height),
+          width: share(x1 - x0, photo.width),
+          height: share(y1 - y0, photo.height),
+        },
+        ...(onChoose ? { type: "button", "aria-label": label, onClick: () => onChoose(i) } : { "aria-hidden": "true" }),
+      },
+      h("span", { class: "face-number", "aria-hidden": "true" }, String(i + 1)),
+    );
+    for (const [name, on] of [["pointerenter", true], ["pointerleave", false], ["focus", true], ["blur", false]])
+      box.addEventListener(name, () => onPoint?.(i, on));
+    return box;
+  });
+  const dots = marks.flatMap(({ face }) =>
+    face.landmarks.map(([x, y]) => h("span", { class: "landmark", style: { left: share(x, photo.width), top: share(y, photo.height) } })),
+  );
+  const picture = photo.drawable
+    ? h("img", { src: photo.url, alt, width: photo.width, height: photo.height })
+    : h("div", { class: "undrawable", role: "img", "aria-label": alt, style: { "aspect-ratio": `${photo.width} / ${photo.height}` } });
+  const element = h(
+    "figure",
+    { class: `stage ${landmarks ? "with-landmarks" : ""}`, style: { "--ratio": photo.width / photo.height } },
+    h("div", { class: "stage-frame" }, picture, dots, boxes),
+    !photo.drawable && h("figcaption", { class: "hint" }, "This browser cannot show such a file, so only the places of the faces are drawn. Kith has read it."),
+  );
+  element.point = (i, on) => boxes[i]?.classList.toggle("pointed", on);
+  element.showLandmarks = (on) => element.classList.toggle("with-landmarks", on);
+  return element;
+}
+
+/**
+ * Ways to give photos: drop them anywhere on the page, paste, choose files, or take one. `onPhotos(files)` is called
+ * with each lot; `signal` ends the listening. `compact`: a single row.
+ */
+export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title } = {}) {
+  const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
+  input.addEventListener("change", () => {
+    const files = [...input.files];
+    input.value = "";
+    if (files.length) onPhotos(files);
+  });
+  const element = h(
+    "section",
+    { class: `picker ${compact ? "compact" : ""}`, "aria-label": title ?? "Give a photo" },
+    !compact && icon("photo"),
+    !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
+    !compact && h("p", { class: "hint" }, "Paste one with Ctrl+V, choose a file, or use the camera. Photos are looked at and not kept."),
+    h(
+      "div",
+      { class: "actions" },
+      button(multiple ? "Choose photos" : "Choose a photo", () => input.click(), { kind: "primary", icon: "upload" }),
+      button("Use the camera", () => camera(onPhotos), { icon: "photo" }),
+      input,
+    ),
+  );
+  const place = anywhere ? document : element;
+  const taken = (transfer) => [...(transfer?.files ?? [])].slice(0, multiple ? undefined : 1);
+  let inside = 0;
+  const mark = (on) => element.classList.toggle("over", on);
+  const listen = (name, handler) => place.addEventListener(name, handler, { signal });
+  listen("dragenter", (event) => {
+    if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
+    inside += 1;
+    mark(true);
+  });
+  listen("dragleave", () => {
+    inside = Math.max(0, inside - 1);
+    mark(inside > 0);
+  });
+  listen("dragover", (event) => event.preventDefault());
+  listen("drop", (event) => {
+    event.preventDefault();
+    inside = 0;
+    mark(false);
+    const files = taken(event.dataTransfer);
+    if (files.length) onPhotos(files);
+  });
+  if (anywhere)
+    listen("paste", (event) => {
+      if (document.querySelector("dialog[open]")) return;
+      const files = taken(event.clipboardData);
+      if (!files.length) return;
+      event.preventDefault();
+      onPhotos(files);
+    });
+  return element;
+}
+
+/** Look at the camera, and take a photo. */
+async function camera(onPhotos) {
+  if (!navigator.mediaDevices?.getUserMedia) {
+    tell(new Error("Browsers give the camera to pages of https addresses and of this computer alone. Choose a file instead."));
+    return;
+  }
+  const video = h("video", { autoplay: true, muted: true, playsInline: true, class: "camera", "aria-label": "What the camera sees" });
+  const shutter = h("button", { type: "button", class: "button primary", disabled: true }, icon("photo"), h("span", {}, "Take the photo"));
+  const status = h("p", { class: "hint", role: "status" }, "Allow the camera in the browser, if it asks.");
+  const box = dialog(
+    "Look at the camera",
+    video,
+    status,
+    h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), shutter),
+  );
+  let stream = null;
+  box.addEventListener("close", () => stream?.getTracks().forEach((track) => track.stop()));
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "user", width: { ideal: 1920 } } });
+  } catch (error) {
+    fill(status, error.name === "NotAllowedError" ? "The browser was told not to give the camera to this page." : "No camera was found, or another program has it.");
+    return;
+  }
+  if (!box.open) return stream.getTracks().forEach((track) => track.stop());
+  video.srcObject = stream;
+  await video.play();
+  fill(status, "Face the light. The photo is not kept.");
+  shutter.disabled = false;
+  shutter.focus();
+  shutter.addEventListener("click", async () => {
+    const canvas = h("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
+    box.close();
+    onPhotos([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
+  });
+}

@@ -1,0 +1,1 @@
+"""Databases of other face recognition, turned into files that Kith takes."""

@@ -1,0 +1,131 @@
+"""What is told of the service but lies elsewhere, in the database above all: looked at when somebody asks, not oftener
+than every few seconds, and never for longer than they wait."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Final, Self
+
+from service.errors import KithError, StorageError
+from service.gallery.follower import Followers
+from service.gallery.job_store import JobState, JobStore
+from service.gallery.store import Store
+from service.gallery.subjects import Sizes
+from service.readiness import Readiness
+
+FRESH_S: Final = 5.0
+PATIENT_S: Final = 1.0
+"""How long who asks waits for a look that takes long, as one at a database that hangs."""
+MOST_LINES: Final = 10_000
+"""Of a change log that are counted."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Lag:
+    """``lines`` of the change log that a gallery's index has yet to apply, which its next search does first; for how
+    many ``seconds`` there have been some, as far as was looked."""
+
+    lines: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look. ``taken``: seconds since 1970; ``sizes``, ``jobs``, ``lags``: None while the database does not answer;
+    ``disk``: free bytes of the data directory's file system, and all."""
+
+    taken: float
+    checks: Mapping[str, KithError | None]
+    sizes: Sizes | None = None
+    jobs: Mapping[JobState, int] | None = None
+    lags: Mapping[str, Lag] | None = None
+    disk: tuple[int, int] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not any(self.checks.values())
+
+
+@dataclass
+class Looking:
+    """How a sample is taken; blocks. ``most_galleries``: whose sizes and lags are looked at."""
+
+    readiness: Readiness
+    store: Store
+    jobs: JobStore
+    followers: Followers
+    folder: Path
+    most_galleries: int
+    _behind_since: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self) -> Sample:
+        checks = self.readiness.look()
+        disk = _disk(self.folder)
+        try:
+            sizes = self.store.sizes(self.most_galleries)
+            return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk)
+        except StorageError:
+            return Sample(time.time(), checks, disk=disk)
+
+    def _lags(self) -> dict[str, Lag]:
+        come = dict(sorted(self.followers.sequences().items())[: self.most_galleries])
+        behind = self.store.lines_after({pk: sequence for (pk, _), sequence in come.items()}, MOST_LINES)
+        now = time.monotonic()
+        self._behind_since = {pk: self._behind_since.get(pk, now) for pk, lines in behind.items() if lines}
+        return {name: Lag(behind[pk], now - self._behind_since.get(pk, now)) for pk, name in come}
+
+
+class Samples:
+    """One look at a time, in a thread of its own. Safe to share between threads; use as a context manager."""
+
+    def __init__(self, look: Callable[[], Sample], fresh_s: float = FRESH_S, patient_s: float = PATIENT_S) -> None:
+        self._look = look
+        self._fresh_s = fresh_s
+        self._patient_s = patient_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._lock = Lock()
+        self._latest: Sample | None = None
+        self._looking: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+
+    def latest(self) -> Sample | None:
+        """As of some seconds ago at most, or, where a look takes longer than who asks waits, the one before; None:
+        there was none. Blocks."""
+        with self._lock:
+            if self._latest is not None and time.time() - self._latest.taken < self._fresh_s:
+                return self._latest
+            if self._looking is None or self._looking.done():
+                self._looking = self._thread.submit(self._take)
+            looking = self._looking
+        wait([looking], self._patient_s)
+        return self._latest
+
+    def _take(self) -> None:
+        try:
+            self._latest = self._look()
+        except Exception:  # who asks is told by the sample's age
+            log.exception("the service could not be looked at")
+
+
+def _disk(folder: Path) -> tuple[int, int] | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free, usage.total

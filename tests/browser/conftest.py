@@ -1,0 +1,108 @@
+"""Debian's Chromium, the real service, real photos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.browser.chromium import MISSING, Watched, chromium, executable
+from tests.conftest import jpeg
+
+Pixels = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="session")
+def photos(
+    tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels, actor: Pixels, group: Pixels, nobody: Pixels
+) -> dict[str, Path]:
+    """Files as a person has them, by what they show: `ada` and `ada again`, `tom`, `party` (six people), `coffee`."""
+    folder = tmp_path_factory.mktemp("photos")
+    portrait = Image.fromarray(astronaut)
+    shown = {
+        "ada": portrait,
+        "ada again": portrait.crop((40, 0, 460, 420)).rotate(4, Image.Resampling.BICUBIC),
+        "tom": Image.fromarray(actor),
+        "party": Image.fromarray(group),
+        "coffee": Image.fromarray(nobody),
+    }
+    for name, image in shown.items():
+        (folder / f"{name}.jpg").write_bytes(jpeg(image))
+    return {name: folder / f"{name}.jpg" for name in shown}
+
+
+@pytest.fixture(scope="session")
+def webcam(tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels) -> Path:
+    """What the browser's camera shows: the astronaut, 640x480, as Motion JPEG (pictures one after the other)."""
+    picture = Image.new("RGB", (640, 480), (120, 120, 120))
+    picture.paste(Image.fromarray(astronaut).resize((480, 480)), (80, 0))
+    path = tmp_path_factory.mktemp("webcam") / "astronaut.mjpeg"
+    path.write_bytes(jpeg(picture) * 4)
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser(webcam: Path) -> Iterator[Browser]:
+    path = executable()
+    if path is None:
+        pytest.skip(MISSING)
+    with chromium(path, webcam) as opened:
+        yield opened
+
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Opener]:
+    """``visit(url, **options of Browser.new_context)``: a page of a fresh profile. At the end of the test none may have
+    complained: no exception, no error in the console, no breach of the security policy."""
+    opened: list[Watched] = []
+
+    def open_page(url: str, **options: object) -> Page:
+        watched = Watched(browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options}))  # type: ignore[arg-type]
+        opened.append(watched)
+        page = watched.context.new_page()
+        page.goto(f"{url}/console")
+        return page
+
+    yield open_page
+    for watched in opened:
+        watched.context.close()
+    assert [line for watched in opened for line in watched.wrong] == []
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[str]:
+    """A service of the test's own, with nobody in it; gives its address."""
+    with embedded(load_settings(data_dir=tmp_path / "kith", log_level="ERROR")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
+    """A service with two galleries: `family` of three, one of them under two names, and `empty`. Tests look at it and
+    change nothing."""
+    with (
+        embedded(load_settings(data_dir=tmp_path_factory.mktemp("populated"), log_level="ERROR")) as url,
+        Kith(url) as kith,
+    ):
+        kith.create_gallery("family")
+        kith.create_gallery("empty")
+        populate(kith, "family", photos)
+        yield url
+
+
+def populate(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
+    people = (("ada", "Ada Lovelace", "ada"), ("countess", "The countess", "ada again"), ("tom", "Tom", "tom"))
+    for subject, name, photo in people:
+        kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
+        kith.enrol(gallery, subject, photos[photo], allow_duplicate=True)

@@ -1,0 +1,145 @@
+"""For eyes, hands and screens of all kinds: axe, widths, the keyboard, motion, colours of the person's own."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.chromium import faults, overflow
+from tests.browser.conftest import Opener
+
+PLACES = {
+    "identify": "/identify",
+    "enrol": "/enrol",
+    "compare": "/compare",
+    "galleries": "/galleries",
+    "gallery": "/galleries/family",
+    "empty gallery": "/galleries/empty",
+    "no such gallery": "/galleries/nowhere",
+    "risk": "/galleries/family/risk",
+    "hygiene": "/galleries/family/hygiene",
+    "person": "/galleries/family/subjects/ada",
+    "no such person": "/galleries/family/subjects/nobody",
+    "jobs": "/jobs",
+    "health": "/health",
+    "no such page": "/elsewhere",
+}
+DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+def settled(page: Page) -> None:
+    """Wait for what the page fetches."""
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    expect(page.get_by_text("One moment…")).to_have_count(0)
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_axe_finds_no_serious_fault_in_either_theme_at_any_width(visit: Opener, populated: str, place: str) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#{place}")
+    settled(page)
+    found = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for window in (DESK, PHONE):
+            page.set_viewport_size(window)  # type: ignore[arg-type]
+            found += [f"{theme} {window['width']}: {fault}" for fault in faults(page)]
+    assert found == []
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_nothing_is_wider_than_the_narrowest_window_or_than_half_of_a_desk_s(
+    visit: Opener, populated: str, place: str
+) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#{place}")
+    settled(page)
+    for width in (320, 640, 1280):  # 640: what a window of 1280 has at a zoom of 200 %
+        page.set_viewport_size({"width": width, "height": 800})
+        assert overflow(page) == 0, width
+
+
+def test_each_page_says_its_name_and_has_one_first_heading(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    names = set()
+    for place in PLACES.values():
+        page.goto(f"{populated}/console#{place}")
+        settled(page)
+        assert page.get_by_role("heading", level=1).count() == 1
+        names.add(page.title())
+    assert len(names) >= len(PLACES) - 4  # those that are not there have their kind's
+
+
+def test_who_follows_a_link_is_at_the_new_page_s_name(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.get_by_role("link", name="Galleries").click()
+    expect(page.get_by_role("heading", name="Galleries", level=1)).to_be_focused()
+    expect(page.get_by_role("link", name="Galleries")).to_have_attribute("aria-current", "page")
+
+
+def test_the_first_tab_leads_past_the_menu(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the page")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+
+
+def test_a_dialog_holds_the_focus_and_gives_it_back(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    opener = page.get_by_role("button", name="API key")
+    opener.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="API key")
+    expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
+    assert faults(page) == []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        # Beyond the last control Chromium's own bar has its turn, and the page's body stands for it.
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(opener).to_be_focused()
+
+
+def test_a_press_on_a_dialog_s_edge_leaves_it_and_one_beside_it_closes_it(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.get_by_role("button", name="API key").click()
+    dialog = page.get_by_role("dialog", name="API key")
+    box = dialog.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 6, box["y"] + 6)
+    expect(dialog).to_be_visible()
+    page.mouse.move(box["x"] + 40, box["y"] + 40)  # as who selects text and lets go beyond the edge
+    page.mouse.down()
+    page.mouse.move(box["x"] - 40, box["y"] + 40)
+    page.mouse.up()
+    expect(dialog).to_be_visible()
+    page.mouse.click(box["x"] - 40, box["y"] + 40)
+    expect(dialog).to_have_count(0)
+
+
+def test_the_theme_is_the_person_s_and_is_kept(visit: Opener, populated: str) -> None:
+    page = visit(populated, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.get_by_role("button", name="Light or dark").click()
+    light = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(ground) == light
+
+
+def test_who_wants_no_motion_has_none(visit: Opener, populated: str) -> None:
+    page = visit(populated, reduced_motion="reduce")
+    settled(page)
+    moving = "document.getAnimations().filter((one) => one.effect.getComputedTiming().duration > 5).length"
+    assert page.evaluate(moving) == 0
+
+
+def test_in_a_person_s_own_colours_the_place_is_still_marked(visit: Opener, populated: str) -> None:
+    page = visit(populated, forced_colors="active")
+    settled(page)
+    outline = "(one) => getComputedStyle(one).outlineStyle"
+    assert page.get_by_role("link", name="Identify", exact=True).evaluate(outline) == "solid"
+    assert page.get_by_role("link", name="Jobs").evaluate(outline) == "none"

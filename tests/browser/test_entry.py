@@ -1,0 +1,144 @@
+"""Coming in: keys, addresses, a service that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.browser.chromium import faults
+from tests.browser.conftest import Opener
+
+KEY = "the-operator-s-key-of-more-than-enough-characters"
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service that asks for a key, with a gallery `staff`."""
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("locked"), api_key=KEY, log_level="ERROR")
+    with embedded(settings) as url, Kith(url, KEY) as kith:
+        kith.create_gallery("staff")
+        yield url
+
+
+def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, locked: str) -> None:
+    page = visit(locked)
+    page.goto(f"{locked}/console#/galleries")
+    dialog = page.get_by_role("dialog", name="API key")
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_role("alert")).to_have_count(0)  # nobody did anything wrong yet
+    assert faults(page) == []
+    dialog.get_by_label("Key", exact=True).fill("a-wrong-one")
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("does not take this key")
+    assert faults(page) == []
+    dialog.get_by_label("Key", exact=True).fill(f" {KEY} ")
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("link", name="staff")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("link", name="staff")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(f"{locked}/console#/galleries")
+    expect(other.get_by_role("dialog", name="API key")).to_be_visible()  # this tab was not given it
+    other.close()
+    page.get_by_role("button", name="API key").click()
+    dialog.get_by_role("button", name="Forget the key").click()
+    expect(dialog).to_be_visible()
+    expect(page.get_by_role("link", name="staff")).to_have_count(0)
+
+
+def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit: Opener, locked: str) -> None:
+    page = visit(locked)
+    page.goto(f"{locked}/console#/galleries")
+    other = page.context.new_page()
+    other.goto(f"{locked}/console#/galleries")
+    other.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_label("Remember it").check()
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(page.get_by_role("link", name="staff")).to_be_visible()
+    expect(other.get_by_role("link", name="staff")).to_be_visible()
+    page.get_by_role("button", name="API key").click()
+    dialog.get_by_role("button", name="Forget the key").click()
+    expect(other.get_by_role("dialog", name="API key")).to_be_visible()
+
+
+def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -> None:
+    with Kith(locked, KEY) as kith:
+        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
+    page = visit(locked)
+    page.goto(f"{locked}/console#/galleries")
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(few)
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("alert")).to_contain_text("read")
+    expect(page.get_by_role("alert")).to_contain_text("forbidden")
+    assert faults(page) == []
+
+
+def test_what_no_header_can_carry_is_no_key(visit: Opener, locked: str) -> None:
+    page = visit(locked)
+    page.goto(f"{locked}/console#/galleries")
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill("schlüssel 🔑")
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
+    assert not dialog.get_by_label("Key", exact=True).evaluate("(one) => one.checkValidity()")
+
+
+def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) -> None:
+    page = visit(locked)
+    page.add_init_script(
+        "for (const name of ['localStorage', 'sessionStorage'])"
+        "  Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });"
+    )
+    page.goto(f"{locked}/console#/galleries")
+    page.reload()
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(page.get_by_role("link", name="staff")).to_be_visible()
+    page.get_by_role("button", name="Light or dark").click()
+
+
+@pytest.mark.parametrize("address", ["/nowhere", "/galleries/%E0%A4", "/galleries/a/b/c/d/e"])
+def test_an_address_that_names_no_page_says_so_and_leads_on(visit: Opener, populated: str, address: str) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#{address}")
+    expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+    page.get_by_role("link", name="To the first page").click()
+    expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
+
+
+def test_back_and_reload_keep_the_place(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.get_by_role("link", name="Galleries").click()
+    page.get_by_role("link", name="Health").click()
+    expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Galleries", level=1)).to_be_visible()
+
+
+def test_a_service_that_is_gone_is_told_and_found_again(visit: Opener, tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path / "kith", log_level="ERROR")
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("family")
+        page = visit(url)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.get_by_role("link", name="Galleries").click()
+    expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
+    assert faults(page) == []
+    page.get_by_role("button", name="Try again").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
+    assert page.evaluate("document.activeElement !== document.body")

@@ -1,0 +1,85 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import * as numbers from "../../service/console/numbers.js";
+
+const CURVE = Array.from({ length: 21 }, (_, i) => ({ similarity: 0.5 + i / 50, fpir: 0.5 * 10 ** (-i / 5) }));
+
+test("a rate is said as one in so many", () => {
+  const said = [0.5, 0.333, 0.143, 0.0667, 0.001, 0.00033, 1e-5, 0, 0.9].map(numbers.oneIn);
+  assert.deepEqual(said, [
+    "1 in 2",
+    "1 in 3",
+    "1 in 7",
+    "1 in 15",
+    "1 in 1,000",
+    "1 in 3,000",
+    "1 in 100,000",
+    "never",
+    "nearly all",
+  ]);
+});
+
+test("every stop is a round one in so many, and they fall", () => {
+  assert.equal(numbers.STOPS[0], 0.333);
+  assert.equal(numbers.STOPS.at(-1), 1e-5);
+  assert.ok(numbers.STOPS.every((fpir, i) => i === 0 || fpir < numbers.STOPS[i - 1]));
+  const round = /^1 in [1-9],?5?[0,]*$/;
+  assert.deepEqual(
+    numbers.STOPS.map(numbers.oneIn).filter((said) => !round.test(said)),
+    [],
+  );
+});
+
+test("a share is said of a hundred, finer where it is small", () => {
+  const said = [0, 0.0001, 0.0014, 0.0099, 0.141, 0.99, 0.999].map(numbers.inHundred);
+  assert.deepEqual(said, ["none in 100", "hardly any", "1 in 1,000", "1 in 100", "14 in 100", "99 in 100", "all"]);
+});
+
+test("durations, sizes and frequencies are said in the unit that suits them", () => {
+  assert.deepEqual([0.2, 1, 89, 90, 7200, 86_400 * 3, 86_400 * 365 * 4].map(numbers.duration), [
+    "1 second",
+    "1 second",
+    "89 seconds",
+    "2 minutes",
+    "2 hours",
+    "3 days",
+    "4 years",
+  ]);
+  assert.deepEqual([0, 999, 1000, 256_802_123].map(numbers.bytes), ["0 bytes", "999 bytes", "1 kB", "257 MB"]);
+  assert.equal(numbers.everySo(0.001, 100), "once in 10 days");
+  assert.equal(numbers.everySo(0.1, 100), "about 10 times a day");
+});
+
+test("the curve is read both ways, and its ends hold beyond it", () => {
+  for (const { similarity, fpir } of CURVE) {
+    assert.ok(Math.abs(numbers.fpirAt(CURVE, similarity) / fpir - 1) < 1e-9);
+    assert.ok(Math.abs(numbers.similarityAt(CURVE, fpir) - similarity) < 1e-9);
+  }
+  assert.ok(Math.abs(numbers.fpirAt(CURVE, 0.51) - 0.5 * 10 ** -0.1) < 1e-9);
+  assert.deepEqual(
+    [0, 1].map((t) => numbers.fpirAt(CURVE, t)),
+    [CURVE[0].fpir, CURVE.at(-1).fpir],
+  );
+  assert.deepEqual(
+    [1, 1e-9].map((p) => numbers.similarityAt(CURVE, p)),
+    [0.5, CURVE.at(-1).similarity],
+  );
+});
+
+test("ten times the people ask for ten times the risk where it is small, and never for more than all", () => {
+  assert.ok(Math.abs(numbers.grown(1e-9, 10) / 1e-8 - 1) < 1e-6);
+  assert.ok(Math.abs(numbers.grown(0.1, 10) - (1 - 0.9 ** 10)) < 1e-12);
+  assert.equal(numbers.grown(1, 10), 1);
+});
+
+test("ticks are round and lie within", () => {
+  assert.deepEqual(numbers.ticks([0.863, 0.973], 6), [0.88, 0.9, 0.92, 0.94, 0.96]);
+  assert.deepEqual(numbers.ticks([0, 1], 2), [0, 0.5, 1]);
+});
+
+test("a scale of logarithms lays equal ratios equally far apart, and takes a rate of nothing", () => {
+  const scale = numbers.logarithmic([1, 1e-4], [0, 100]);
+  assert.ok(Math.abs(scale(0.01) - 50) < 1e-9);
+  assert.ok(scale(0) > 1000);
+});

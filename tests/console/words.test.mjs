@@ -1,0 +1,103 @@
+// What the console says, sentence by sentence. Run by tests/service/test_console.py.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as words from "../../service/console/words.js";
+
+const found = (changes) => ({
+  outcome: "identified",
+  subject: "ada",
+  name: "Ada Lovelace",
+  similarity: 0.9,
+  threshold: 0.8,
+  review_threshold: 0.7,
+  false_alarm_probability: 0.0003,
+  candidates: [
+    { subject: "ada", name: "Ada Lovelace", similarity: 0.9 },
+    { subject: "grace", name: null, similarity: 0.3 },
+  ],
+  reasons: [],
+  face: { quality: { eye_distance_px: 9.4, brightness: 20, score: 0.2 } },
+  ...changes,
+});
+
+test("a chance is said as a person would say it", () => {
+  const said = [0.95, 0.6, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
+  assert.deepEqual(said, [
+    "nearly every time",
+    "more often than not",
+    "about once in 4 searches",
+    "about once in 25 searches",
+    "about once in 3,300 searches",
+    "about once in 3.3 million searches",
+    "about once in 830 million searches",
+    "less than once in a billion searches",
+  ]);
+  assert.equal(words.chance(undefined), null);
+  assert.equal(words.many(999_600), "1 million");
+});
+
+test("its exact figure stands in the details", () => {
+  assert.equal(words.exact(0.012345), "0.0123");
+  assert.equal(words.exact(0.00015), "1.5 × 10^−4");
+  assert.equal(words.exact(null), "not known");
+});
+
+test("who is identified is named, with how seldom a stranger would look so", () => {
+  const said = words.identity(found({}), "staff");
+  assert.equal(said.title, "Ada Lovelace");
+  assert.equal(said.text, "A stranger would look this much like somebody in “staff” about once in 3,300 searches.");
+  assert.equal(words.identity(found({ name: null }), "staff").title, "ada");
+});
+
+test("uncertain says whether it is too little, or two people", () => {
+  const little = words.identity(found({ outcome: "uncertain", similarity: 0.75 }), "staff");
+  assert.equal(little.title, "Perhaps Ada Lovelace");
+  const two = words.identity(found({ outcome: "uncertain", similarity: 0.9 }), "staff");
+  assert.equal(two.title, "Ada Lovelace or grace");
+});
+
+test("unknown says why nobody is named", () => {
+  assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /looks enough like/);
+  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff").text, /nobody enrolled yet/);
+  assert.match(words.identity(found({ outcome: "unknown", reasons: ["risk_out_of_reach"] }), "staff").text, /so small/);
+});
+
+test("every outcome of the API has a word, an icon and a sentence", () => {
+  for (const outcome of ["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness", "error"]) {
+    assert.ok(words.OUTCOMES[outcome].label && words.OUTCOMES[outcome].icon);
+    assert.ok(words.identity(found({ outcome, error: { detail: "damaged" } }), "staff").text);
+  }
+  for (const outcome of ["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]) {
+    assert.ok(words.OUTCOMES[outcome].label);
+    assert.ok(words.pair({ outcome, a: {}, b: { faces_found: 0 } }).text);
+  }
+});
+
+test("what is wrong with a face is said with what to do", () => {
+  const { face } = found({});
+  assert.equal(
+    words.reason("eye_distance_px", face, { min_eye_distance_px: 12 }),
+    "The face is too small: 9 pixels from eye to eye, and 12 are needed. Come nearer, or use a larger photo.",
+  );
+  assert.match(words.reason("brightness", face), /too dark/);
+  assert.match(words.reason("brightness", { quality: { brightness: 250 } }), /too bright/);
+});
+
+test("several faces are summed up", () => {
+  assert.equal(words.summary([found({}), found({ outcome: "unknown" }), found({ outcome: "unknown" })]), "3 faces: 1 known, 2 strangers.");
+  assert.equal(words.summary([{ outcome: "no_face" }]), "No face found.");
+});
+
+test("an id comes of a name in any script", () => {
+  assert.equal(words.idFrom("  Ada  Lovelace "), "ada-lovelace");
+  assert.equal(words.idFrom("Zoë Łęcka"), "zoe-łecka");
+  assert.equal(words.idFrom("山田 がく"), "山田-がく");
+  assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
+});
+
+test("problems speak to people; what is not known is said as the service says it", () => {
+  assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
+  assert.match(words.problem({ code: "forbidden", document: { scope: "enrol" } }).text, /“enrol”/);
+  assert.equal(words.problem({ code: "new", title: "T", message: "M", remedy: "R" }).text, "M");
+});

@@ -1,0 +1,252 @@
+"""What /metrics and /v1/status tell of a real server after real traffic; docs/observability.md tells what there is."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.client import Kith, KithClientError
+from service.errors import OverloadedError, StorageError, all_errors
+from service.gallery.follower import Followers
+from service.gallery.job_store import JobStore
+from service.gallery.replicas import in_process
+from service.gallery.store import Store
+from service.gallery.subjects import GallerySettings, NewTemplate
+from service.measures import Counts, Histogram, Measures
+from service.readiness import Readiness
+from service.samples import Lag, Looking, Sample, Samples
+from service.security.acting import Actor, acting_as
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import ROOT, jpeg
+from tests.databases import open_database
+
+Photo = NDArray[np.uint8]
+PERSON = "tepeyollotl"
+
+
+@pytest.fixture(scope="module")
+def told(
+    tmp_path_factory: pytest.TempPathFactory, astronaut: Photo, actor: Photo, nobody: Photo
+) -> Iterator[tuple[str, str]]:
+    """A server after some of everything, and what it told then."""
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("told"), log_level="WARNING", metrics_galleries=2)
+    with embedded(settings) as url, Kith(url) as kith:
+        for name in ("first", "second", "third"):
+            kith.create_gallery(name)
+        photo = jpeg(astronaut)
+        kith.enrol("first", PERSON, photo)
+        for wrong in (jpeg(nobody), b"no photo"):
+            with pytest.raises(KithClientError):
+                kith.enrol("first", PERSON, wrong)
+        kith.identify("first", photo, jpeg(actor))
+        kith.identify("second", photo)
+        kith.identify("third", photo)
+        kith.verify(photo, jpeg(actor))
+        enrol_archive(url, photo)
+        httpx.get(f"{url}/no/such/path/{PERSON}")
+        httpx.request("TRACE", f"{url}/healthz")
+        yield url, httpx.get(f"{url}/metrics").text
+
+
+def enrol_archive(url: str, photo: bytes) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(f"{PERSON}/one.jpg", photo)
+    job = httpx.post(f"{url}/v1/galleries/second/enrolments", content=packed.getvalue()).json()["id"]
+    while httpx.get(f"{url}/v1/jobs/{job}").json()["state"] in ("queued", "running"):
+        Event().wait(0.02)
+
+
+@pytest.fixture(scope="module")
+def families(told: tuple[str, str]) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(told[1])}
+
+
+def value(families: dict[str, Metric], sample: str, **labels: str) -> float:
+    found = [
+        each.value
+        for family in families.values()
+        for each in family.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    ]
+    assert found, (sample, labels)
+    return sum(found)
+
+
+def test_requests_stages_and_batches(families: dict[str, Metric]) -> None:
+    enrolling = {"route": "/v1/galleries/{gallery}/subjects/{subject}/templates", "method": "POST"}
+    assert value(families, "kith_request_seconds_count", **enrolling, status="2xx") == 1
+    assert value(families, "kith_request_seconds_count", **enrolling, status="4xx") == 2
+    assert value(families, "kith_request_seconds_count", route="-") >= 1
+    assert value(families, "kith_request_seconds_count", method="other") == 1
+    assert value(families, "kith_requests_in_progress") == 1, "the scrape itself"
+    for stage in ("read", "decode", "detect", "align", "embed", "follow", "search", "check", "write"):
+        assert value(families, "kith_stage_seconds_count", stage=stage, lane="requests") > 0, stage
+    assert value(families, "kith_stage_seconds_count", stage="decode", lane="background") == 1
+    assert value(families, "kith_stage_seconds_count", stage="write", lane="requests") == 1
+    buckets = [each for each in families["kith_stage_seconds"].samples if each.labels.get("le") == "+Inf"]
+    assert len(buckets) < 30
+    photos = value(families, "kith_photo_faces_count", lane="requests")
+    assert photos == value(families, "kith_batch_items_sum", network="detector/" + pack(families)) - 1
+    assert value(families, "kith_batch_fill_ratio_count") == value(families, "kith_batch_seconds_count")
+    assert 0 < value(families, "kith_batch_fill_ratio_sum") <= value(families, "kith_batch_fill_ratio_count")
+
+
+def pack(families: dict[str, Metric]) -> str:
+    (build,) = families["kith_build_info"].samples
+    return build.labels["pack"]
+
+
+def test_outcomes_refusals_and_scores(families: dict[str, Metric]) -> None:
+    assert value(families, "kith_identify_total", gallery="first", outcome="identified") == 1
+    assert value(families, "kith_identify_total", gallery="(others)", outcome="unknown") == 1, "the third of two"
+    assert value(families, "kith_verify_total", outcome="different") == 1
+    assert value(families, "kith_verify_total", outcome="same") == 0, "there before it happens"
+    assert value(families, "kith_enrol_total", outcome="enrolled") == 2
+    assert value(families, "kith_enrol_total", outcome="no_face") == 1
+    assert value(families, "kith_problems_total", code="no_face") == 1
+    assert value(families, "kith_problems_total", code="rate_limited") == 0
+    assert {each.labels["code"] for each in families["kith_problems"].samples} == {e.code for e in all_errors()}
+    assert value(families, "kith_similarity_count", outcome="identified") == 1
+    assert value(families, "kith_similarity_sum", outcome="identified") > 0.9
+    assert value(families, "kith_face_quality_count", lane="requests") >= 7
+
+
+def test_galleries_jobs_readiness_and_the_process(families: dict[str, Metric]) -> None:
+    assert [value(families, f"kith_{what}") for what in ("galleries", "subjects", "templates")] == [3, 2, 2]
+    assert value(families, "kith_gallery_templates", gallery="second") == 1
+    named = {
+        each.labels["gallery"] for family in families.values() for each in family.samples if "gallery" in each.labels
+    }
+    assert named == {"first", "second", "(others)"}
+    assert value(families, "kith_jobs", state="succeeded") == 1
+    assert value(families, "kith_jobs", state="failed") == 0
+    assert value(families, "kith_index_lag_lines", gallery="first") == 0
+    assert value(families, "kith_ready") == 1
+    assert {each.labels["check"] for each in families["kith_check_ok"].samples} == {
+        "gpu",
+        "devices",
+        "database",
+        "audit",
+    }
+    assert 0 < value(families, "kith_disk_free_bytes") < value(families, "kith_disk_size_bytes")
+    assert value(families, "process_resident_memory_bytes") > 1e7
+    assert value(families, "process_open_fds") > 3
+    assert value(families, "kith_network_info") >= 2
+
+
+def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Generator) -> None:
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        store, ready = Store(database), Readiness({})
+        followers = Followers(in_process(store))
+        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100)
+        gallery = store.create_gallery("g", "f", 8, GallerySettings())
+        assert look().lags == {}, "nobody searched it"
+        followers.of(gallery).catch_up()
+        assert look().lags == {"g": Lag(0, 0)}
+        vector = rng.normal(size=8).astype(np.float32)
+        store.enrol(gallery, "somebody", [NewTemplate("0" * 32, vector, "embedding")], None)
+        lines, seconds = [], []
+        for _ in range(2):
+            lags = look().lags
+            assert lags is not None
+            lines.append(lags["g"].lines)
+            seconds.append(lags["g"].seconds)
+        assert lines == [1, 1]
+        assert 0 == seconds[0] < seconds[1]
+        followers.of(gallery).catch_up()
+        assert look().lags == {"g": Lag(0, 0)}
+        followers.close()
+
+
+def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> None:
+    lines = (ROOT / "docs" / "observability.md").read_text().splitlines()
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if re.match(r"\| `(kith|process)_", line)
+    ]
+    documented = {(name.strip("`"), kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in cells}
+    told = set()
+    for family in families.values():
+        labels = frozenset(label for each in family.samples for label in each.labels if label != "le")
+        told.add((f"{family.name}_total" if family.type == "counter" else family.name, family.type, labels))
+    late = {name for name, *_ in documented if re.search("mated|unknown_rate|refused|dropped|index_lag", name)}
+    assert {each for each in documented if each[0] not in late} == {each for each in told if each[0] not in late}
+    assert late <= {name for name, *_ in told}
+
+
+def test_nobody_is_told_of(told: tuple[str, str]) -> None:
+    assert PERSON not in told[1]
+
+
+def test_status_is_one_document(told: tuple[str, str]) -> None:
+    status = httpx.get(f"{told[0]}/v1/status").json()
+    assert status["ready"] is True
+    assert [check["name"] for check in status["checks"]] == ["gpu", "devices", "database", "audit"]
+    assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recogniser"}
+    assert all(queue["batches"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
+    assert status["drift"]["first"]["since_start"]["identified"] == 1
+    assert status["jobs"]["succeeded"] == 1
+    assert status["audit"]["lost"] == 0
+    assert status["uptime_s"] > 0
+
+
+def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
+    go, looks = Event(), []
+
+    def look() -> Sample:
+        looks.append(time.time())
+        if len(looks) > 1:
+            go.wait()
+        return Sample(time.time(), {"database": None})
+
+    with Samples(look, fresh_s=0, patient_s=0.01) as samples:
+        while (first := samples.latest()) is None:
+            pass
+        assert samples.latest() is first is samples.latest()
+        assert len(looks) == 2, "one at a time"
+        go.set()
+        while samples.latest() is first:
+            pass
+
+
+def test_a_check_that_fails_leaves_the_others() -> None:
+    def fail() -> None:
+        raise StorageError("away")
+
+    found = Readiness({"database": fail, "audit": lambda: None}).look()
+    assert isinstance(found["database"], StorageError)
+    assert found["audit"] is None
+    assert not Sample(0, found).ready
+
+
+def test_counts_are_not_lost_between_threads_and_stages_that_fail_count() -> None:
+    histogram, counts, measures = Histogram((1.0, 2.0)), Counts(["a"]), Measures()
+    for each in (0.5, 1.0, 1.5, 3.0):
+        histogram.add(each)
+    assert histogram.now() == ([2, 1, 1], 6.0)
+    counts.add("b", 2)
+    assert counts.items() == [("a", 0), ("b", 2)]
+    with pytest.raises(OverloadedError), acting_as(Actor("anonymous", "r")), measures.stage("detect"):
+        raise OverloadedError("full")
+    with measures.stage("detect"):
+        pass
+    assert [(labels, sum(each.counts)) for labels, each in measures.stages.items()] == [
+        (("detect", "background"), 1),
+        (("detect", "requests"), 1),
+    ]
