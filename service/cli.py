@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import tempfile
 from contextlib import closing, nullcontext
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from service.enroll_command import enroll
 from service.errors import KithError, SettingsError, StorageError
 from service.files import replacing
 from service.foreign import commands as foreign_commands
+from service.logs import configure
 from service.rates import BATCHES, Rates, measure
 from service.risk_report import GROWTH
 from service.security.acting import Actor, acting_as
@@ -69,7 +69,7 @@ def serve_command(
 ) -> None:
     """Serve until interrupted."""
     settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_level, settings.log_format)
     from service.server import serve
 
     serve(settings)

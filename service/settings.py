@@ -188,6 +188,15 @@ class Settings(BaseSettings):
     metrics_galleries: int = Field(
         100, ge=0, le=10_000, description="Galleries that /metrics tells of by name; the others are counted together."
     )
+    traces_url: str | None = Field(
+        None,
+        pattern="^https?://[^/]",
+        description="Where traces are sent by OTLP over HTTP, as http://localhost:4318/v1/traces; needs "
+        "kith-face[tracing]; default: nowhere.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Lines of the log, for people or one JSON document each."
+    )
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
     @property
@@ -284,11 +293,20 @@ class Settings(BaseSettings):
         """
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
+        if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+            raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install 'kith-face[tracing]'")
         if self.milvus_uri is not None and not self.milvus_plaintext:
             raise SettingsError(
                 "KITH_MILVUS_URI names a Milvus, which stores vectors in clear: encrypt its volumes (and those of its "
                 "object store and log) by other means, then set KITH_MILVUS_PLAINTEXT=true"
             )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor what it would lie in
+        return False
 
 
 def is_loopback(host: str) -> bool:

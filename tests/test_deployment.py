@@ -44,7 +44,7 @@ def manifests(folder: str) -> list[Document]:
     """As kustomize puts them together, of which the files here use little."""
     here = DOCKER / "kubernetes" / folder
     kustomization = yaml.safe_load((here / "kustomization.yaml").read_text())
-    found = []
+    found: list[Document] = []
     for resource in kustomization["resources"]:
         place = (here / resource).resolve()
         found += manifests(place.name) if place.is_dir() else yaml.safe_load_all(place.read_text())
