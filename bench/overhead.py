@@ -35,7 +35,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, UploadFile
 
-from models.quality import QualityGate
+from models.gate import QualityGate
 from models.runtime import available_cores
 from service.api.schemas import DetectIn, FaceOut, FacesOut, PhotoOut, QualityOut
 from service.app import create_app

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import cv2
 import numpy as np
@@ -16,11 +15,10 @@ from numpy.typing import NDArray
 
 from models.alignment import Alignment, similarity_transforms
 from models.errors import PackError
+from models.gate import Verdict
 from models.network import Float, Network
 from models.pack import LivenessSpec
 from models.pixels import to_planes
-
-Verdict = Literal["live", "not_live", "not_judged"]
 
 
 @dataclass(frozen=True)

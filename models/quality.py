@@ -65,29 +65,6 @@ class Quality:
         return {name: round(value, 3) for name, value in {**vars(self), "score": self.score}.items()}
 
 
-@dataclass(frozen=True)
-class QualityGate:
-    """Bounds a face must keep to; a bound may be widened until it never refuses."""
-
-    min_eye_distance_px: float = 12.0
-    min_sharpness: float = 2.0
-    min_brightness: float = 25.0
-    max_brightness: float = 235.0
-    min_contrast: float = 10.0
-    max_abs_yaw: float = 0.75
-
-    def reasons(self, quality: Quality) -> list[str]:
-        """Why the face is refused: names of the values out of bounds, empty if none."""
-        checks = {
-            "eye_distance_px": quality.eye_distance_px >= self.min_eye_distance_px,
-            "sharpness": quality.sharpness >= self.min_sharpness,
-            "brightness": self.min_brightness <= quality.brightness <= self.max_brightness,
-            "contrast": quality.contrast >= self.min_contrast,
-            "yaw": abs(quality.yaw) <= self.max_abs_yaw,
-        }
-        return [name for name, passed in checks.items() if not passed]
-
-
 # Where a frontal face's nose tip lies between the line of the eyes (0) and the line of the mouth (1): the template's.
 FRONTAL_NOSE = 0.494
 

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final
 
 from service.archives import ArchiveLimits, Contents, Member, contents, members
+from service.decision import FaceChoice
 from service.enrolment import (
-    FaceChoice,
     Overrides,
     check_identity,
     choose_face,

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from models.liveness import Verdict
+from models.gate import Verdict
 from models.risk import FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from service.errors import RiskUncalibratedError
 
@@ -17,6 +17,7 @@ Refusal = Literal["rejected_quality", "rejected_liveness"]
 IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
 VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
 Source = Literal["pack", "gallery", "both"]
+FaceChoice = Literal["only", "largest"]
 
 REVIEW_FACTOR: Final = 10.0
 """Of the asked risk: the review risk, between which and the asked one an answer is 'uncertain'."""

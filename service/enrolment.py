@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from models.liveness import Verdict
+from models.gate import Verdict
 from models.network import Float
 from models.recognition import unit
-from service.decision import RiskTarget, thresholds_for
+from service.decision import FaceChoice, RiskTarget, thresholds_for
 from service.errors import (
     DuplicateSubjectError,
     EmbeddingError,
@@ -36,8 +36,6 @@ DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """A newcomer is taken for an enrolled person at most this often, whatever risk the gallery answers with."""
 MAX_FALSE_INCONSISTENT: Final = 0.05
 """Of true pairs, the share that may be refused as inconsistent; a recogniser with a lower EER refuses fewer."""
-
-FaceChoice = Literal["only", "largest"]
 
 
 @dataclass(frozen=True)

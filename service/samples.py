@@ -16,9 +16,9 @@ from typing import Final, Self
 
 from service.errors import KithError, StorageError
 from service.gallery.follower import Followers
-from service.gallery.job_store import JobState, JobStore
+from service.gallery.job_store import JobStore
 from service.gallery.store import Store
-from service.gallery.subjects import Sizes
+from service.gallery.subjects import JobState, Sizes
 from service.readiness import Readiness
 
 FRESH_S: Final = 5.0

@@ -120,6 +120,7 @@ def _server(
             )
         ),
         ws="none",
+        forwarded_allow_ips=settings.trusted_proxy_list,
         log_config=None,  # its lines go where ours do (service.logs)
         access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
     )

@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     max_connections_per_address: int = Field(
         250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
     )
+    trusted_proxies: str = Field(
+        "127.0.0.1,::1",
+        description="Proxies whose X-Forwarded-For is believed: addresses and networks, with commas between.",
+    )
     max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
     client_patience_s: float = Field(
         20.0,
@@ -245,6 +249,10 @@ class Settings(BaseSettings):
         return [self.pack_path, *(find_pack(named, self.models_path) for named in also)]
 
     @property
+    def trusted_proxy_list(self) -> list[str]:
+        return [place.strip() for place in self.trusted_proxies.split(",") if place.strip()]
+
+    @property
     def max_request_bytes(self) -> int:
         """Every photo at its largest, in base64, with room for the rest."""
         return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
@@ -253,6 +261,14 @@ class Settings(BaseSettings):
     @classmethod
     def _are_hosts(cls, value: str | None) -> str | None:
         Hosts.of_text(value or "")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for place in filter(None, map(str.strip, value.split(","))):
+            if ipaddress.ip_network(place).prefixlen == 0:
+                raise ValueError("who believes everybody believes whoever makes up an address: name the proxies")
         return value
 
     def check_exposure(self, has_keys: Callable[[], bool]) -> None:

@@ -17,7 +17,6 @@ from models import dlib_pack
 from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
-from service.cli import app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
 from service.gallery.erasure import EVENTS
@@ -25,7 +24,6 @@ from service.gallery.risks import THRESHOLD_MOVED
 from service.model_commands import app as models_app
 from service.settings import Settings
 from tests.conftest import ROOT
-from training.cli import app as train_app
 from training.report import rows as figures
 
 
@@ -71,18 +69,6 @@ def test_audited_events() -> None:
     assert documented == recorded - {"failed"}  # an outcome
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md", "docs/keys.md"]
-)
-def test_commands_exist(document: str) -> None:
-    text = (ROOT / document).read_text()
-    for program, application in (("kith", app), ("kith-train", train_app)):
-        command = typer.main.get_command(application)
-        names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
-        used = set(re.findall(rf"(?:^|/|`|=\S+ ){program} ([a-z]+)", text, re.MULTILINE))
-        assert used <= names, document
-
-
 def test_packs_and_what_pulling_them_may_end_in() -> None:
     documented = {row[0].strip("`") for row in rows("models.md")}
     codes = {error.code for error in PullError.__subclasses__()}
@@ -96,12 +82,6 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     assert f"LFW View 2 {accuracy:.2%}, calibrated" in (ROOT / "README.md").read_text()
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
-
-
-def test_links_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (ROOT / target).exists(), target
 
 
 def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:

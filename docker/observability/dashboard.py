@@ -1,5 +1,5 @@
-"""The Grafana dashboard, as a document: python -m docker.observability.dashboard writes grafana/kith.json, which is to
-be imported. A test says whether that is what this makes."""
+"""The Grafana dashboard, as a document: python -m docker.observability.dashboard writes grafana/kith.json, which
+Grafana imports. A test says whether that is what this makes."""
 
 from __future__ import annotations
 

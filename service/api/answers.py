@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
+from models.gate import QualityGate
 from models.network import Float
-from models.quality import QualityGate
 from service.decision import RiskTarget, Thresholds
 from service.errors import KithError
 from service.pipeline import Face, Photo

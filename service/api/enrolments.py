@@ -15,7 +15,7 @@ from service.api.permissions import Permitted
 from service.api.schemas import JobOut
 from service.archives import SNIFFED_BYTES, archive_kind
 from service.bulk import KIND, BulkOptions
-from service.enrolment import FaceChoice
+from service.decision import FaceChoice
 from service.errors import InvalidRequestError
 from service.security.sealed_files import SealedWriter
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from models.liveness import Verdict
+from models.gate import Verdict
 from models.network import Float
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from models.gate import QualityGate
 from models.network import Float
-from models.quality import QualityGate
 from service import patience
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values

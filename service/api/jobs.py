@@ -12,8 +12,9 @@ from service.api.openapi import PROBLEMS
 from service.api.permissions import ADMIN, Asking, Caller, Permitted, hidden
 from service.api.schemas import GalleryName, JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.bulk import KIND
-from service.gallery.job_store import Job, JobState, missing
+from service.gallery.job_store import Job, missing
 from service.gallery.sealed_rows import close_place
+from service.gallery.subjects import JobState
 
 router = APIRouter(route_class=Permitted, prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]

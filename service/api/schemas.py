@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     Base64Bytes,
@@ -14,33 +16,37 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    GetPydanticSchema,
     JsonValue,
+    PlainSerializer,
     StringConstraints,
     model_validator,
 )
 
-from models.liveness import Verdict
+from models.gate import QualityGate, Verdict
 from models.network import Engine, Precision
-from models.quality import QualityGate
-from service.decision import IdentifyOutcome, RiskTarget, Source, VerifyOutcome
+from service.decision import FaceChoice, IdentifyOutcome, RiskTarget, Source, VerifyOutcome
 from service.drift import Drift, DriftState
-from service.enrolment import FaceChoice
-from service.gallery.erasure import ErasedKind, Examined, Receipt
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
-from service.gallery.job_store import Job, JobItem, JobState
 from service.gallery.subjects import (
     SUBJECT_ID,
+    ErasedKind,
     Gallery,
     GallerySettings,
     IndexSetting,
+    JobState,
     LivenessSetting,
     Subject,
     Template,
     TemplateKind,
     printable,
 )
-from service.risk_report import TargetThreshold
+
+if TYPE_CHECKING:  # a client has none of what these stand on
+    from service.gallery.erasure import Examined, Receipt
+    from service.gallery.job_store import Job, JobItem
+    from service.risk_report import TargetThreshold
 
 PRESETS = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
 
@@ -320,13 +326,25 @@ class LivenessOut(BaseModel):
     verdict: Verdict = Field(description="By the gallery's threshold, else the pack's.")
 
 
+def _written(vector: NDArray[np.float32]) -> list[float]:
+    """With as many digits as a float32 needs, as the service writes them."""
+    return [float(str(value)) for value in vector]
+
+
+_Numbers = Annotated[
+    list[float], AfterValidator(lambda numbers: np.array(numbers, np.float32)), PlainSerializer(_written)
+]
+Vector = Annotated[NDArray[np.float32], GetPydanticSchema(lambda _, handler: handler(_Numbers))]
+"""On the wire numbers; to who reads an answer an array, (d,)."""
+
+
 class FaceOut(BaseModel):
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
     landmarks: list[list[float]] = Field(description="Left eye, right eye, nose, left and right mouth corner: x, y.")
     score: float
     quality: QualityOut
     liveness: LivenessOut | None = Field(None, description="Where the pack has a model that tells it.")
-    embedding: list[float] | None = Field(None, description="Unit length; only from /v1/embed.")
+    embedding: Vector | None = Field(None, description="Unit length; only from /v1/embed.")
 
 
 class PhotoOut(BaseModel):

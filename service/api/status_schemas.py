@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from service.api.schemas import DriftOut
-from service.batching import Batcher
 from service.errors import KithError
-from service.gallery.job_store import JobState
-from service.samples import Lag
+from service.gallery.subjects import JobState
+
+if TYPE_CHECKING:  # a client has none of what these stand on
+    from service.batching import Batcher
+    from service.samples import Lag
 
 
 class CheckOut(BaseModel):

@@ -22,7 +22,7 @@ from service.errors import MasterKeyAwayError, MasterKeyError, ReceiptNotFoundEr
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.sealed_rows import ITEM, lookup_of
-from service.gallery.subjects import Gallery
+from service.gallery.subjects import ErasedKind, Gallery
 from service.gallery.tables import (
     audit,
     changes,
@@ -43,7 +43,6 @@ from service.gallery.tables import (
 from service.gallery.vault import Vault
 from service.security.sealing import Seal
 
-ErasedKind = Literal["subject", "template", "gallery"]
 EVENTS: Final[dict[ErasedKind, str]] = {
     "subject": "subject_deleted",
     "template": "template_deleted",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -30,12 +30,11 @@ from service.gallery.database import Database
 from service.gallery.erasure import blank_item, erased_since, erased_templates_since, was_erased
 from service.gallery.sealed_rows import ITEM, PROBLEM, lookup_of
 from service.gallery.store import add_templates, known_templates
-from service.gallery.subjects import Gallery, NewTemplate
+from service.gallery.subjects import Gallery, JobState, NewTemplate
 from service.gallery.tables import data_keys, galleries, job_items, jobs
 from service.security.acting import acting
 from service.security.sealing import Seal
 
-JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"

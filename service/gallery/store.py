@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from models.gallery_risk import ImpostorEvidence
+from models.gate import QualityGate
 from models.network import Float
-from models.quality import QualityGate
 from service.decision import RiskTarget
 from service.errors import (
     GalleryExistsError,

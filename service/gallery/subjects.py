@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.gallery_risk import ImpostorEvidence
+from models.gate import QualityGate
 from models.network import Float
-from models.quality import QualityGate
 from service.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
 from service.errors import GalleryMovedError
 from service.gallery.fusion import DEFAULT_FUSION, Fusion
-from service.security.sealing import Seal
+
+if TYPE_CHECKING:
+    from service.security.sealing import Seal
 
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
 TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID: Final = r"^[^/\\]{1,128}$"
 IndexSetting = Literal["auto", "exact", "compact", "graph"]
 LivenessSetting = Literal["off", "required"]
+ErasedKind = Literal["subject", "template", "gallery"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 DEFAULT_RECALL: Final = 0.999
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from models.alignment import TEMPLATE_XY, align
 from models.detection import Detector
-from models.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, QualityGate, measure
+from models.gate import QualityGate
+from models.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, measure
 
 
 def test_a_good_photo_passes(detector: Detector, astronaut: NDArray[np.uint8]) -> None:

@@ -66,7 +66,7 @@ def everything(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8
     kith.import_gallery("copy", file, create=True)
     kith.delete_subject(GALLERY, IDS[1])
     kith.delete_gallery("copy")
-    return list(seen.embedding)
+    return [float(str(value)) for value in seen.embedding]
 
 
 def test_everything_is_told_of_and_nobody_is_named(

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import service.app
-from service.client import Kith
+from service.client import Kith, Url
 from service.errors import ClientGoneError, ImageTooLargeError, KithError, UrlFailedError, UrlRefusedError
 from service.fetching import Fetcher
 from service.patience import Patience
@@ -425,6 +425,8 @@ def test_the_client_takes_urls_where_it_takes_photos(shop: tuple[str, str], astr
         kith.enrol("client", "ada", urls=urls, face="largest")
         for found in (kith.identify("client", urls=urls), kith.identify("client", jpeg(astronaut), urls=urls, top_k=1)):
             assert {result.subject for result in found.results} == {"ada"}
+        for side in (jpeg(astronaut), Url(urls[0]), ("client", "ada")):
+            assert kith.verify(Url(urls[0]), side).outcome == "same"
         kith.delete_gallery("client")
 
 

@@ -333,7 +333,7 @@ def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path,
         sent = {model: kith.embed(people["tom"], model=model) for model in (None, "twin")}
         vector, other = (answer.images[0].faces[0].embedding for answer in sent.values())
         ours, theirs = (answer.recogniser for answer in sent.values())
-        assert ours and theirs and vector and other and len(vector) == len(other)
+        assert ours and theirs and vector is not None and other is not None and len(vector) == len(other)
 
         def enrol(key: str, **options: Any) -> int:
             return kith.enrol(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled

@@ -73,7 +73,9 @@ def test_models_and_embeddings_are_told_apart(url: str, second: ModelPack, astro
         for name in ("projected", theirs.recogniser):
             answer = kith.embed(jpeg(astronaut), model=name)
             assert (answer.model, answer.recogniser) == ("projected", theirs.recogniser)
-            assert len(answer.images[0].faces[0].embedding or ()) == PROJECTED
+            embedding = answer.images[0].faces[0].embedding
+            assert embedding is not None
+            assert len(embedding) == PROJECTED
         assert kith.embed(jpeg(astronaut)).recogniser == served.recogniser
         assert code(kith.embed, jpeg(astronaut), model="none-such") == "model_not_served"
 
@@ -103,7 +105,7 @@ def test_vectors_of_the_wrong_recogniser_are_refused(url: str, astronaut: Photo)
         assert code(kith.identify, "theirs", embeddings=[vector]) == "embedding_invalid"
         assert code(kith.enrol, "theirs", "x", embeddings=[vector]) == "embedding_invalid"
         for whose, answered in ((theirs, ("code", "recogniser_mismatch")), (ours, ("outcome", "same"))):
-            sides = {"a": {"embedding": vector, "recogniser": whose}, "b": {"embedding": vector}}
+            sides = {"a": {"embedding": vector.tolist(), "recogniser": whose}, "b": {"embedding": vector.tolist()}}
             key, value = answered
             assert httpx.post(f"{url}/v1/verify", json=sides).json()[key] == value
 

@@ -186,4 +186,5 @@ def _serve(workplace: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> No
         with server.client() as kith:
             (image,) = kith.embed(next((workplace / "PHOTOS").glob("*/*.jpg"))).images
         (face,) = image.faces
-        assert len(face.embedding or ()) == 256
+        assert face.embedding is not None
+        assert len(face.embedding) == 256

@@ -1,0 +1,63 @@
+"""What both clients do alike."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import httpx2 as httpx
+
+from service.api.schemas import JobOut
+from service.client.requests import Call
+
+CONNECTIONS: Final = 32
+UNDER_WAY: Final = ("queued", "running")
+"""States of a job that is not finished."""
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def headers_of(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def timeout_of(timeout_s: float, patient: bool = False) -> httpx.Timeout:
+    """Whoever waits for one of the client's own connections waits for no fault of the server's. ``patient``: so may the
+    answer be waited for."""
+    read = None if patient else timeout_s
+    return httpx.Timeout(connect=timeout_s, read=read, write=read, pool=None)
+
+
+def arguments_of(call: Call[object], timeout_s: float) -> dict[str, Any]:
+    """Of httpx's ``request`` and ``stream``, but for a body that is made while it is sent."""
+    patience = {"timeout": timeout_of(timeout_s, patient=True)} if call.patient else {}
+    return {"method": call.method, "url": call.path, **call.arguments, **patience}
+
+
+def pauses(job: str, timeout_s: float | None) -> Iterator[float]:
+    """How long to wait each time before a job is asked after again. Raises TimeoutError."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = 0.05
+    while True:
+        yield pause_s
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError(f"job {job} is not finished after {timeout_s} s")
+        pause_s = min(1.0, pause_s * 1.5)
+
+
+def unseen(job: JobOut) -> None:
+    """Nobody looks at a job while it is waited for."""
+
+
+def as_method(method: Method, description: Callable[..., object], gives: str = "{}") -> Method:
+    """With the name, the document and the parameters of what describes the call; ``gives``: what, of its answer."""
+    wraps(description)(method)
+    signature = inspect.signature(description)
+    answer = str(signature.return_annotation).partition("[")[2].removesuffix("]")  # of Call[...] or Pages[...]
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *signature.parameters.values()]
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=gives.format(answer)
+    )
+    return method
