@@ -4,6 +4,7 @@ import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { read, write } from "./store.js";
 import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import * as audit from "./pages/audit.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
 import * as gallery from "./pages/gallery.js";
@@ -11,6 +12,7 @@ import * as health from "./pages/health.js";
 import * as hygiene from "./pages/hygiene.js";
 import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
+import * as keys from "./pages/keys.js";
 import * as enrol from "./pages/enrol.js";
 import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
@@ -30,6 +32,8 @@ const PAGES = [
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
   ["/health", health],
+  ["/keys", keys],
+  ["/audit", audit],
 ];
 const PLACES = [
   ["/identify", "Identify", "search"],

@@ -85,7 +85,7 @@ function summary({ problem, version }, status) {
     problem === null
       ? h(
           "section",
-          { class: "notice well", role: "status" },
+          { class: "notice well" },
           icon("check"),
           h(
             "div",

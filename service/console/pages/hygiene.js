@@ -5,6 +5,7 @@ import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, oneIn, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { read, write } from "../store.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
@@ -300,22 +301,20 @@ async function faces(gallery, { subjects, templates }) {
           : h(
               "div",
               { class: "faces" },
-              kept
-                .slice(0, 12)
-                .map(({ id, crop }) =>
-                  h(
-                    "div",
-                    { class: number.has(id) ? "face asked" : "face" },
-                    h("img", {
-                      src: `data:image/webp;base64,${crop.image}`,
-                      width: 96,
-                      height: 96,
-                      alt: `${number.has(id) ? `Photo ${number.get(id)} in question` : "A photo"} of ${called(subjects[i])}`,
-                    }),
-                    number.has(id) &&
-                      h("span", { class: "tag" }, templates.length > 1 ? `photo ${number.get(id)}` : "in question"),
-                  ),
+              kept.slice(0, 12).map(({ id, crop }) =>
+                h(
+                  "div",
+                  { class: number.has(id) ? "face asked" : "face" },
+                  h("img", {
+                    src: `data:image/webp;base64,${crop.image}`,
+                    width: 96,
+                    height: 96,
+                    alt: `${number.has(id) ? `Photo ${number.get(id)} in question` : "A photo"} of ${called(subjects[i])}`,
+                  }),
+                  number.has(id) &&
+                    h("span", { class: "tag" }, templates.length > 1 ? `photo ${number.get(id)}` : "in question"),
                 ),
+              ),
             ),
       );
     }),
@@ -327,7 +326,7 @@ async function faces(gallery, { subjects, templates }) {
 class Aside {
   constructor(gallery) {
     this.name = `kith-aside-${gallery}`;
-    this.keys = new Set(JSON.parse(localStorage.getItem(this.name) ?? "[]"));
+    this.keys = new Set(JSON.parse(read("localStorage", this.name) ?? "[]"));
   }
 
   has = (finding) => this.keys.has(keyOf(finding));
@@ -336,7 +335,7 @@ class Aside {
   clear = () => this.store(this.keys.clear());
 
   store() {
-    localStorage.setItem(this.name, JSON.stringify([...this.keys]));
+    write("localStorage", this.name, JSON.stringify([...this.keys]));
   }
 }
 

@@ -5,6 +5,7 @@ import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { read, write } from "../store.js";
 import { button, field, loading, table, toast } from "../ui.js";
 
 const MOST_ASKED = 20;
@@ -195,7 +196,7 @@ function accepted(risk, threshold) {
 }
 
 function meaning(stop) {
-  const daily = Number(localStorage.getItem("kith-strangers") ?? 100);
+  const daily = Number(read("localStorage", "kith-strangers") ?? 100);
   const often = h("strong", {}, everySo(stop.fpir, daily));
   const input = h("input", {
     type: "number",
@@ -207,7 +208,7 @@ function meaning(stop) {
     onInput: () => {
       const strangersDaily = Number(input.value);
       if (!(strangersDaily >= 1)) return;
-      localStorage.setItem("kith-strangers", String(strangersDaily));
+      write("localStorage", "kith-strangers", String(strangersDaily));
       often.textContent = everySo(stop.fpir, strangersDaily);
     },
   });
