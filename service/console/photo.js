@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
 /** What one page gives to the next: a photo, and what was found in it. */
@@ -14,12 +15,27 @@ const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
  * browser cannot show the format (HEIC, TIFF): the sizes are then null until the service says them.
  */
 export async function open(file, signal) {
-  const url = URL.createObjectURL(file);
+  const shown = file.type === "image/webp" ? await turned(file) : file;
+  const url = URL.createObjectURL(shown);
   signal?.addEventListener("abort", () => setTimeout(() => URL.revokeObjectURL(url), 60_000));
   const image = new Image();
   image.src = url;
   const drawable = await image.decode().then(() => true, () => false);
   return { file, url, drawable, image, width: drawable ? image.naturalWidth : null, height: drawable ? image.naturalHeight : null };
+}
+
+/** A WebP upright, to be shown; the file itself is what is sent. */
+async function turned(file) {
+  const orientation = orientationOfWebp(await file.arrayBuffer());
+  if (orientation === 1) return file;
+  const lying = await createImageBitmap(file, { imageOrientation: "none" }).catch(() => null);
+  if (lying === null) return file;
+  const { width, height } = lying;
+  const canvas = h("canvas", orientation < 5 ? { width, height } : { width: height, height: width });
+  const context = canvas.getContext("2d");
+  context.setTransform(...upright(orientation, width, height));
+  context.drawImage(lying, 0, 0);
+  return await new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.95));
 }
 
 /** What a request of one photo has as its body. */
@@ -29,8 +45,8 @@ export function bodyOf(file, options) {
 }
 
 /**
- * The sizes of a photo as the service sees it, in which its boxes are. Where the browser shows it otherwise (Chromium
- * does not turn a WebP upright), it is not shown: boxes would lie elsewhere.
+ * The sizes of a photo as the service sees it, in which its boxes are. Where the browser shows it otherwise it is not
+ * shown: the boxes would lie elsewhere.
  */
 export function measured(photo, { width, height }) {
   if (photo.width !== width || photo.height !== height) Object.assign(photo, { width, height, drawable: false });
@@ -38,13 +54,12 @@ export function measured(photo, { width, height }) {
 
 /** The same, asked for where it is needed; where the key may not ask, from where the faces are. */
 export async function measure(photo, faces, signal) {
-  if (photo.width && photo.file.type !== "image/webp") return;
+  if (photo.width) return;
   try {
     const found = await call("POST", "/v1/detect", { ...bodyOf(photo.file), signal });
     measured(photo, found.images[0]);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    if (photo.width) return;
     photo.width = Math.max(400, ...faces.map((face) => face.box[2] * 1.15));
     photo.height = Math.max(400, ...faces.map((face) => face.box[3] * 1.15));
   }
