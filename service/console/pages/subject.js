@@ -150,8 +150,8 @@ function edit(gallery, person, signal) {
         event.preventDefault();
         go.disabled = true;
         try {
-          const saved = await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal });
-          document.querySelector("main h1").textContent = words.called(saved);
+          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal }));
+          document.querySelector("main h1").textContent = words.called(person);
           toast("Saved.");
         } catch (error) {
           tell(error);
@@ -168,8 +168,8 @@ function edit(gallery, person, signal) {
 }
 
 function rights(gallery, person, templates, page, signal) {
-  const name = words.called(person);
   const remove = async () => {
+    const name = words.called(person);
     const sure = await confirmed({
       title: `Delete ${name}?`,
       text: `${words.plural(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
