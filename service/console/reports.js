@@ -46,7 +46,8 @@ export function watch(look, signal) {
     try {
       pause = (await look()) ? SOONEST_MS : Math.min(LATEST_MS, pause * 1.5);
     } catch (error) {
-      if (error.name === "AbortError") return;
+      // Who is not allowed to is not asking again and again: each refusal stands in the audit.
+      if (error.name === "AbortError" || error.status === 401 || error.status === 403) return;
       pause = LATEST_MS;
     } finally {
       looking = false;
