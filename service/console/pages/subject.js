@@ -43,17 +43,16 @@ function view({ gallery, person, templates, keeps }, page, signal) {
   );
 }
 
-
 /** Photos are not kept: what is shown of each is how good it was, and its picture where the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
-  if (templates.length === 0)
-    return empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
+  const place = h("div", { class: "stack", tabindex: "-1" });
   const pictures = new Map();
   const list = h("ul", { class: "stack" });
   const show = () => fill(list, templates.map((one) => h("li", { class: "card" }, line(one))));
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
-    show();
+    begin();
+    place.focus(); // whose button went
   };
   const small = (element) => (element.classList.add("small"), element);
 
@@ -131,11 +130,18 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     show();
     if (pictures.size === 0) toast("No picture is kept of this person.");
   }
-  show();
-  return [
-    h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" }))),
-    list,
-  ];
+
+  function begin() {
+    if (templates.length === 0)
+      return fill(place, empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" })));
+    show();
+    return fill(
+      place,
+      h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" }))),
+      list,
+    );
+  }
+  return begin();
 }
 
 const bar = (score) =>
@@ -153,6 +159,7 @@ function edit(gallery, person, signal) {
         go.disabled = true;
         try {
           const saved = await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal });
+          Object.assign(person, saved);
           document.querySelector("main h1").textContent = words.called(saved);
           toast("Saved.");
         } catch (error) {
@@ -170,8 +177,8 @@ function edit(gallery, person, signal) {
 }
 
 function rights(gallery, person, templates, page, signal) {
-  const name = words.called(person);
   const remove = async () => {
+    const name = words.called(person);
     const sure = await confirmed({
       title: `Delete ${name}?`,
       text: `${words.plural(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
