@@ -30,7 +30,7 @@ export function render({ gallery, tag }, signal) {
   );
 }
 
-const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few to tell" };
+const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few yet" };
 
 function figures(gallery) {
   return h(
