@@ -43,11 +43,10 @@ function view({ gallery, person, templates, keeps }, page, signal) {
   );
 }
 
-
 /** Photos are not kept: what is shown of each is how good it was, and its picture where the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
   const pictures = new Map();
-  const section = h("section", { class: "stack", "aria-label": "Photos" });
+  const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
   const none = () => empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const show = () => fill(section, templates.length === 0 ? none() : [counted(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
   const counted = () =>
@@ -55,6 +54,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
+    section.focus(); // whose button went
   };
   const small = (element) => (element.classList.add("small"), element);
 
