@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-browser screenshots test-faults fuzz bench-accuracy bench-batching bench-bulk \
-        bench-floor bench-fusion bench-gallery bench-gpu bench-hygiene bench-memory bench-open-set bench-overhead bench-reads bench-scale \
-        bench-serving bench-transfer soak supply lock clean
+.PHONY: setup demo run test test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
+        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
+        bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
 
 setup: $(INSTALLED)
 
@@ -40,7 +40,7 @@ test-browser: setup
 	$(BIN)/pytest tests/browser
 
 screenshots: setup
-	$(BIN)/python -m bench.screenshots
+	$(BIN)/python -m tests.browser.screenshots
 
 # Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
 supply: setup
@@ -53,6 +53,10 @@ lock: setup
 # The long version of what breaks: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
+
+# The image, built without a Docker engine, and put to use (as root; says what is missing): docs/deployment.md.
+container-check: setup
+	PYTHON=$(BIN)/python docker/check cpu
 
 # Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
 fuzz: setup

@@ -37,7 +37,7 @@ from models.pack import BUNDLED, load_pack
 
 RESULT: Final = RESULTS / "serving.json"
 TABLE: Final = RESULTS / "serving.md"
-README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "performance.md"
 BEGIN: Final = "<!-- By bench.serving: -->"
 END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
@@ -166,9 +166,9 @@ def write(document: Document, result: Path) -> None:
     result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
-        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        README.write_text("".join([before, quoted(document), after]), encoding="utf-8")
+        PAGE.write_text("".join([before, quoted(document), after]), encoding="utf-8")
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def rows(measured: Document) -> list[str]:
 
 
 def quoted(document: Document) -> str:
-    """What README.md has of it."""
+    """What docs/performance.md has of it."""
     return "\n".join([BEGIN, "", *summary(document), "", *taken(document), "", END])
 
 
@@ -301,7 +301,7 @@ def best_peer(measured: Document) -> str:
 
 
 def summary(document: Document) -> list[str]:
-    """The table of README.md: ratios to the best peer at as many clients, median, least and most of the rounds."""
+    """The table of docs/performance.md: ratios to the best peer at as many clients; median, least and most."""
     lines = [
         "| Photos, clients | against | identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s "
         "| fp32, embed: photos/s |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any, get_args
 import cv2
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.telemetry import TelemetryConfig
 
 from models.cuda_network import CudaNetwork
 from models.detection import Detector
@@ -54,7 +56,7 @@ from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.decision import VerifyOutcome
 from service.drift import Watches
-from service.engines import open_milvus, open_own_database
+from service.engines import open_milvus, open_own_database, open_tracing
 from service.errors import all_errors
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
@@ -70,7 +72,7 @@ from service.gallery.subject_access import SubjectAccess
 from service.imaging import ImageLimits
 from service.jobs import Runner
 from service.key_uses import KeyUses
-from service.measures import Measures
+from service.measures import Measures, Spans
 from service.migration import Migrations
 from service.pipeline import Pipeline
 from service.readiness import readiness
@@ -115,6 +117,7 @@ def create_app(settings: Settings) -> FastAPI:
             Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
         ]
         detector = detectors[0]
+        measures.spans = tracing = open_tracing(settings)
         database = open_own_database(settings)
         store = Store(database)
         milvus = open_milvus(settings, database)
@@ -137,19 +140,20 @@ def create_app(settings: Settings) -> FastAPI:
                     SMALL_BATCHES,
                     max(settings.queue_size, settings.max_images),
                     lambda laid: laid.planes.shape,
+                    tracing,
                 ) as detecting,
                 CatchingUp(settings.queue_size) as catching_up,
                 AsyncExitStack() as opened,
             ):
                 recognisers = Recognisers(
                     *[
-                        await opened.enter_async_context(_serve(each, on_each, settings, devices))
+                        await opened.enter_async_context(_serve(each, on_each, settings, devices, tracing))
                         for each, on_each in zip(packs, recognition, strict=True)
                     ]
                 )
                 judge = None
                 if pack.liveness is not None and judging is not None:
-                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices))
+                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices, tracing))
                 calibrations = {served.fingerprint: served.calibration for served in recognisers}
                 risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
                 opened.callback(risks.close)
@@ -254,6 +258,8 @@ def create_app(settings: Settings) -> FastAPI:
         if milvus is not None:
             milvus.close()
         store.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
         title="Kith",
@@ -262,7 +268,12 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         openapi_url=None,  # service.api.documents has it, behind the gate like all else
         redirect_slashes=False,  # to wherever the header Host says
+        # Its own, which an environment variable switches on, tells of paths and of what was wrong with their values.
+        telemetry=TelemetryConfig(
+            tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
+        ),
     )
+    app.state.measures = measures  # for what is refused before it is a request
     problems.install(app)
     for module in (
         faces,
@@ -290,21 +301,27 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _serve(pack: ModelPack, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Served]:
+async def _serve(
+    pack: ModelPack, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
+) -> AsyncIterator[Served]:
     each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     # A request alone has room for all its faces.
     name, most = f"recogniser/{pack.model_id}", max(4 * settings.queue_size, settings.max_images * settings.max_faces)
     sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
-    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most) as embed:
+    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most, spans=spans) as embed:
         yield Served(pack, opened.networks[0], each[0], calibration, embed)
 
 
 @asynccontextmanager
-async def _judge(spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices) -> AsyncIterator[Judge]:
+async def _judge(
+    spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
+) -> AsyncIterator[Judge]:
     each = [Liveness(network, spec) for network in opened.networks[: devices.count]]
     most = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
-    async with Batcher("liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most) as scoring:
+    async with Batcher(
+        "liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most, spans=spans
+    ) as scoring:
         yield Judge(spec, opened.networks[0], scoring)
 
 

@@ -1,8 +1,9 @@
-"""The database, its master key and the galleries' indexes, by the settings."""
+"""The database, its master key, the galleries' indexes and where traces go, by the settings."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from importlib.metadata import version
 from typing import TYPE_CHECKING, cast
 
 from service.gallery.database import Database, open_database
@@ -15,6 +16,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.gallery.milvus_index import IndexKind
     from service.gallery.milvus_replica import MilvusEngine
+    from service.tracing import Tracing
 
 
 def open_own_database(settings: Settings) -> Database:
@@ -65,3 +67,14 @@ def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
     return MilvusEngine(
         MilvusOptions(settings.milvus_uri, token, kind, settings.milvus_prefix), SharedIndexes(database)
     )
+
+
+def open_tracing(settings: Settings) -> Tracing | None:
+    """What makes spans, if the settings say where they go. Raises SettingsError if the package for it is not
+    installed."""
+    settings.check_extras()
+    if settings.traces_url is None:
+        return None
+    from service.tracing import Tracing  # an extra, and slow to import
+
+    return Tracing(settings.traces_url, version("kith-face"))

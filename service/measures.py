@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final, Literal, Protocol
 
@@ -30,11 +30,23 @@ METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST",
 """Others are counted as one."""
 
 
+class RequestSpan(Protocol):
+    """``trace_id``: 32 hexadecimal digits."""
+
+    trace_id: str
+
+    def answered(self, name: str, route: str, status: int, code: str | None, request_id: str) -> None:
+        """How it ended: ``code`` of the error, if it was one."""
+
+
 class Spans(Protocol):
     """What makes spans of a trace (service.tracing). Safe to share between threads."""
 
     def stage(self, name: str) -> AbstractContextManager[object]:
         """A span within that of the request that this is done for; nothing where there is none."""
+
+    def request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan]:
+        """The span of a request, within which all that is done for it is."""
 
     def here(self) -> object | None:
         """The span within which this is called, where it is collected."""
@@ -99,6 +111,7 @@ class Measures:
     def __init__(self, codes: Iterable[str] = (), verified: Iterable[str] = (), spans: Spans | None = None) -> None:
         self.began = time.time()
         self.spans = spans
+        """Set when the application starts, where traces are collected."""
         self.in_progress = 0
         """Requests; of the event loop alone."""
         self.requests = Histograms(SECONDS)
@@ -113,6 +126,10 @@ class Measures:
     def stage(self, name: Stage) -> _Timed:
         """A block of a request, or of background work; it counts however it ends."""
         return _Timed(self.stages.of(name, lane()), None if self.spans is None else self.spans.stage(name))
+
+    def traced(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan | None]:
+        """A block that answers a request."""
+        return nullcontext() if self.spans is None else self.spans.request(method, traceparent)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """One that was answered; ``route``: its template."""

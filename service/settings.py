@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     max_connections_per_address: int = Field(
         250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
     )
+    trusted_proxies: str = Field(
+        "127.0.0.1,::1",
+        description="Proxies whose X-Forwarded-For is believed: addresses and networks, with commas between.",
+    )
     max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
     client_patience_s: float = Field(
         20.0,
@@ -183,6 +187,15 @@ class Settings(BaseSettings):
     )
     metrics_galleries: int = Field(
         100, ge=0, le=10_000, description="Galleries that /metrics tells of by name; the others are counted together."
+    )
+    traces_url: str | None = Field(
+        None,
+        pattern="^https?://[^/]",
+        description="Where traces are sent by OTLP over HTTP, as http://localhost:4318/v1/traces; needs "
+        "kith-face[tracing]; default: nowhere.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Lines of the log, for people or one JSON document each."
     )
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Level of the log.")
 
@@ -236,6 +249,10 @@ class Settings(BaseSettings):
         return [self.pack_path, *(find_pack(named, self.models_path) for named in also)]
 
     @property
+    def trusted_proxy_list(self) -> list[str]:
+        return [place.strip() for place in self.trusted_proxies.split(",") if place.strip()]
+
+    @property
     def max_request_bytes(self) -> int:
         """Every photo at its largest, in base64, with room for the rest."""
         return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
@@ -244,6 +261,14 @@ class Settings(BaseSettings):
     @classmethod
     def _are_hosts(cls, value: str | None) -> str | None:
         Hosts.of_text(value or "")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for place in filter(None, map(str.strip, value.split(","))):
+            if ipaddress.ip_network(place).prefixlen == 0:
+                raise ValueError("who believes everybody believes whoever makes up an address: name the proxies")
         return value
 
     def check_exposure(self, has_keys: Callable[[], bool]) -> None:
@@ -268,11 +293,20 @@ class Settings(BaseSettings):
         """
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
+        if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+            raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install 'kith-face[tracing]'")
         if self.milvus_uri is not None and not self.milvus_plaintext:
             raise SettingsError(
                 "KITH_MILVUS_URI names a Milvus, which stores vectors in clear: encrypt its volumes (and those of its "
                 "object store and log) by other means, then set KITH_MILVUS_PLAINTEXT=true"
             )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor what it would lie in
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,7 @@ from service.gallery.index import Keys
 from service.gallery.subjects import Gallery
 from service.pipeline import Face, Found, Pipeline
 from service.recognisers import Recognisers
+from service.security.acting import Actor, acting, acting_as
 
 MAX_WAITING: Final = 64
 """Faces that wait for a second answer; further ones get none, and are counted as skipped."""
@@ -82,7 +83,8 @@ class Shadow:
             tally.counts["skipped_overload"] += len(answered)
         else:
             self._waiting += len(answered)
-            task = asyncio.create_task(self._answer(gallery, answered, target, among))
+            with acting_as(Actor(acting().name)):  # in the background: the request does not wait for it
+                task = asyncio.create_task(self._answer(gallery, answered, target, among))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -40,7 +40,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
     """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own."""
-    own = ("KITH_BROWSER", "KITH_DATA", "KITH_REFERENCE", "KITH_DLIB", "KITH_TEST_MILVUS")
+    own = ("KITH_BROWSER", "KITH_DATA", "KITH_DLIB", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in own:

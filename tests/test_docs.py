@@ -17,15 +17,14 @@ from models import dlib_pack
 from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
-from service.cli import app
+from service.commands.packs import app as models_app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
 from service.gallery.erasure import EVENTS
 from service.gallery.risks import THRESHOLD_MOVED
-from service.model_commands import app as models_app
 from service.settings import Settings
+from tests import cli_reference
 from tests.conftest import ROOT
-from training.cli import app as train_app
 from training.report import rows as figures
 
 
@@ -71,16 +70,9 @@ def test_audited_events() -> None:
     assert documented == recorded - {"failed"}  # an outcome
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/training.md", "docs/rest.md", "docs/models.md", "docs/keys.md"]
-)
-def test_commands_exist(document: str) -> None:
-    text = (ROOT / document).read_text()
-    for program, application in (("kith", app), ("kith-train", train_app)):
-        command = typer.main.get_command(application)
-        names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
-        used = set(re.findall(rf"(?:^|/|`|=\S+ ){program} ([a-z]+)", text, re.MULTILINE))
-        assert used <= names, document
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = cli_reference.DOCUMENT.read_text()
+    assert text == cli_reference.with_reference(text), "python -m tests.cli_reference writes it anew"
 
 
 def test_packs_and_what_pulling_them_may_end_in() -> None:
@@ -96,12 +88,6 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     assert f"LFW View 2 {accuracy:.2%}, calibrated" in (ROOT / "README.md").read_text()
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
-
-
-def test_links_lead_somewhere() -> None:
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (ROOT / target).exists(), target
 
 
 def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:

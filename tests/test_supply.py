@@ -96,11 +96,23 @@ def test_what_is_needed_here_is_in_a_list() -> None:
 
 
 def test_the_image_is_built_from_hashes_alone() -> None:
-    text = (ROOT / "docker" / "Dockerfile").read_text()
-    installs = [line for line in text.splitlines() if "pip install" in line]
-    assert len(installs) == 2
-    assert "--require-hashes" in installs[0]
+    """But for Kith itself, which is built by what is in such a list."""
+    texts = [(ROOT / "docker" / name).read_text().replace("\\\n", "") for name in ("Dockerfile", "install")]
+    commands = [command for text in texts for command in re.split(r"\n|&&", text)]
+    installs = [command.rstrip() for command in commands if re.search(r"pip\b.* install ", command)]
+    assert len(installs) == 3
+    own = [line for line in installs if "--require-hashes" not in line]
+    assert ["--no-build-isolation" in line and line.endswith(" .") for line in own] == [True]
     assert all("--no-deps" in line for line in installs)
+
+
+def test_what_builds_the_package_is_locked() -> None:
+    """As the image has it; if not: make lock."""
+    (asked,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    lines = locked("build")
+    assert lines.keys() == {Requirement(asked).name}
+    assert Requirement(asked).specifier.contains(lines["setuptools"][0])
+    assert all(hashes for _, hashes in lines.values())
 
 
 def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after() -> None:

@@ -23,7 +23,7 @@ from service.errors import (
     RequestTooLargeError,
     UnauthorizedError,
 )
-from service.measures import Measures
+from service.measures import Measures, RequestSpan
 from service.security.acting import Actor, acting_as
 from service.settings import Settings, is_loopback
 
@@ -35,6 +35,10 @@ ARCHIVES = re.compile(f"{_IN_GALLERY}/enrolments")
 IMPORTS = re.compile(f"{_IN_GALLERY}/import")
 REFUSALS = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
 log = logging.getLogger("service.access")
+
+
+# Nothing that could be somebody's name, or break a line of the log.
+REQUEST_ID = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def takes_photos(method: str, path: str) -> bool:
@@ -62,8 +66,13 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with self._measures.traced(scope["method"], _header(scope, b"traceparent")) as span:
+            await self._pass(scope, receive, send, span)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, span: RequestSpan | None) -> None:
         request = Request(scope)
-        request_id = request.state.request_id = uuid.uuid4().hex
+        request_id = request.state.request_id = _given_id(scope) or uuid.uuid4().hex
+        trace_id = None if span is None else span.trace_id
         limit = self._limit(scope["method"], scope["path"])
         held = limit in (self._photo_bytes, WITHOUT_PHOTOS_BYTES)  # whole, until the answer
         received, counted_in, status, start = 0, 0, 500, time.perf_counter()
@@ -96,16 +105,34 @@ class Gate:
             except KithError as refusal:
                 await respond(request, refusal)(scope, receive, identified)
             else:
-                with acting_as(Actor(caller.name, request_id)):
+                with acting_as(Actor(caller.name, request_id, trace_id)):
                     await self._app(scope, counted, identified)
         finally:
             self._held -= counted_in
             route, elapsed_s = getattr(scope.get("route"), "path", "-"), time.perf_counter() - start
             self._measures.in_progress -= 1
             self._measures.request(scope["method"], route, status, elapsed_s)
-            if (error := scope["state"].get("error")) is not None:
+            error: KithError | None = scope["state"].get("error")
+            if error is not None:
                 self._note(scope, error)
-            log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_s * 1000)
+            code = None if error is None else error.code
+            if span is not None:
+                span.answered(f"{scope['method']} {route}", route, status, code, request_id)
+            elapsed_ms = elapsed_s * 1000
+            fields = {
+                "request_id": request_id,
+                "trace_id": trace_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "ms": round(elapsed_ms, 1),
+                "code": code,
+                "caller": scope["state"].get("caller", ANONYMOUS).name,
+            }
+            log.info(
+                *("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, elapsed_ms),
+                extra={"fields": fields},
+            )
 
     def _note(self, scope: Scope, error: KithError) -> None:
         """Refusals stand in the audit: also of a gallery that is not there for this key, whether it is there for others
@@ -146,3 +173,15 @@ class Gate:
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
         return caller
+
+
+def _header(scope: Scope, wanted: bytes) -> str | None:
+    found: bytes | None = next((value for name, value in scope["headers"] if name == wanted), None)
+    return None if found is None else found.decode("latin-1")
+
+
+def _given_id(scope: Scope) -> str | None:
+    """The request's id by which whoever sends it knows it (X-Request-Id), where it is one that a machine made: a UUID.
+    It proves nothing: lines of the audit are told apart by their numbers, and name who acts themselves."""
+    given = (_header(scope, b"x-request-id") or "").lower()
+    return given.replace("-", "") if REQUEST_ID.fullmatch(given) else None

@@ -47,7 +47,9 @@ PERMISSIONS: Final[dict[str, Need]] = {
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
     "GET /docs": READER,
-    "GET /redoc": READER,
+    "GET /docs/openapi.json": READER,
+    "GET /docs/swagger-ui.css": READER,
+    "GET /docs/swagger-ui-bundle.js": READER,
     "GET /openapi.json": READER,
     "GET /metrics": READ_ALL,  # it names galleries, and counts their people
     "GET /v1/status": READ_ALL,  # likewise

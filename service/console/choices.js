@@ -2,13 +2,14 @@
 
 import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
+import { read, write } from "./store.js";
 import { field, unique } from "./ui.js";
 import { PRESETS, called, plural, riskBriefly } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
-export const rememberedGallery = () => localStorage.getItem(GALLERY);
-export const rememberGallery = (name) => localStorage.setItem(GALLERY, name);
+export const rememberedGallery = () => read("localStorage", GALLERY);
+export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
 /**
  * The galleries that the key is for; null where it may not list them. Throws Problem.
@@ -40,25 +41,26 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     return element;
   }
   const select = h("select", {}, known.map((one) => h("option", { value: one.name }, `${one.name} (${plural(one.subjects, "person", "people")})`)));
-  select.value = known.some((one) => one.name === wanted) ? wanted : (known[0]?.name ?? "");
+  select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subjects > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
   Object.defineProperty(element, "value", { get: () => select.value });
   return element;
 }
 
-/** How strict a search is. `own`: the gallery's risk, in words; null where there is none to fall back on. */
-export function riskField(onChange, { own = null, label = "How strict", hint } = {}) {
+/** How strict a search is. `own`: the gallery's risk, in words; null where there is none to fall back on. `pairs`: the
+ * presets in other words. */
+export function riskField(onChange, { own = null, label = "How strict", hint, pairs } = {}) {
   const select = h(
     "select",
     {},
     own !== null && h("option", { value: "" }, `As the gallery says: ${own}`),
-    PRESETS.map(([value, name, words]) => h("option", { value }, `${name}: ${words}`)),
+    (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
   );
-  const remembered = sessionStorage.getItem(RISK);
+  const remembered = read("sessionStorage", RISK);
   select.value = own === null ? "standard" : (remembered ?? "");
   select.addEventListener("change", () => {
-    if (own !== null) sessionStorage.setItem(RISK, select.value);
+    if (own !== null) write("sessionStorage", RISK, select.value);
     onChange?.();
   });
   const element = field(label, select, hint);
@@ -100,13 +102,14 @@ export function personField(label, signal, { onPick } = {}) {
     if (!text || !gallery) return null;
     const named = people.find((one) => shown(one) === text || one.id === text);
     if (named) return named;
+    const inBrackets = /\(([^()]+)\)$/.exec(text)?.[1];
     const alike = people.filter((one) => called(one).toLowerCase() === text.toLowerCase());
     if (alike.length === 1) return alike[0];
     try {
-      return await call("GET", subjectPath(gallery, text), { signal });
+      return await call("GET", subjectPath(gallery, inBrackets ?? text), { signal });
     } catch (error) {
       if (error.code === "subject_not_found" || error.code === "invalid_request") return null;
-      if (error.code === "forbidden") return { id: text, name: null };
+      if (error.code === "forbidden") return { id: inBrackets ?? text, name: null };
       throw error;
     }
   };

@@ -4,6 +4,7 @@ import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { read, write } from "./store.js";
 import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import * as audit from "./pages/audit.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
 import * as gallery from "./pages/gallery.js";
@@ -11,8 +12,10 @@ import * as health from "./pages/health.js";
 import * as hygiene from "./pages/hygiene.js";
 import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
+import * as keys from "./pages/keys.js";
 import * as enrol from "./pages/enrol.js";
 import * as risk from "./pages/risk.js";
+import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
 
 // A page is a module with `title(params)` and `render(params, signal)`, which returns an element; `signal` is aborted
@@ -25,9 +28,12 @@ const PAGES = [
   ["/galleries/:gallery", gallery],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
+  ["/galleries/:gallery/settings", settings],
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
   ["/health", health],
+  ["/keys", keys],
+  ["/audit", audit],
 ];
 const PLACES = [
   ["/identify", "Identify", "search"],
@@ -95,6 +101,9 @@ function markPlace(path) {
   }
 }
 
+/** What of a key may be shown: the id by which `kith keys list` names it. */
+const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the operator’s";
+
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
   const input = h("input", {
@@ -119,6 +128,7 @@ function askForKey(problem) {
       },
       problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not take this key: it is mistyped, revoked or expired."),
       h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
+      !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "It stays in this tab until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),
       h(
@@ -160,6 +170,9 @@ EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", () => show(false));
 addEventListener("hashchange", () => show());
 addEventListener("storage", (event) => event.key === KEY && show(false)); // another tab remembered or forgot one
+// A photo that misses its place must not take the place of the console.
+for (const name of ["dragover", "drop"])
+  addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();

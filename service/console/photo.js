@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
 /** What one page gives to the next: a photo, and what was found in it. */
@@ -14,12 +15,27 @@ const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
  * browser cannot show the format (HEIC, TIFF): the sizes are then null until the service says them.
  */
 export async function open(file, signal) {
-  const url = URL.createObjectURL(file);
+  const shown = file.type === "image/webp" ? await turned(file) : file;
+  const url = URL.createObjectURL(shown);
   signal?.addEventListener("abort", () => setTimeout(() => URL.revokeObjectURL(url), 60_000));
   const image = new Image();
   image.src = url;
   const drawable = await image.decode().then(() => true, () => false);
   return { file, url, drawable, image, width: drawable ? image.naturalWidth : null, height: drawable ? image.naturalHeight : null };
+}
+
+/** A WebP upright, to be shown; the file itself is what is sent. */
+async function turned(file) {
+  const orientation = orientationOfWebp(await file.arrayBuffer());
+  if (orientation === 1) return file;
+  const lying = await createImageBitmap(file, { imageOrientation: "none" }).catch(() => null);
+  if (lying === null) return file;
+  const { width, height } = lying;
+  const canvas = h("canvas", orientation < 5 ? { width, height } : { width: height, height: width });
+  const context = canvas.getContext("2d");
+  context.setTransform(...upright(orientation, width, height));
+  context.drawImage(lying, 0, 0);
+  return await new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.95));
 }
 
 /** What a request of one photo has as its body. */
@@ -28,13 +44,20 @@ export function bodyOf(file, options) {
   return { body: file, type, query: options && { request: JSON.stringify(options) } };
 }
 
-/** Fill in the sizes of a photo that the browser cannot show; where the key may not ask, from where the faces are. */
+/**
+ * The sizes of a photo as the service sees it, in which its boxes are. Where the browser shows it otherwise it is not
+ * shown: the boxes would lie elsewhere.
+ */
+export function measured(photo, { width, height }) {
+  if (photo.width !== width || photo.height !== height) Object.assign(photo, { width, height, drawable: false });
+}
+
+/** The same, asked for where it is needed; where the key may not ask, from where the faces are. */
 export async function measure(photo, faces, signal) {
   if (photo.width) return;
   try {
     const found = await call("POST", "/v1/detect", { ...bodyOf(photo.file), signal });
-    photo.width = found.images[0].width;
-    photo.height = found.images[0].height;
+    measured(photo, found.images[0]);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     photo.width = Math.max(400, ...faces.map((face) => face.box[2] * 1.15));
@@ -58,15 +81,19 @@ export async function cropped(photo, face, others) {
     Math.min(photo.width, Math.ceil(x1 + room)),
     Math.min(photo.height, Math.ceil(y1 + room)),
   ];
-  return await drawn(photo, around, 1, others.map((other) => other.box));
+  return await drawn(photo, around, 1, { hidden: others.map((other) => other.box), shown: face.box });
 }
 
-async function drawn(photo, [x0, y0, x1, y1], scale, hidden = []) {
+async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}) {
   const canvas = h("canvas", { width: Math.round((x1 - x0) * scale), height: Math.round((y1 - y0) * scale) });
   const context = canvas.getContext("2d");
   context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
   context.fillStyle = "#808080";
   for (const [a, b, c, d] of hidden) context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  if (hidden.length) {
+    const [a, b, c, d] = shown; // where it overlaps one that was hidden
+    context.drawImage(photo.image, a, b, c - a, d - b, (a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  }
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
 }
@@ -77,7 +104,9 @@ export function thumbnail(photo, box, size = 72) {
   const density = Math.min(3, devicePixelRatio || 1);
   const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
   const side = Math.max(box[2] - box[0], box[3] - box[1]) * 1.35;
-  const [x, y] = [(box[0] + box[2] - side) / 2, (box[1] + box[3] - side) / 2];
+  const within = (at, whole) => Math.max(0, Math.min(at, whole - side));
+  const x = within((box[0] + box[2] - side) / 2, photo.width);
+  const y = within((box[1] + box[3] - side) / 2, photo.height);
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.drawImage(photo.image, x, y, side, side, 0, 0, canvas.width, canvas.height);
@@ -131,7 +160,7 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
  * Ways to give photos: drop them anywhere on the page, paste, choose files, or take one. `onPhotos(files)` is called
  * with each lot; `signal` ends the listening. `compact`: a single row.
  */
-export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title } = {}) {
+export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title, label = title ?? "Give a photo" } = {}) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -140,7 +169,7 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, any
   });
   const element = h(
     "section",
-    { class: `picker ${compact ? "compact" : ""}`, "aria-label": title ?? "Give a photo" },
+    { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
     !compact && icon("photo"),
     !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
     !compact && h("p", { class: "hint" }, "Paste one with Ctrl+V, choose a file, or use the camera. Photos are looked at and not kept."),

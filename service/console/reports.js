@@ -27,3 +27,35 @@ export function galleryHeading(gallery, here, lead) {
     h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link)),
   );
 }
+
+const SOONEST_MS = 1000;
+const LATEST_MS = 20_000;
+
+/**
+ * Run `look` now and again: a second after it said that something is under way (by returning true), else ever more
+ * seldom; not while the tab is hidden. Returns a function to look at once.
+ */
+export function watch(look, signal) {
+  let pause = SOONEST_MS;
+  let timer;
+  let looking = false;
+  const again = async () => {
+    clearTimeout(timer);
+    if (signal.aborted || document.hidden || looking) return;
+    looking = true;
+    try {
+      pause = (await look()) ? SOONEST_MS : Math.min(LATEST_MS, pause * 1.5);
+    } catch (error) {
+      // Who is not allowed to is not asking again and again: each refusal stands in the audit.
+      if (error.name === "AbortError" || error.status === 401 || error.status === 403) return;
+      pause = LATEST_MS;
+    } finally {
+      looking = false;
+    }
+    if (!signal.aborted) timer = setTimeout(again, pause);
+  };
+  document.addEventListener("visibilitychange", () => ((pause = SOONEST_MS), again()), { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
+  again();
+  return () => ((pause = SOONEST_MS), again());
+}

@@ -1,6 +1,7 @@
 // What every page is made of. One look, one way to say that something failed, one way to ask again before deleting.
 
 import { fill, h, icon } from "./dom.js";
+import { mayPass, problem as inWords } from "./words.js";
 
 let serial = 0;
 export const unique = (name) => `${name}-${++serial}`;
@@ -57,6 +58,7 @@ export function waiting(text = "One moment…") {
 
 /** What went wrong and what to do, with the code that the documents list. */
 export function problemBox(problem, retry) {
+  const said = inWords(problem);
   return h(
     "section",
     { class: "notice error", role: "alert" },
@@ -64,9 +66,9 @@ export function problemBox(problem, retry) {
     h(
       "div",
       {},
-      h("h2", {}, problem.title ?? "Something went wrong here"),
-      h("p", {}, problem.message),
-      problem.remedy && h("p", {}, problem.remedy),
+      h("h2", {}, said.title ?? "Something went wrong here"),
+      h("p", {}, said.text),
+      said.remedy && h("p", {}, said.remedy),
       h("p", { class: "code" }, h("code", {}, problem.code ?? problem.name)),
       retry && button("Try again", retry),
     ),
@@ -96,7 +98,8 @@ function toasts() {
 /** Tell an error that no page can show in its own place. */
 export function tell(error) {
   if (error.name === "AbortError") return;
-  toast([error.message, error.remedy].filter(Boolean).join(" "), "error");
+  const { text, remedy } = inWords(error);
+  toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
 /**
@@ -161,7 +164,7 @@ export function table(caption, columns, rows) {
 
 /** A figure with its name. */
 export function stat(name, value, hint) {
-  return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("p", { class: "hint" }, hint));
+  return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("dd", { class: "hint" }, hint));
 }
 
 /** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again. */
@@ -174,7 +177,7 @@ export function loading(load, text) {
     try {
       fill(place, await load());
     } catch (error) {
-      if (error.name !== "AbortError") fill(place, problemBox(error, attempt));
+      if (error.name !== "AbortError") fill(place, problemBox(error, mayPass(error) && attempt));
     }
   };
   attempt();

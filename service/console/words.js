@@ -12,7 +12,8 @@ export function chance(probability, what = "searches") {
   if (probability >= 0.9) return "nearly every time";
   if (probability >= 0.5) return "more often than not";
   if (probability < 1e-9) return `less than once in a billion ${what}`;
-  return `about once in ${many(1 / probability)} ${what}`;
+  const n = 1 / probability;
+  return `about once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
 }
 
 /** 3300 as “3,300”, 3300000 as “3.3 million”: two figures are all that an estimate has. */
@@ -25,10 +26,18 @@ export function many(n) {
 /** A probability in digits, for the details. */
 export function exact(probability) {
   if (probability === null || probability === undefined) return "not known";
-  return probability >= 0.001 ? String(Number(probability.toPrecision(3))) : probability.toExponential(1).replace("e-", " × 10^−");
+  if (probability >= 0.001 || probability === 0) return String(Number(probability.toPrecision(3)));
+  const [digits, power] = probability.toExponential(1).split("e-");
+  return `${digits} × 10⁻${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
 }
 
 export const similarity = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+
+/** Two similarities in as many digits as tell them apart: two, or up to four. */
+export function apart(one, other) {
+  const digits = [2, 3].find((n) => one === other || one.toFixed(n) !== other.toFixed(n)) ?? 4;
+  return [one.toFixed(digits), other.toFixed(digits)];
+}
 
 /** A gallery's, or a request's, risk. `risk` as the API has it: one of fpir, fmr, threshold. */
 export function risk(risk) {
@@ -89,7 +98,10 @@ export function identity(result, gallery) {
           text: "The risk asked for is so small that no likeness is enough. Choose a less strict one.",
         };
       if (!first) return { title: "Nobody to compare with", text: `“${gallery}” has nobody enrolled yet.` };
-      return { title: "Nobody known here", text: `Nobody in “${gallery}” looks enough like this face.` };
+      return {
+        title: "Nobody known here",
+        text: join(`Nobody in “${gallery}” looks enough like this face.`, likely && `Strangers come as near ${likely}.`),
+      };
     case "rejected_quality":
       return { title: "Not good enough to tell", text: "The face was not compared with anybody: an answer would be a guess." };
     case "rejected_liveness":
@@ -106,8 +118,8 @@ export function identity(result, gallery) {
 
 /** The title and the sentence of a verification. `one`, `other`: what the two sides are called. */
 export function pair(answer, one = "the first photo", other = "the second") {
-  const likely = chance(answer.false_match_probability, "pairs of strangers");
-  const stranger = likely && `Two different people look this much alike in ${likely}.`;
+  const likely = chance(answer.false_match_probability, "pairs");
+  const stranger = likely && `Two different people look this much alike ${likely}.`;
   switch (answer.outcome) {
     case "same":
       return { title: "The same person", text: stranger ?? `The faces in ${one} and ${other} are enough alike.` };
@@ -117,7 +129,7 @@ export function pair(answer, one = "the first photo", other = "the second") {
         text: join("Alike, but not enough to say so at this risk.", stranger, "Somebody should look."),
       };
     case "different":
-      return { title: "Different people", text: `The faces in ${one} and ${other} are not alike enough.` };
+      return { title: "Different people", text: join("Not alike enough to be one person.", stranger) };
     case "no_face":
       return {
         title: "No face to compare",
@@ -254,6 +266,20 @@ export function idFrom(name) {
 }
 
 export const tags = (text) => [...new Set(text.split(",").map((one) => one.trim()).filter(Boolean))];
+
+/** A value of metadata as it is typed: text as it is, unless it would be read as something else. */
+export function typed(value) {
+  return typeof value === "string" && readTyped(value) === value ? value : JSON.stringify(value);
+}
+
+/** What was typed as a value: JSON where it is that (12, true, "12"), else text. */
+export function readTyped(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
 
 export const when = (iso) => new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }).format(new Date(iso));
 

@@ -22,10 +22,12 @@ Arguments = TypeVarTuple("Arguments")
 @dataclass(frozen=True)
 class Actor:
     """``name``: ``key:ID``, ``operator`` (KITH_API_KEY, or a command on the database itself), ``anonymous`` (no key is
-    asked for) or ``service`` (of itself). ``request_id``: as in the answer's X-Request-Id, and in the log."""
+    asked for) or ``service`` (of itself). ``request_id``: as in the answer's X-Request-Id, and in the log;
+    ``trace_id``: where traces are collected."""
 
     name: str
     request_id: str | None = None
+    trace_id: str | None = None
 
 
 SERVICE: Final = Actor("service")

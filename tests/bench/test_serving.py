@@ -16,7 +16,7 @@ from bench.serving import (
     IDENTIFY_PINNED,
     LOOP,
     NAIVE,
-    README,
+    PAGE,
     RESULT,
     TABLE,
     System,
@@ -85,7 +85,7 @@ def test_cells_of_other_runs_are_told_apart() -> None:
 
 def test_the_readme_has_the_table() -> None:
     document = json.loads(RESULT.read_text())
-    assert quoted(document) in README.read_text()
+    assert quoted(document) in PAGE.read_text()
     assert TABLE.read_text() == report(document)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, JSHandle, Page
 
 from service.client import Kith
 from service.server import embedded
@@ -106,3 +107,26 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
         kith.enrol(gallery, subject, photos[photo], allow_duplicate=True)
+
+
+def choose(page: Page, *files: Path, button: str = "Choose") -> None:
+    """Give files by the button, as who looks for them on the disk."""
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name=button).first.click()
+    chooser.value.set_files(list(files))
+
+
+def transfer(page: Page, *files: Path) -> JSHandle:
+    """What is in somebody's hand who drags these files, or on the clipboard of who copied them."""
+    held = [(file.name, base64.b64encode(file.read_bytes()).decode()) for file in files]
+    return page.evaluate_handle(
+        """(held) => {
+          const hand = new DataTransfer();
+          for (const [name, content] of held) {
+            const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+            hand.items.add(new File([bytes], name, { type: "image/jpeg" }));
+          }
+          return hand;
+        }""",
+        held,
+    )

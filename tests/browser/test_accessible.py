@@ -22,6 +22,8 @@ PLACES = {
     "no such person": "/galleries/family/subjects/nobody",
     "jobs": "/jobs",
     "health": "/health",
+    "keys": "/keys",
+    "audit": "/audit",
     "no such page": "/elsewhere",
 }
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
@@ -30,7 +32,7 @@ DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 def settled(page: Page) -> None:
     """Wait for what the page fetches."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    expect(page.get_by_text("One moment…")).to_have_count(0)
+    expect(page.locator(".waiting")).to_have_count(0)
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)

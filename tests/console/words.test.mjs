@@ -22,10 +22,11 @@ const found = (changes) => ({
 });
 
 test("a chance is said as a person would say it", () => {
-  const said = [0.95, 0.6, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
+  const said = [0.95, 0.6, 0.4, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
   assert.deepEqual(said, [
     "nearly every time",
     "more often than not",
+    "about once in 3 searches",
     "about once in 4 searches",
     "about once in 25 searches",
     "about once in 3,300 searches",
@@ -39,8 +40,15 @@ test("a chance is said as a person would say it", () => {
 
 test("its exact figure stands in the details", () => {
   assert.equal(words.exact(0.012345), "0.0123");
-  assert.equal(words.exact(0.00015), "1.5 × 10^−4");
+  assert.equal(words.exact(0.00015), "1.5 × 10⁻⁴");
   assert.equal(words.exact(null), "not known");
+});
+
+test("a similarity and what is needed are told apart", () => {
+  assert.deepEqual(words.apart(0.8872, 0.8689), ["0.89", "0.87"]);
+  assert.deepEqual(words.apart(0.8872, 0.8891), ["0.887", "0.889"]);
+  assert.deepEqual(words.apart(0.88721, 0.88724), ["0.8872", "0.8872"]);
+  assert.deepEqual(words.apart(0.5, 0.5), ["0.50", "0.50"]);
 });
 
 test("who is identified is named, with how seldom a stranger would look so", () => {
@@ -72,6 +80,23 @@ test("every outcome of the API has a word, an icon and a sentence", () => {
     assert.ok(words.OUTCOMES[outcome].label);
     assert.ok(words.pair({ outcome, a: {}, b: { faces_found: 0 } }).text);
   }
+});
+
+test("two faces are compared in words", () => {
+  const sides = { a: { faces_found: 1 }, b: { faces_found: 0 } };
+  const same = words.pair({ outcome: "same", false_match_probability: 0.0001, ...sides });
+  assert.deepEqual(same, { title: "The same person", text: "Two different people look this much alike about once in 10,000 pairs." });
+  assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
+});
+
+test("a risk is told of a gallery, and briefly in a choice", () => {
+  assert.equal(words.risk({ fpir: 0.001 }), "takes one stranger in 1,000 for somebody");
+  assert.equal(words.riskBriefly({ fmr: 1e-6 }), "one pair of strangers in 1 million");
+  assert.equal(words.risk({ threshold: 0.7 }), "calls a similarity of 0.70 enough, whatever the risk");
+});
+
+test("a value of metadata is the same after it was shown and read", () => {
+  for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"']) assert.deepEqual(words.readTyped(words.typed(value)), value);
 });
 
 test("what is wrong with a face is said with what to do", () => {

@@ -1,8 +1,174 @@
-import { h } from "../dom.js";
-import { heading } from "../ui.js";
+import { call, patiently } from "../api.js";
+import { galleries, galleryField, personField, riskField } from "../choices.js";
+import { fill, h, icon } from "../dom.js";
+import { open, picker, stage } from "../photo.js";
+import { button, heading, loading, problemBox, tell, unique, waiting } from "../ui.js";
+import * as words from "../words.js";
+import { badge, facts, meter } from "./identify.js";
 
 export const title = () => "Compare";
 
+const PAIRS = [
+  ["strict", "Strict: one pair of strangers in 10,000"],
+  ["standard", "Standard: one in 1,000"],
+  ["relaxed", "Relaxed: one in 100"],
+];
+
 export function render(params, signal) {
-  return h("div", { class: "page" }, heading("Compare", "Whether two photos show one person."));
+  return h(
+    "div",
+    { class: "page" },
+    heading("Compare", "Whether two photos show one person, or a photo shows somebody who is enrolled."),
+    loading(async () => desk(await galleries(signal), params, signal)),
+  );
+}
+
+function desk(known, params, signal) {
+  const answer = h("div", { class: "answer" });
+  const live = h("p", { class: "unseen", role: "status" });
+  const strictness = riskField(compare, { pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." });
+  const sides = [side("First", known, signal, compare), side("Second", known, signal, compare)];
+  let asking = null;
+
+  /** As soon as both sides are there, and again whenever one changes. */
+  async function compare() {
+    asking?.abort();
+    if (!sides.every((one) => one.given())) return fill(answer, invitation());
+    asking = new AbortController();
+    const until = AbortSignal.any([signal, asking.signal]);
+    fill(answer, h("div", { class: "card" }, waiting("Comparing…")));
+    try {
+      const form = new FormData();
+      const options = { risk: strictness.value };
+      sides.forEach((one, i) => one.put(form, options, "ab"[i]));
+      form.append("request", JSON.stringify(options));
+      const found = await patiently(() => call("POST", "/v1/verify", { body: form, signal: until }), until);
+      sides.forEach((one, i) => one.show(found["ab"[i]]));
+      const said = words.pair(found, sides[0].called(), sides[1].called());
+      fill(answer, result(found, said));
+      live.textContent = `${said.title}. ${said.text}`;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      fill(answer, problemBox(error, words.mayPass(error) && compare));
+    }
+  }
+
+  addEventListener(
+    "paste",
+    (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length || document.querySelector("dialog[open]")) return;
+      event.preventDefault();
+      const free = sides.filter((one) => !one.given());
+      files.slice(0, 2).forEach((file, i) => (free[i] ?? sides[i]).take([file]));
+    },
+    { signal },
+  );
+  fill(answer, invitation());
+  return h("div", { class: "stack wide" }, h("div", { class: "pair-of-sides" }, sides.map((one) => one.element)), h("div", { class: "choices" }, strictness), live, answer);
+}
+
+const invitation = () => h("section", { class: "card" }, h("h2", {}, "Give both sides"), h("p", {}, "The answer is one of three: the same person, different people, or not sure. It says how often two strangers look so much alike."));
+
+/** One of the two: a photo, or somebody enrolled. */
+function side(name, known, signal, onChange) {
+  let photo = null;
+  let person = null;
+  const place = h("div", { class: "stack" });
+  const group = unique("side");
+  const asPhoto = h("input", { type: "radio", name: group, checked: true });
+  const asPerson = h("input", { type: "radio", name: group });
+  const find = personField("Who", signal, { onPick: look });
+  const gallery = galleryField(known, (chosen) => find.load(chosen).then(look).catch(tell));
+  const told = h("p", { class: "hint", role: "status" });
+  const pick = picker(take, { signal, multiple: false, anywhere: false, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
+
+  async function take([file]) {
+    photo = await open(file, signal);
+    asPhoto.checked = true;
+    show();
+    onChange();
+  }
+
+  async function look() {
+    try {
+      person = await find.find();
+      told.textContent = person || !find.input.value ? "" : "Nobody is enrolled under this name or id.";
+      onChange();
+    } catch (error) {
+      tell(error);
+    }
+  }
+
+  function show(seen) {
+    if (asPerson.checked) return fill(place, gallery, find, told);
+    if (!photo) return fill(place, pick);
+    if (seen?.face && !photo.width) Object.assign(photo, { width: seen.face.box[2] * 1.3, height: seen.face.box[3] * 1.3 });
+    const picture = photo.drawable || seen?.face ? stage(photo, seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [], { alt: photo.file.name }) : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
+    fill(
+      place,
+      picture,
+      seen?.faces_found > 1 && h("p", { class: "hint" }, `Of ${seen.faces_found} faces the largest was compared.`),
+      h("div", { class: "actions" }, button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" })),
+    );
+  }
+  for (const one of [asPhoto, asPerson])
+    one.addEventListener("change", () => {
+      if (asPerson.checked && gallery.value) find.load(gallery.value).catch(tell);
+      show();
+      onChange();
+    });
+  show();
+  return {
+    take,
+    element: h(
+      "fieldset",
+      { class: "card stack" },
+      h("legend", { class: "side-name" }, name),
+      known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "Somebody enrolled")),
+      place,
+    ),
+    given: () => (asPerson.checked ? person !== null : photo !== null),
+    called: () => (asPerson.checked ? `what is known of ${words.called(person)}` : `the ${name.toLowerCase()} photo`),
+    put(form, options, letter) {
+      if (asPerson.checked) options[letter] = { subject: { gallery: gallery.value, subject: person.id } };
+      else form.append(letter, photo.file);
+    },
+    show: (seen) => asPhoto.checked && show(seen),
+  };
+}
+
+function result(found, said) {
+  const reasons = found.reasons.filter((one) => !one.endsWith("no_face"));
+  const face = { a: found.a.face, b: found.b.face };
+  return h(
+    "section",
+    { class: "card verdict", "aria-label": "The answer" },
+    badge(found.outcome),
+    h("h2", {}, said.title),
+    h("p", {}, said.text),
+    reasons.length > 0 &&
+      h(
+        "ul",
+        { class: "bullets" },
+        reasons.map((one) => {
+          const [letter, name] = one.includes(": ") ? one.split(": ") : [null, one];
+          return h("li", {}, letter && `${letter === "a" ? "First" : "Second"}: `, words.reason(name, face[letter]));
+        }),
+      ),
+    found.similarity !== undefined && meter(found),
+    found.similarity !== undefined &&
+      h(
+        "details",
+        { class: "details" },
+        h("summary", {}, "Details"),
+        facts([
+          ["Similarity", words.similarity(found.similarity)],
+          ["Threshold", words.similarity(found.threshold)],
+          ["Review threshold", words.similarity(found.review_threshold)],
+          ["False-match probability", words.exact(found.false_match_probability)],
+          ["Model", found.model],
+        ]),
+      ),
+  );
 }

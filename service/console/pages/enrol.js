@@ -1,8 +1,340 @@
-import { h } from "../dom.js";
-import { heading } from "../ui.js";
+import { attemptKey, call, patiently, subjectPath } from "../api.js";
+import { galleries, galleryField, personField } from "../choices.js";
+import { fill, h, icon } from "../dom.js";
+import { personForm } from "../person_form.js";
+import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
+import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
+import * as words from "../words.js";
 
 export const title = () => "Enrol";
 
 export function render(params, signal) {
-  return h("div", { class: "page" }, heading("Enrol", "Add a person, or photos of one."));
+  return h(
+    "div",
+    { class: "page" },
+    heading("Enrol", "Show Kith a person, so that it knows them the next time. Two or three different photos are better than one."),
+    loading(async () => {
+      const known = await galleries(signal);
+      if (known?.length === 0)
+        return empty(
+          "gallery",
+          "First, a gallery",
+          "People are enrolled in a gallery: a staff, a club, a family. Make one, and come back.",
+          linkButton("Make a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
+        );
+      return desk(known, params, signal);
+    }, "Looking for your galleries…"),
+  );
 }
+
+// What may be said in spite of a refusal, and what it means to say it.
+const ANYWAY = {
+  duplicate_subject: ["allow_duplicate", "They are two people: enrol anyway", "Are they two different people?", "Both would be enrolled. If they are one person, searches will find two names for one face."],
+  inconsistent_template: ["allow_inconsistent", "It is the same person: enrol anyway", "Is it the same person?", "A photo of somebody else under this name makes Kith take the one for the other."],
+  low_quality: ["allow_low_quality", "Enrol it all the same", "Enrol a poor photo?", "People are found less often by poor photos, and are mistaken more often."],
+  not_live: ["allow_not_live", "Enrol it all the same", "Enrol a picture of a person?", "Do so for a passport’s or an archive’s photo that you trust."],
+};
+
+function desk(known, params, signal) {
+  const items = [];
+  const list = h("ul", { class: "stack", "aria-label": "Photos to enrol" });
+  const told = h("p", { class: "unseen", role: "status" });
+  const who = whoForm(known, params, signal);
+  const go = button("Enrol", enrolAll, { kind: "primary", icon: "enrol", disabled: true });
+  const done = h("div", { class: "stack" });
+
+  async function take(files) {
+    for (const file of files) {
+      const item = { photo: await open(file, signal), state: "looking", faces: null, chosen: null, problem: null, key: null, allowed: {} };
+      items.push(item);
+      list.append((item.place = h("li", { class: "card" })));
+      show(item);
+      look(item);
+    }
+    pick.classList.add("compact");
+  }
+
+  /** Where the faces are, before anything is kept; a key that may only enrol goes without. */
+  async function look(item) {
+    try {
+      const request = { ...bodyOf(item.photo.file), signal };
+      const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
+      const [found] = answer.images;
+      item.faces = found.faces;
+      measured(item.photo, found);
+      item.chosen = choose(item);
+      item.state = "ready";
+    } catch (error) {
+      if (signal.aborted) return;
+      item.state = error.code === "forbidden" ? "ready" : "refused";
+      item.problem = item.state === "refused" ? error : null;
+    }
+    show(item);
+  }
+
+  function choose({ faces, photo, wanted }) {
+    if (faces.length <= 1) return faces.length - 1;
+    if (!photo.drawable) return largest(faces); // nothing can be cut out of it
+    const same = wanted ? faces.findIndex((face) => nearlySame(face.box, wanted)) : -1;
+    return same === -1 ? null : same;
+  }
+
+  function show(item) {
+    fill(item.place, row(item));
+    const ready = items.filter((one) => one.state === "ready" && one.chosen !== -1 && (one.chosen !== null || one.faces === null));
+    go.disabled = ready.length === 0;
+    go.querySelector("span").textContent = ready.length > 1 ? `Enrol ${ready.length} photos` : "Enrol";
+    item.ready = ready.includes(item);
+  }
+
+  function remove(item) {
+    items.splice(items.indexOf(item), 1);
+    item.place.remove();
+    if (items.length) show(items[0]);
+    else {
+      go.disabled = true;
+      pick.classList.remove("compact");
+    }
+  }
+
+  function row(item) {
+    const { photo, faces, chosen, state } = item;
+    const drop = state !== "busy" && state !== "enrolled" && button("Remove", () => remove(item), { kind: "quiet", icon: "close" });
+    drop && drop.classList.add("small");
+    const picture = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
+    const line = (...content) => h("div", { class: "photo-row" }, picture, h("div", { class: "stack tight" }, h("p", { class: "file" }, photo.file.name), ...content));
+    if (state === "looking") return line(waitLine("Looking for faces…"));
+    if (state === "busy") return line(waitLine("Enrolling…"));
+    if (state === "enrolled") return line(h("p", {}, h("span", { class: "outcome identified" }, icon("check"), "Enrolled"), ` A ${words.quality(item.score)} photo.`));
+    if (state === "refused") return line(refusal(item, drop));
+    if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show one upright, visible and not tiny."), h("div", { class: "actions" }, drop));
+    if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
+    if (faces.length > 1 && chosen === null) return [h("h3", {}, `${faces.length} faces. Whose is to be enrolled?`), chooser(item), h("div", { class: "actions" }, drop)];
+    const { quality } = faces[chosen];
+    const another = faces.length > 1 && photo.drawable && button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
+    another && another.classList.add("small");
+    return line(
+      h("p", {}, `A ${words.quality(quality.score)} photo of a face.`, faces.length > 1 && !photo.drawable && " It is the largest of several; this browser cannot show the file for you to choose."),
+      quality.reasons.length > 0 && h("ul", { class: "bullets" }, quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen])))),
+      h("div", { class: "actions" }, another, drop),
+    );
+  }
+
+  function chooser(item) {
+    const marks = item.faces.map((face, i) => ({ face, label: `Choose face ${i + 1}`, outcome: "" }));
+    return stage(item.photo, marks, {
+      alt: `${item.photo.file.name}, ${item.faces.length} faces`,
+      onChoose: (i) => {
+        item.chosen = i;
+        show(item);
+        item.place.querySelector("button")?.focus();
+      },
+    });
+  }
+
+  function refusal(item, drop) {
+    const { problem } = item;
+    const said = words.problem(problem);
+    const [allow, label, question, meaning] = ANYWAY[problem.code] ?? [];
+    const other = problem.code === "duplicate_subject" && problem.document.subject;
+    const small = (element) => (element.classList.add("small"), element);
+    return [
+      h("p", { class: "refused", role: "alert" }, icon("warning"), h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy)),
+      h(
+        "div",
+        { class: "actions" },
+        other && small(linkButton(`See “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
+        other && small(button(`It is “${other}”: enrol it there`, () => ((item.state = "busy"), enrolOne(item, { ...item.person, id: other, fresh: false })))),
+        problem.code === "several_faces" && small(button("Enrol the largest", () => ((item.allowed.face = "largest"), again(item)))),
+        allow &&
+          small(
+            button(label, async () => {
+              if (!(await confirmed({ title: question, text: meaning, yes: "Enrol", danger: false }))) return;
+              item.allowed[allow] = true;
+              again(item);
+            }),
+          ),
+        words.mayPass(problem) && small(button("Try again", () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item))))),
+        drop,
+      ),
+    ];
+  }
+
+  const again = (item) => enrolOne(item, item.person);
+
+  async function enrolAll() {
+    const person = await who.person();
+    if (!person) return;
+    for (const item of items.filter((one) => one.state === "ready" && one.ready)) await enrolOne(item, person);
+    const left = items.filter((one) => one.state !== "enrolled").length;
+    const taken = items.length - left;
+    (items.find((one) => one.state === "refused")?.place ?? done).scrollIntoView({ block: "nearest" });
+    told.textContent = `${words.plural(taken, "photo")} enrolled${left ? `, ${left} not` : ""}.`;
+  }
+
+  async function enrolOne(item, person) {
+    if (item.problem && !words.mayPass(item.problem)) item.key = null; // another request than the one refused
+    item.key ??= attemptKey();
+    Object.assign(item, { state: "busy", problem: null, person, gallery: person.gallery });
+    show(item);
+    const { photo, faces, chosen } = item;
+    const several = faces !== null && faces.length > 1;
+    const cut = several && photo.drawable;
+    try {
+      const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
+      const options = { ...(several && { face: "largest" }), ...item.allowed };
+      const request = { ...bodyOf(file, options), headers: { "Idempotency-Key": item.key }, signal };
+      const path = `${subjectPath(person.gallery, person.id)}/templates`;
+      const answer = await patiently(() => call("POST", path, request), signal);
+      item.score = answer.results[0].face.quality.score;
+      item.state = "enrolled";
+      if (person.fresh) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about, signal });
+      person.fresh = false;
+      finished(person);
+      who.know(person);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (item.state === "enrolled") tell(error);
+      else Object.assign(item, { state: "refused", problem: error });
+    }
+    show(item);
+  }
+
+  function finished(person) {
+    const at = `#/galleries/${encodeURIComponent(person.gallery)}/subjects/${encodeURIComponent(person.id)}`;
+    fill(
+      done,
+      h(
+        "section",
+        { class: "notice" },
+        icon("check"),
+        h(
+          "div",
+          {},
+          h("h2", {}, `${person.label} is enrolled`),
+          h("p", {}, `“${person.gallery}” knows them from now on.`),
+          h("div", { class: "actions" }, linkButton("See them", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enrol somebody else", next)),
+        ),
+      ),
+    );
+  }
+
+  function next() {
+    for (const item of [...items]) remove(item);
+    fill(done);
+    who.clear();
+    toast("Ready for the next person.");
+  }
+
+  const pick = picker(take, { signal, title: "Drop photos of one person here" });
+  if (DESK.photo) {
+    const { photo, box } = DESK;
+    DESK.photo = DESK.box = null;
+    queueMicrotask(async () => {
+      await take([photo.file]);
+      items[0].wanted = box;
+    });
+  }
+  return h(
+    "div",
+    { class: "columns" },
+    h("div", { class: "stack" }, pick, list),
+    h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Who it is" }, h("h2", {}, "Who is it?"), who.element, h("div", { class: "actions" }, go)), told, done),
+  );
+}
+
+/** Who is enrolled: somebody new, or more photos of somebody who is there. */
+function whoForm(known, params, signal) {
+  const about = personForm();
+  const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
+  let ownId = false;
+  about.name.addEventListener("input", () => {
+    if (!ownId) id.value = words.idFrom(about.name.value);
+  });
+  id.addEventListener("input", () => (ownId = id.value !== ""));
+  const person = personField("Whose photos are these?", signal);
+  const gallery = galleryField(known, (name) => person.load(name).catch(tell), { chosen: params.gallery });
+  const group = unique("who");
+  const fresh = h("input", { type: "radio", name: group, checked: !params.subject });
+  const there = h("input", { type: "radio", name: group, checked: Boolean(params.subject) });
+  const problem = h("p", { class: "refused", role: "alert" });
+  const newFields = h("div", { class: "stack" }, about.elements[0], field("Id", id, "What other programs call them; it cannot be changed later."), about.elements.slice(1));
+  const swap = () => {
+    newFields.hidden = !fresh.checked;
+    person.hidden = fresh.checked;
+    fill(problem);
+  };
+  for (const one of [fresh, there]) one.addEventListener("change", swap);
+  swap();
+  if (gallery.value)
+    person
+      .load(gallery.value)
+      .then(async () => {
+        if (!params.subject) return;
+        person.input.value = params.subject;
+        const found = await person.find();
+        if (found) person.set(found);
+      })
+      .catch(tell);
+  const refuse = (text, input, ...more) => {
+    fill(problem, icon("warning"), h("span", {}, text, " ", ...more));
+    input.focus();
+    return null;
+  };
+
+  return {
+    element: h(
+      "div",
+      { class: "stack" },
+      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Make another gallery")),
+      h("fieldset", {}, h("legend", { class: "unseen" }, "New or known"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "Somebody new"), h("label", { class: "check" }, there, "Somebody enrolled already"))),
+      newFields,
+      person,
+      problem,
+    ),
+    /** {gallery, id, label, fresh, about}, or null once it is said what lacks. */
+    async person() {
+      fill(problem);
+      if (there.checked) {
+        const found = await person.find();
+        if (!found) return refuse("Nobody is enrolled under this name or id.", person.input);
+        return { gallery: gallery.value, id: found.id, label: words.called(found), fresh: false };
+      }
+      const told = about.read();
+      const chosen = id.value.trim();
+      if (!chosen) return refuse("Say who it is: a name, or an id.", about.name);
+      if (/[/\\]/.test(chosen)) return refuse("An id has no slashes.", id);
+      const taken = await call("GET", subjectPath(gallery.value, chosen), { signal }).catch((error) => {
+        if (error.code === "subject_not_found" || error.code === "forbidden") return null;
+        throw error;
+      });
+      if (taken)
+        return refuse(`Somebody here has the id “${chosen}” already${taken.name ? `: ${taken.name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
+      return { gallery: gallery.value, id: chosen, label: told.name ?? chosen, fresh: true, about: told };
+    },
+    /** What comes next is more of them. */
+    know(who) {
+      if (!fresh.checked) return;
+      there.checked = true;
+      person.set({ id: who.id, name: who.about?.name });
+      swap();
+    },
+    clear() {
+      about.clear();
+      id.value = person.input.value = "";
+      ownId = false;
+      fresh.checked = true;
+      swap();
+    },
+  };
+}
+
+const preview = (photo) =>
+  photo.drawable ? h("img", { class: "thumb large", src: photo.url, alt: "" }) : h("span", { class: "thumb large blank", "aria-hidden": "true" }, icon("photo"));
+
+const waitLine = (text) => h("p", { class: "wait-line", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
+
+const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
+const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);
+/** The same face seen by two requests: batches may differ in the last digits. */
+const nearlySame = (one, other) => one.every((value, i) => Math.abs(value - other[i]) < 3);

@@ -1,8 +1,116 @@
-import { h } from "../dom.js";
-import { heading } from "../ui.js";
+import { call, galleryPath } from "../api.js";
+import { fill, h, icon } from "../dom.js";
+import { button, empty, field, heading, linkButton, loading, problemBox, stat, table } from "../ui.js";
+import * as words from "../words.js";
 
-export const title = () => "Gallery";
+export const title = ({ gallery }) => gallery;
 
-export function render(params, signal) {
-  return h("div", { class: "page" }, heading("Gallery", "Its people, and what it accepts."));
+const PAGE = 100;
+
+export function render({ gallery, tag }, signal) {
+  const at = `#/galleries/${encodeURIComponent(gallery)}`;
+  const enrol = `#/enrol?gallery=${encodeURIComponent(gallery)}`;
+  return h(
+    "div",
+    { class: "page" },
+    h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries")),
+    heading(
+      gallery,
+      null,
+      linkButton("Enrol", enrol, { kind: "primary", icon: "enrol" }),
+      linkButton("Identify", `#/identify?gallery=${encodeURIComponent(gallery)}`, { icon: "search" }),
+      linkButton("Risk", `${at}/risk`, { icon: "risk" }),
+      linkButton("Hygiene", `${at}/hygiene`, { icon: "hygiene" }),
+      linkButton("Settings", `${at}/settings`, { icon: "edit" }),
+    ),
+    loading(async () => {
+      const found = await call("GET", galleryPath(gallery), { signal });
+      return [figures(found), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
+    }),
+  );
+}
+
+const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few yet" };
+
+function figures(gallery) {
+  return h(
+    "dl",
+    { class: "stats card" },
+    stat("People", words.count(gallery.subjects)),
+    stat("Photos", words.count(gallery.templates)),
+    stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "strangers taken for somebody"),
+    gallery.drift && stat("Decisions", DRIFT[gallery.drift.state], "lately, beside the calibration"),
+  );
+}
+
+const nobody = (enrol) =>
+  empty(
+    "people",
+    "Nobody is enrolled yet",
+    "Enrol a person with two or three photos, or many people at once from a zip with a folder for each. Then ask who is in a photo.",
+    linkButton("Enrol the first", enrol, { kind: "primary", icon: "enrol" }),
+    linkButton("Many at once", "#/jobs", { icon: "jobs" }),
+  );
+
+/** The people, a page at a time; found by name or id among those shown, by tag among all. */
+function people(gallery, { subjects }, tag, signal) {
+  const loaded = [];
+  let next = null;
+  const search = h("input", { type: "search", autocomplete: "off" });
+  const tagged = h("input", { type: "text", value: tag ?? "", autocomplete: "off" });
+  const list = h("div", {});
+  const told = h("p", { class: "hint", role: "status" });
+  const listed = (shown) => {
+    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one)));
+    made.classList.add("people");
+    return made;
+  };
+  const more = button("Show more", load);
+  const every = button("Load all, to search them", async () => {
+    while (next && !signal.aborted) await load();
+  }, { kind: "quiet" });
+
+  async function load() {
+    const wanted = words.tags(tagged.value);
+    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: PAGE, cursor: next, tag: wanted }, signal });
+    loaded.push(...page.subjects);
+    next = page.next;
+    show();
+  }
+
+  function show() {
+    const text = search.value.trim().toLowerCase();
+    const shown = text ? loaded.filter((one) => `${one.name ?? ""} ${one.id}`.toLowerCase().includes(text)) : loaded;
+    const narrowed = text || tagged.value.trim();
+    fill(
+      list,
+      shown.length > 0
+        ? listed(shown)
+        : h("p", { class: "card" }, narrowed ? "Nobody here fits that." : "Nobody is enrolled."),
+    );
+    const of = narrowed ? "" : ` of ${words.count(Math.max(subjects, loaded.length))}`;
+    told.textContent = `${words.plural(shown.length, "person", "people")}${of}${text && next ? ` among the first ${words.count(loaded.length)}` : ""}.`;
+    more.hidden = every.hidden = next === null;
+  }
+
+  async function restart() {
+    loaded.length = 0;
+    next = null;
+    await load();
+  }
+  search.addEventListener("input", show);
+  tagged.addEventListener("change", () => restart().catch((error) => fill(list, problemBox(error))));
+  const first = loading(async () => (await load(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
+  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between.")), first);
+}
+
+function row(gallery, one) {
+  const at = `#/galleries/${encodeURIComponent(gallery)}`;
+  return [
+    h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}` }, one.name || one.id),
+    h("code", {}, one.id),
+    h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
+    words.count(one.templates),
+    words.when(one.created_at),
+  ];
 }

@@ -5,6 +5,7 @@ import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, oneIn, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { read, write } from "../store.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
@@ -91,6 +92,13 @@ async function report(gallery, limit, signal, again) {
         "Nothing to do",
         "Nobody seems to be enrolled twice, and every photo agrees with the others of its person. Look again after people were added.",
       ),
+    open.length > 0 &&
+      !settings.keep_crops &&
+      h(
+        "p",
+        { class: "hint" },
+        "This gallery keeps no faces to show. With “keep faces” in its settings, it does from the next photo on.",
+      ),
     kinds.map((kind) =>
       section(
         gallery,
@@ -132,7 +140,7 @@ function card(gallery, finding, settings, aside) {
   const photos = h("div", {});
   const acting = actions(gallery, finding, async (act, done) => {
     const wait = h("div", {}, waiting("One moment…"));
-    const before = [...place.childNodes];
+    const before = [...place.children].filter((part) => !part.classList.contains("error"));
     const step = (count, of) =>
       fill(
         wait,
@@ -150,6 +158,7 @@ function card(gallery, finding, settings, aside) {
             (async () => {
               await back(() => {});
               fill(place, before);
+              place.focus();
             }),
         ),
       );
@@ -160,7 +169,16 @@ function card(gallery, finding, settings, aside) {
   });
   return fill(
     place,
-    h("h3", {}, headline(gallery, finding)),
+    h(
+      "div",
+      { class: "row between" },
+      h("h3", {}, headline(gallery, finding)),
+      settings.keep_crops &&
+        button("Show the faces", async () => fill(photos, await faces(gallery, finding)), {
+          kind: "quiet",
+          icon: "photo",
+        }),
+    ),
     h("p", {}, told(finding)),
     photos,
     h(
@@ -185,18 +203,7 @@ function card(gallery, finding, settings, aside) {
         },
         { kind: "quiet" },
       ),
-      settings.keep_crops &&
-        button("Show the faces", async () => fill(photos, await faces(gallery, finding)), {
-          kind: "quiet",
-          icon: "photo",
-        }),
     ),
-    !settings.keep_crops &&
-      h(
-        "p",
-        { class: "hint" },
-        "This gallery keeps no faces to show. With “keep faces” in its settings, it does from the next photo on.",
-      ),
   );
 }
 
@@ -300,22 +307,20 @@ async function faces(gallery, { subjects, templates }) {
           : h(
               "div",
               { class: "faces" },
-              kept
-                .slice(0, 12)
-                .map(({ id, crop }) =>
-                  h(
-                    "div",
-                    { class: number.has(id) ? "face asked" : "face" },
-                    h("img", {
-                      src: `data:image/webp;base64,${crop.image}`,
-                      width: 96,
-                      height: 96,
-                      alt: `${number.has(id) ? `Photo ${number.get(id)} in question` : "A photo"} of ${called(subjects[i])}`,
-                    }),
-                    number.has(id) &&
-                      h("span", { class: "tag" }, templates.length > 1 ? `photo ${number.get(id)}` : "in question"),
-                  ),
+              kept.slice(0, 12).map(({ id, crop }) =>
+                h(
+                  "div",
+                  { class: number.has(id) ? "face asked" : "face" },
+                  h("img", {
+                    src: `data:image/webp;base64,${crop.image}`,
+                    width: 96,
+                    height: 96,
+                    alt: `${number.has(id) ? `Photo ${number.get(id)} in question` : "A photo"} of ${called(subjects[i])}`,
+                  }),
+                  number.has(id) &&
+                    h("span", { class: "tag" }, templates.length > 1 ? `photo ${number.get(id)}` : "in question"),
                 ),
+              ),
             ),
       );
     }),
@@ -327,7 +332,7 @@ async function faces(gallery, { subjects, templates }) {
 class Aside {
   constructor(gallery) {
     this.name = `kith-aside-${gallery}`;
-    this.keys = new Set(JSON.parse(localStorage.getItem(this.name) ?? "[]"));
+    this.keys = new Set(JSON.parse(read("localStorage", this.name) ?? "[]"));
   }
 
   has = (finding) => this.keys.has(keyOf(finding));
@@ -336,7 +341,7 @@ class Aside {
   clear = () => this.store(this.keys.clear());
 
   store() {
-    localStorage.setItem(this.name, JSON.stringify([...this.keys]));
+    write("localStorage", this.name, JSON.stringify([...this.keys]));
   }
 }
 

@@ -2,6 +2,7 @@ import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { DESK, bodyOf, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
+import { read, write } from "../store.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -49,7 +50,10 @@ function desk(known, params, signal) {
   strict();
 
   function again() {
-    for (const shot of shots) shot.state = "waiting";
+    for (const shot of shots) {
+      if (shot.state === "asking") shot.stop.abort();
+      shot.state = "waiting";
+    }
     if (shown) show(shown);
     next();
   }
@@ -68,24 +72,27 @@ function desk(known, params, signal) {
     if (!shot) return;
     const asked = { gallery: chosen.value, risk: strictness.value };
     shot.state = "asking";
-    shot.stop = new AbortController();
-    shot.problem = null;
+    const stop = (shot.stop = new AbortController());
+    shot.problem = shot.pause = null;
     refresh(shot);
-    const until = AbortSignal.any([signal, shot.stop.signal]);
+    const until = AbortSignal.any([signal, stop.signal]);
     try {
       const options = { top_k: 5, ...(asked.risk && { risk: asked.risk }) };
       const request = { ...bodyOf(shot.photo.file, options), signal: until };
       const answer = await patiently(
         () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),
         until,
-        (seconds) => shot === shown && fill(place, waiting(`Others are being served. Trying again in ${seconds} s…`)),
+        (seconds) => {
+          shot.pause = `Others are being served. Trying again in ${seconds} s…`;
+          refresh(shot);
+        },
       );
       shot.results = answer.results;
       shot.gallery = asked.gallery;
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || shot.stop !== stop) return; // gone, or asked anew
       if (shot.state === "asking") shot.state = error.name === "AbortError" ? "stopped" : "failed";
       shot.problem = error;
     }
@@ -109,13 +116,12 @@ function desk(known, params, signal) {
     const back = () => ((shot.state = "waiting"), show(shot), next());
     if (shot.state === "waiting" || shot.state === "asking") {
       const stop = button("Cancel", () => (shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort()));
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting("Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
+      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
     }
     if (shot.state === "stopped")
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Stopped before there was an answer."), button("Ask again", back)));
     if (shot.state === "failed") {
-      const said = words.problem(shot.problem);
-      const box = problemBox({ ...said, message: said.text, code: shot.problem.code, name: shot.problem.name }, words.mayPass(shot.problem) && back);
+      const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
       const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
       const send = button("Send a smaller copy", async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()), { kind: "primary" });
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)));
@@ -156,7 +162,7 @@ function answered(shot, gallery) {
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const cards = seen.map((result, i) => card(result, i, seen, shot, gallery));
-  const dots = h("input", { type: "checkbox", checked: localStorage.getItem(LANDMARKS) === "on" });
+  const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
@@ -176,7 +182,7 @@ function answered(shot, gallery) {
       one.addEventListener(name, () => picture.point(i, on));
   });
   dots.addEventListener("change", () => {
-    localStorage.setItem(LANDMARKS, dots.checked ? "on" : "off");
+    write("localStorage", LANDMARKS, dots.checked ? "on" : "off");
     picture.showLandmarks(dots.checked);
   });
   return h(
@@ -243,7 +249,8 @@ function liveness(judged) {
 export function meter({ similarity, threshold, review_threshold: review }) {
   const from = meterStart(similarity, review);
   const at = (value) => `${(Math.max(0, Math.min(1, value) - from) / (1 - from)) * 100}%`;
-  const told = `Similarity ${words.similarity(similarity)} of 1. ${words.similarity(threshold)} is needed to be sure, ${words.similarity(review)} to be worth a look.`;
+  const [reached, needed] = words.apart(similarity, threshold);
+  const told = `Similarity ${reached} of 1. ${needed} is needed to be sure, ${words.similarity(review)} to be worth a look.`;
   const kind = similarity >= threshold ? "enough" : similarity >= review ? "near" : "far";
   return h(
     "div",
@@ -258,8 +265,8 @@ export function meter({ similarity, threshold, review_threshold: review }) {
     h(
       "p",
       { class: "meter-words", "aria-hidden": "true" },
-      h("span", {}, "Similarity ", h("strong", {}, words.similarity(similarity))),
-      h("span", {}, threshold > 1 ? "nothing is enough" : `enough from ${words.similarity(threshold)}`),
+      h("span", {}, "Similarity ", h("strong", {}, reached)),
+      h("span", {}, threshold > 1 ? "nothing is enough" : `enough from ${needed}`),
     ),
   );
 }
@@ -288,7 +295,7 @@ function details(result, person, refused) {
     result.candidates.length > 0 &&
       table(
         "Who was nearest",
-        ["Nearest", "Similarity", "A stranger reaches it"],
+        ["Nearest", "Similarity", "By chance"],
         result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "not known"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Sure that it is a face", result.face.score.toFixed(2)]]),

@@ -5,6 +5,7 @@ import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { read, write } from "../store.js";
 import { button, field, loading, table, toast } from "../ui.js";
 
 const MOST_ASKED = 20;
@@ -129,12 +130,12 @@ async function page(gallery, signal, again) {
     settings.subjects < 2 && few(settings.subjects),
     h(
       "div",
-      { class: "columns" },
+      { class: "columns risks" },
       h("div", { class: "stack wide" }, figure, evidence(gallery, report, signal, again)),
       h(
         "div",
         { class: "stack wide" },
-        h("section", { class: "card", "aria-label": "What the chosen risk means" }, state, told),
+        h("section", { class: "card meaning", "aria-label": "What the chosen risk means" }, state, told),
         history(gallery, signal),
       ),
     ),
@@ -195,7 +196,7 @@ function accepted(risk, threshold) {
 }
 
 function meaning(stop) {
-  const daily = Number(localStorage.getItem("kith-strangers") ?? 100);
+  const daily = Number(read("localStorage", "kith-strangers") ?? 100);
   const often = h("strong", {}, everySo(stop.fpir, daily));
   const input = h("input", {
     type: "number",
@@ -207,7 +208,7 @@ function meaning(stop) {
     onInput: () => {
       const strangersDaily = Number(input.value);
       if (!(strangersDaily >= 1)) return;
-      localStorage.setItem("kith-strangers", String(strangersDaily));
+      write("localStorage", "kith-strangers", String(strangersDaily));
       often.textContent = everySo(stop.fpir, strangersDaily);
     },
   });
@@ -348,7 +349,7 @@ function evidence(gallery, report, signal, again) {
   };
   return h(
     "section",
-    { class: "card" },
+    { class: "card basis" },
     h("h2", {}, "What it rests on"),
     h(
       "p",
@@ -380,17 +381,24 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function checked(check) {
   if (check.expected < 1) return h("p", {}, "Too few people are enrolled to check it on themselves.");
-  const odd = Math.abs(check.observed - check.expected) > Math.max(3, 3 * Math.sqrt(check.expected));
   return h(
     "p",
     {},
-    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, ${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
-    odd ? h("strong", {}, "That is far apart: people may be enrolled twice, or be relatives.") : "That agrees.",
+    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, `,
+    `${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
+    h("strong", {}, agreement(check)),
   );
 }
 
+/** The comparisons of a gallery depend on each other, so that chance alone moves it by more than counts of its size. */
+function agreement({ observed, expected }) {
+  if (observed > 1.5 * expected + 3) return "That is far more: people may be enrolled twice, or be relatives.";
+  if (observed < expected / 1.5 - 3) return "That is far fewer: the risk is smaller than it says here.";
+  return "That agrees.";
+}
+
 function history(gallery, signal) {
-  const place = h("section", { class: "card" }, h("h2", {}, "How the threshold moved"));
+  const place = h("section", { class: "card moved" }, h("h2", {}, "How the threshold moved"));
   const content = h("div", {});
   place.append(content);
   const query = { event: "threshold_moved", limit: LATEST_MOVES };

@@ -1,8 +1,196 @@
-import { h } from "../dom.js";
-import { heading } from "../ui.js";
+import { call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { personField } from "../choices.js";
+import { fill, h, icon } from "../dom.js";
+import { download } from "../files.js";
+import { personForm } from "../person_form.js";
+import { receipt } from "../receipt.js";
+import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
+import * as words from "../words.js";
 
-export const title = () => "Person";
+export const title = ({ subject }) => subject;
 
-export function render(params, signal) {
-  return h("div", { class: "page" }, heading("Person", "What is held about one person."));
+export function render({ gallery, subject }, signal) {
+  const page = h("div", { class: "page" });
+  const at = `#/galleries/${encodeURIComponent(gallery)}`;
+  const content = loading(async () => {
+    try {
+      const [person, listed, { keep_crops: keeps }] = await Promise.all([
+        call("GET", subjectPath(gallery, subject), { signal }),
+        call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
+        call("GET", galleryPath(gallery), { signal }),
+      ]);
+      return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
+    } catch (error) {
+      if (error.name === "AbortError" || words.mayPass(error)) throw error;
+      return [heading(subject), problemBox(error)];
+    }
+  });
+  return fill(page, h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
+}
+
+function view({ gallery, person, templates, keeps }, page, signal) {
+  const add = `#/enrol?gallery=${encodeURIComponent(gallery)}&subject=${encodeURIComponent(person.id)}`;
+  return h(
+    "div",
+    { class: "stack wide" },
+    heading(words.called(person), `In “${gallery}” since ${words.when(person.created_at)}.`, linkButton("Add photos", add, { kind: "primary", icon: "plus" })),
+    h(
+      "div",
+      { class: "columns" },
+      photos({ gallery, person, templates, keeps }, add, signal),
+      h("div", { class: "stack" }, edit(gallery, person, signal), rights(gallery, person, templates, page, signal)),
+    ),
+  );
+}
+
+/** Photos are not kept: what is shown of each is how good it was, and its picture where the gallery keeps them. */
+function photos({ gallery, person, templates, keeps }, add, signal) {
+  const pictures = new Map();
+  const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
+  const none = () => empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
+  const show = () => fill(section, templates.length === 0 ? none() : [counted(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
+  const counted = () =>
+    h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
+  const gone = (template) => {
+    templates.splice(templates.indexOf(template), 1);
+    show();
+    section.focus(); // whose button went
+  };
+  const small = (element) => (element.classList.add("small"), element);
+
+  function line(template) {
+    const { quality } = template;
+    const picture = pictures.get(template.id);
+    return h(
+      "div",
+      { class: "photo-row" },
+      picture ? h("img", { class: "thumb", src: picture, alt: `The kept picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enrol" : "hygiene")),
+      h(
+        "div",
+        { class: "stack tight" },
+        h("p", {}, h("strong", {}, quality ? `A ${words.quality(quality.score)} photo` : "Given as numbers"), ` of ${words.when(template.created_at)}`),
+        quality && bar(quality.score),
+        h("div", { class: "actions" }, small(button("Move", () => move(template), { icon: "move" })), small(button("Delete", () => remove(template), { kind: "danger", icon: "trash" }))),
+        quality &&
+          h(
+            "details",
+            { class: "details" },
+            h("summary", {}, "Details"),
+            h("dl", { class: "facts" }, [...words.qualities(quality), ["Quality score", quality.score.toFixed(2)], ["Template", h("code", {}, template.id.slice(0, 12))]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+          ),
+      ),
+    );
+  }
+
+  async function remove(template) {
+    const last = templates.length === 1;
+    const sure = await confirmed({
+      title: "Delete this photo?",
+      text: last ? `It is the only one: ${words.called(person)} will not be recognised until there is another.` : "It goes for good.",
+      yes: "Delete it",
+    });
+    if (!sure) return;
+    const answer = await call("DELETE", templatePath(gallery, person.id, template.id));
+    gone(template);
+    toast(`Deleted. Receipt ${answer.receipt.id.slice(0, 8)}….`);
+  }
+
+  async function move(template) {
+    const to = personField("To whom does it belong?", signal);
+    await to.load(gallery).catch(tell);
+    const wrong = h("p", { class: "refused", role: "alert" });
+    const box = dialog(
+      "Move this photo",
+      h(
+        "form",
+        {
+          class: "stack",
+          onSubmit: async (event) => {
+            event.preventDefault();
+            try {
+              const found = await to.find();
+              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "It is filed under them already." : "Nobody is enrolled under this name or id.");
+              await call("PATCH", templatePath(gallery, person.id, template.id), { json: { subject: found.id } });
+              box.close();
+              gone(template);
+              toast(`It is ${words.called(found)}’s now.`);
+            } catch (error) {
+              fill(wrong, icon("warning"), error.message);
+            }
+          },
+        },
+        to,
+        wrong,
+        h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), h("button", { type: "submit", class: "button primary" }, "Move it")),
+      ),
+    );
+  }
+
+  async function kept() {
+    const held = await call("GET", `${subjectPath(gallery, person.id)}/export`, { signal });
+    for (const one of held.templates) if (one.crop) pictures.set(one.id, `data:image/webp;base64,${one.crop.image}`);
+    show();
+    if (pictures.size === 0) toast("No picture is kept of this person.");
+  }
+  show();
+  return section;
+}
+
+const bar = (score) =>
+  h("div", { class: "meter enough slim", role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` }, h("span", { class: "meter-fill", style: { width: `${score * 100}%` } }));
+
+function edit(gallery, person, signal) {
+  const form = personForm(person);
+  const go = h("button", { type: "submit", class: "button primary" }, "Save");
+  return h(
+    "form",
+    {
+      class: "card stack",
+      onSubmit: async (event) => {
+        event.preventDefault();
+        go.disabled = true;
+        try {
+          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal }));
+          document.querySelector("main h1").textContent = words.called(person);
+          toast("Saved.");
+        } catch (error) {
+          tell(error);
+        } finally {
+          go.disabled = false;
+        }
+      },
+    },
+    h("h2", {}, "About them"),
+    form.elements,
+    h("p", { class: "hint" }, "Id: ", h("code", {}, person.id)),
+    h("div", { class: "actions" }, go),
+  );
+}
+
+function rights(gallery, person, templates, page, signal) {
+  const remove = async () => {
+    const name = words.called(person);
+    const sure = await confirmed({
+      title: `Delete ${name}?`,
+      text: `${words.plural(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
+      yes: "Delete them for good",
+    });
+    if (!sure) return;
+    const gone = await call("DELETE", subjectPath(gallery, person.id));
+    fill(page, heading(name), receipt(gone.receipt, "Deleted"), h("div", { class: "actions" }, linkButton(`Back to ${gallery}`, `#/galleries/${encodeURIComponent(gallery)}`, { kind: "primary" })));
+    page.querySelector("a").focus();
+  };
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Their rights"),
+    h("p", {}, "Everything that is held about them, as a file to hand out; and deletion, with a receipt."),
+    h(
+      "div",
+      { class: "actions" },
+      button("What is held", () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }), { icon: "docs" }),
+      button("Delete the person", remove, { kind: "danger", icon: "trash" }),
+    ),
+    h("p", { class: "hint" }, "The file needs a key with the right “admin”; deleting, one with “enrol”."),
+  );
 }

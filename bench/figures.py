@@ -1,0 +1,179 @@
+"""Draws what README.md shows out of bench/results and models/evidence: ``python -m bench.figures`` after they were
+measured anew. Nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.accuracy import RESULTS, ROOT
+from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
+from models.dlib_pack import read_evidence
+
+FOLDER: Final = ROOT / "docs" / "images"
+INK, PAPER, GRID = "#1f2933", "#ffffff", "#d9dee3"
+OURS, OTHERS, THIRD = "#0b6e8a", "#c2571a", "#7a8691"
+"""Told apart in grey, and by whoever does not see red and green."""
+ASKED: Final = 0.01
+FIXED: Final = 0.4
+STYLE: Final[Any] = {
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "figure.facecolor": PAPER,
+    "font.size": 10.5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kith",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+FAMILY: Final = re.compile(r"font-family: [^;]+")
+FONTS: Final = "font-family: system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
+
+
+def risk_kept(axes: Axes) -> None:
+    """FPIR over the size of the gallery: of a fixed cosine, and of a threshold that follows from 1 % asked."""
+    rows = _read("open_set.json")["reference"]
+    chosen = [row for row in rows if row["templates"] == 1 and row["fpir"] == ASKED]
+    for source, colour, marker, label in (
+        ("fixed", OTHERS, "s", f"a fixed cosine of {FIXED:g}"),
+        ("both", OURS, "o", "Kith, asked for 1 %"),
+    ):
+        by_size: dict[int, list[float]] = {}
+        for row in chosen:
+            if row["source"] == source:
+                by_size.setdefault(row["size"], []).append(100 * row["measured_fpir"])
+        sizes = sorted(by_size)
+        middle, low, high = (np.array([np.quantile(by_size[n], q) for n in sizes]) for q in (0.5, 0.1, 0.9))
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(sizes, middle, color=colour, marker=marker, linewidth=2)
+        axes.annotate(label, (sizes[-1], middle[-1]), (8, 0), textcoords="offset points", color=colour, va="center")
+    axes.axhline(100 * ASKED, color=INK, linewidth=0.8, linestyle=":")
+    axes.set(
+        title="Strangers called somebody, as the gallery grows",
+        xlabel="people enrolled (LFW, one photo each)",
+        ylabel="of strangers' searches, %",
+        xlim=(0, 860),
+        ylim=(0, None),
+    )
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+
+
+def speed(axes: Axes) -> None:
+    """Photos a second as multiples of the naive server's, with the least and the most of the rounds."""
+    sets = _read("serving.json")["sets"]
+    rows: list[tuple[str, str, Mapping[str, float]]] = []
+    for name, words in (("lfw", "LFW"), ("groups", "group photos")):
+        for clients in ("1", "16"):
+            ratios = sets[name]["clients"][clients]["ratios"]
+            many = f"{words}, {clients} client{'s' if clients != '1' else ''}"
+            rows.append((many, OURS, ratios[f"{IDENTIFY} / {NAIVE}"]["photos_per_s"]))
+            same = NAIVE_SMALL if f"{EMBED_PINNED} / {NAIVE_SMALL}" in ratios else NAIVE
+            rows.append(("in the same fp32 and runtime", THIRD, ratios[f"{EMBED_PINNED} / {same}"]["photos_per_s"]))
+    places = [place + 0.2 * (place % 2) for place in range(len(rows), 0, -1)]
+    for place, (_, colour, ratio) in zip(places, rows, strict=True):
+        middle = ratio["median"]
+        reach = [[middle - ratio["min"]], [ratio["max"] - middle]]
+        axes.barh(place, middle, 0.7, color=colour, xerr=reach, error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})
+        axes.annotate(f"{middle:.1f} x", (ratio["max"], place), (6, 0), textcoords="offset points", va="center")
+    axes.set_yticks(places, [row[0] for row in rows])
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set(
+        title="Photos a second, in multiples of FaceAnalysis's",
+        xlabel="two cores; blue: photo to decision; grey: to vector",
+        xlim=(0, 7),
+    )
+    axes.tick_params(axis="y", length=0)
+
+
+def accuracy(axes: Axes) -> None:
+    """Shares of the right answer of three recognisers, with intervals."""
+    measured = _read("accuracy.json")
+    packs = (
+        ("bundled, kith-compact", measured["kith-compact"], THIRD),
+        ("pulled, dlib-resnet", read_evidence()["metrics"], OURS),
+        ("reference: SCRFD-500M, MobileFaceNet", measured["reference"], OTHERS),
+    )
+    measures: tuple[tuple[str, Callable[[Any], tuple[float, Sequence[float]]]], ...] = (
+        ("Two photos: right\n(View 2 accuracy)", _verification),
+        ("Known people named,\nFPIR 10 %", lambda figures: _named(figures, "0.1")),
+        ("Known people named,\nFPIR 1 %", lambda figures: _named(figures, "0.01")),
+    )
+    width = 0.26
+    for number, (label, figures, colour) in enumerate(packs):
+        for place, (_, of) in enumerate(measures):
+            value, (low, high) = of(figures)
+            x = place + (number - 1) * width
+            reach = [[100 * (value - low)], [100 * (high - value)]]
+            axes.bar(
+                x,
+                100 * value,
+                width * 0.9,
+                color=colour,
+                yerr=reach,
+                error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
+                label=label if place == 0 else None,
+            )
+            axes.annotate(f"{100 * value:.1f}", (x, 2), ha="center", color=PAPER, fontsize=9)
+    axes.set_xticks(range(len(measures)), [words for words, _ in measures])
+    axes.set(title="How often it is right, on LFW", ylabel="%", ylim=(0, 105))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.14), ncols=3, fontsize=9.5, columnspacing=1.2)
+    axes.tick_params(axis="x", length=0)
+
+
+def _verification(figures: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
+    view = figures["lfw_view2"]
+    return view["accuracy"]["mean"], view["intervals"]["accuracy"]
+
+
+def _named(figures: Mapping[str, Any], fpir: str) -> tuple[float, Sequence[float]]:
+    """1 - FNIR, whose interval turns about."""
+    low, high = figures["lfw_open_set"]["fnir_intervals"][fpir]
+    return 1 - figures["lfw_open_set"]["fnir"][fpir], (1 - high, 1 - low)
+
+
+FIGURES: Final[Mapping[str, tuple[Callable[[Axes], None], tuple[float, float]]]] = {
+    "risk-kept.svg": (risk_kept, (7.6, 3.4)),
+    "speed.svg": (speed, (7.6, 3.6)),
+    "accuracy.svg": (accuracy, (7.6, 3.6)),
+}
+
+
+def draw(folder: Path) -> list[Path]:
+    """The same bytes from the same figures."""
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for name, (drawn, size) in FIGURES.items():
+            figure = Figure(size, layout="constrained")
+            drawn(figure.subplots())
+            figure.savefig(folder / name, format="svg", metadata={"Date": None, "Creator": None})
+            text = (folder / name).read_text(encoding="utf-8")
+            # Whoever looks has other fonts than whoever draws.
+            lines = (line.rstrip() for line in FAMILY.sub(FONTS, text).splitlines())
+            (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            written.append(folder / name)
+    return written
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for path in draw(FOLDER):
+        print(f"wrote {path.relative_to(ROOT)}")

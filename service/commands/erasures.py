@@ -1,0 +1,93 @@
+"""``kith erasures``: what was erased, and proving it."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+from service.commands.options import AsJson, Gallery, Key, Url
+from service.connection import connect
+from service.files import replacing
+from service.terminal import print_json, print_table, say
+
+app = typer.Typer(help="What was erased.", no_args_is_help=True)
+
+Kept = Annotated[Path, typer.Argument(help="JSON.", dir_okay=False)]
+
+
+@app.command("list")
+def list_erasures(
+    gallery: Gallery,
+    subject: Annotated[str | None, typer.Option(help="Only this subject's.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Receipts of a gallery, latest first."""
+    with connect(url, api_key) as kith:
+        found = list(kith.erasures(gallery, subject))
+    if as_json:
+        print_json([receipt.model_dump(mode="json") for receipt in found])
+        return
+    table = Table(Column("Receipt", no_wrap=True), "When (UTC)", "What", "Removed")
+    for receipt in found:
+        removed = ", ".join(f"{count} {what}" for what, count in receipt.removed.items())
+        table.add_row(receipt.id, f"{receipt.at:%Y-%m-%d %H:%M:%S}", receipt.kind, removed)
+    print_table(table)
+
+
+@app.command("verify")
+def verify_receipt(
+    receipt: Annotated[str, typer.Argument(help="Its id.")],
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether a receipt holds; exit 1 if it does not."""
+    if re.fullmatch("[0-9a-f]{32}", receipt) is None:
+        raise typer.BadParameter("it has 32 hexadecimal digits; 'kith erasures list' names them", param_hint="RECEIPT")
+    with connect(url, api_key) as kith:
+        verdict = kith.verify_receipt(receipt)
+    if as_json:
+        print_json(verdict.model_dump(mode="json"))
+    elif verdict.holds:
+        say(f"the receipt holds: what was erased on {verdict.receipt.at:%Y-%m-%d %H:%M} UTC is gone")
+    else:
+        line = "" if verdict.line_found else ": the audit has no such line"
+        there = "" if verdict.gone or verdict.enrolled_since else ": what it names is there"
+        say(f"the receipt does not hold{line}{there}")
+    if not verdict.holds:
+        raise typer.Exit(1)
+
+
+@app.command("save")
+def save_erasures(file: Kept) -> None:
+    """Write every receipt of the database to a file, to be kept elsewhere: no backup knows what was erased after it."""
+    from service.engines import open_own_database
+    from service.gallery.repeated_erasures import saved
+    from service.settings import load_settings
+
+    with closing(open_own_database(load_settings())) as database, database.read() as connection:
+        documents = saved(connection)
+    with replacing(file) as to:
+        to.write(json.dumps(documents, indent=1).encode())
+    say(f"wrote {len(documents)} receipts to {file}")
+
+
+@app.command("repeat")
+def repeat_erasures(file: Kept) -> None:
+    """Erase anew, after a backup was restored, what the receipts of a file name."""
+    from service.engines import open_own_database
+    from service.gallery.repeated_erasures import repeat_saved
+    from service.settings import load_settings
+
+    documents: list[dict[str, Any]] = json.loads(file.read_text())
+    with closing(open_own_database(load_settings())) as database:
+        repeated = repeat_saved(database, documents)
+    say(f"of {len(documents)} receipts, {len(repeated)} named what was there again; it is erased")

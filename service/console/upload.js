@@ -1,0 +1,27 @@
+// Sending a large file, with its progress, which `fetch` does not tell.
+
+import { EVENTS, Problem, key, unreachable } from "./api.js";
+
+/** POST `file`; the answer's JSON. `onProgress(share)`: of what was sent. Throws Problem, or AbortError by `signal`. */
+export function upload(path, file, { query = {}, type, onProgress, signal }) {
+  const url = new URL(path, location.origin);
+  for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", url);
+    request.responseType = "json";
+    request.setRequestHeader("Content-Type", type);
+    if (key()) request.setRequestHeader("Authorization", `Bearer ${key()}`);
+    request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(total > 0 ? loaded / total : 0));
+    request.addEventListener("load", () => {
+      if (request.status < 300) return resolve(request.response);
+      const problem = new Problem(request.status, request.response ?? { title: request.statusText });
+      if (request.status === 401) EVENTS.dispatchEvent(Object.assign(new Event("refused"), { problem }));
+      reject(problem);
+    });
+    request.addEventListener("error", () => reject(unreachable("the upload broke off")));
+    request.addEventListener("abort", () => reject(new DOMException("The upload was called off.", "AbortError")));
+    signal?.addEventListener("abort", () => request.abort(), { once: true });
+    request.send(file);
+  });
+}

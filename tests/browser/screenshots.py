@@ -1,0 +1,210 @@
+"""The pictures of docs/images: the console at work, with photos that anybody may show.
+
+The photos are portraits in the public domain, as works of the US government: Eileen Collins (NASA; it comes with
+scikit-image), and the official ones of Barack Obama and Joe Biden, which are among the tests in the sdist of
+face_recognition. pip fetches that, by its hash; nothing of it is kept.
+
+    python -m tests.browser.screenshots [NAME...]
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+from scipy.spatial import cKDTree
+
+from service.client import Kith
+from service.demo import package_file
+from service.server import embedded
+from service.settings import load_settings
+from tests.browser.chromium import MISSING, chromium, executable
+
+FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
+SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
+INSIDE: Final = "face_recognition-1.3.0/tests/test_images"
+MAX_BYTES: Final = 150_000
+EXACT: Final = 48
+DESK: Final = {"width": 1280, "height": 800}
+PHONE: Final = {"width": 390, "height": 844}
+PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": "Joe Biden"}
+Portraits = dict[str, Image.Image]
+
+
+def main(chosen: list[str]) -> None:
+    path = executable()
+    if path is None:
+        sys.exit(MISSING)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        portraits = fetch(folder)
+        write(portraits, folder)
+        settings = load_settings(data_dir=folder / "data", log_level="ERROR")
+        with embedded(settings) as url, Kith(url) as kith, chromium(path, folder / "webcam.mjpeg") as browser:
+            populate(kith, folder)
+            for name, show in SCENES.items():
+                if not chosen or name in chosen:
+                    take(browser, url, name, show, folder)
+
+
+# What is shown
+
+
+def fetch(folder: Path) -> Portraits:
+    (folder / "requirements.txt").write_text(f"{SDIST}\n")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        + ["--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "--dest", str(folder)]
+        + ["--requirement", str(folder / "requirements.txt")],
+        check=True,
+    )
+    with Image.open(package_file("skimage", "data", "astronaut.png")) as image:
+        portraits = {"collins": image.convert("RGB")}
+    with tarfile.open(next(folder.glob("face_recognition-*.tar.gz"))) as sdist:
+        for name in ("obama", "biden"):
+            file = sdist.extractfile(f"{INSIDE}/{name}.jpg")
+            assert file is not None
+            portraits[name] = Image.open(io.BytesIO(file.read())).convert("RGB")
+    return portraits
+
+
+def write(portraits: Portraits, folder: Path) -> None:
+    """Files to give: each portrait, each as another camera would have taken it, a zip of both, what the camera sees."""
+    for name, portrait in portraits.items():
+        portrait.save(folder / f"{name}.jpg", quality=92)
+        again(portrait).save(folder / f"{name} again.jpg", quality=85)
+    with zipfile.ZipFile(folder / "people.zip", "w") as archive:
+        for name in portraits:
+            for photo in (f"{name}.jpg", f"{name} again.jpg"):
+                archive.write(folder / photo, f"{PEOPLE[name]}/{photo}")
+    camera = again(portraits["collins"]).resize((480, 480))
+    frame = Image.new("RGB", (640, 480), camera.getpixel((3, 3)))
+    frame.paste(camera, (80, 0))
+    frame.save(folder / "frame.jpg")
+    (folder / "webcam.mjpeg").write_bytes((folder / "frame.jpg").read_bytes() * 4)
+
+
+def again(portrait: Image.Image) -> Image.Image:
+    width, height = portrait.size
+    turned = portrait.rotate(3, Image.Resampling.BICUBIC)
+    return turned.crop((width // 12, height // 24, width - width // 12, height - height // 8))
+
+
+def side_by_side(kith: Kith, folder: Path) -> Image.Image:
+    """The three as in one photo: the same share of each about the face."""
+    width, height = 420, 560
+    whole = Image.new("RGB", (3 * width, height))
+    for i, name in enumerate(PEOPLE):
+        with Image.open(folder / f"{name} again.jpg") as photo:
+            x0, y0, x1, y1 = kith.detect(folder / f"{name} again.jpg").images[0].faces[0].box
+            side = 2.3 * (y1 - y0)
+            left, top = (x0 + x1 - side * width / height) / 2, max(0.0, y0 - 0.3 * (y1 - y0))
+            part = photo.crop((round(left), round(top), round(left + side * width / height), round(top + side)))
+            whole.paste(part.resize((width, height), Image.Resampling.LANCZOS), (i * width, 0))
+    return whole
+
+
+def populate(kith: Kith, folder: Path) -> None:
+    side_by_side(kith, folder).save(folder / "reception.jpg", quality=92)
+    kith.create_gallery("guests", risk={"fpir": 0.001}, keep_crops=True)
+    kith.create_gallery("crew", risk={"fpir": 0.0001})
+    kith.create_gallery("visitors", risk={"fpir": 0.01})
+    for subject, name in PEOPLE.items():
+        if subject == "biden":
+            continue
+        for gallery in ("guests", "crew"):
+            kith.put_subject(gallery, subject, name=name, tags=["invited"], metadata={"table": 4})
+            kith.enrol(gallery, subject, folder / f"{subject}.jpg")
+    kith.put_subject("guests", "e-collins", name="E. Collins", tags=["press"])
+    kith.enrol("guests", "e-collins", folder / "collins again.jpg", allow_duplicate=True)
+    kith.calibrate("guests")
+    kith.wait_for(kith.enrol_archive("visitors", folder / "people.zip").id)
+
+
+# How it is shown
+
+
+def take(browser: Browser, url: str, name: str, show: Callable[[Page, Path], None], folder: Path) -> None:
+    options = {
+        "viewport": PHONE if name.endswith("phone") else DESK,
+        "color_scheme": "dark" if name.endswith("dark") else "light",
+        "permissions": ["camera"],
+        "reduced_motion": "reduce",
+    }
+    context = browser.new_context(**options)  # type: ignore[arg-type]
+    try:
+        page = context.new_page()
+        page.goto(f"{url}/console")
+        page.evaluate("localStorage.setItem('kith-gallery', 'crew')")
+        show(page, folder)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        expect(page.get_by_text("One moment…")).to_have_count(0)
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        page.mouse.move(2, 2)
+        keep(page.screenshot(), FOLDER / f"console-{name}.png")
+    finally:
+        context.close()
+
+
+def keep(png: bytes, path: Path) -> None:
+    """In as many colours as fit into MAX_BYTES: those of the page as they are, those of the photos about."""
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = image.convert("RGB")
+    colours, at, counts = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    exact = colours[np.argsort(-counts)[:EXACT]]
+    for most in (256, 192, 128, 96):
+        median_cut = pixels.quantize(most - EXACT, Image.Quantize.MEDIANCUT).getpalette() or []
+        about = np.reshape(median_cut, (-1, 3))[: most - EXACT]
+        palette = np.concatenate([exact, about]).astype(np.uint8)
+        nearest = cKDTree(palette).query(colours)[1].astype(np.uint8)
+        small = Image.fromarray(nearest[at].reshape(pixels.height, pixels.width), "P")
+        small.putpalette(palette.tobytes())
+        small.save(path, optimize=True)
+        if path.stat().st_size <= MAX_BYTES:
+            break
+    print(f"{path.name}: {path.stat().st_size // 1000} kB, {most} colours")
+
+
+def at(place: str) -> Callable[[Page, Path], None]:
+    def show(page: Page, _folder: Path) -> None:
+        page.goto(f"{page.url.split('#')[0]}#{place}")
+
+    return show
+
+
+def identified(page: Page, folder: Path) -> None:
+    give(page, folder / "reception.jpg")
+    expect(page.get_by_role("heading", name="Eileen Collins")).to_be_visible()
+
+
+def give(page: Page, *files: Path) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose").first.click()
+    chooser.value.set_files(list(files))
+
+
+SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
+    "identify": identified,
+    "dark": identified,
+    "phone": identified,
+    "galleries": at("/galleries"),
+    "gallery": at("/galleries/guests"),
+    "person": at("/galleries/guests/subjects/collins"),
+    "risk": at("/galleries/guests/risk"),
+    "hygiene": at("/galleries/guests/hygiene"),
+    "jobs": at("/jobs"),
+    "health": at("/health"),
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

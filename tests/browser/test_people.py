@@ -1,0 +1,363 @@
+"""Stories of people before the console: the first day, strangers, mistakes, and taking them back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.browser.chromium import faults, overflow
+from tests.browser.conftest import Opener, choose, populate, transfer
+
+Photos = dict[str, Path]
+
+
+def go(page: Page, place: str) -> None:
+    page.goto(f"{page.url.split('#')[0]}#{place}")
+
+
+def first_face(page: Page) -> Locator:
+    return page.get_by_role("article", name="Face 1")
+
+
+def name_somebody(page: Page, name: str) -> None:
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Enrol", exact=True).click()
+
+
+def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
+    """Nothing is there; each page says what to do, and a minute later a face has a name."""
+    page = visit(service)
+    expect(page.get_by_role("heading", name="First, a gallery")).to_be_visible()
+    page.get_by_role("link", name="Make a gallery").click()
+    dialog = page.get_by_role("dialog", name="New gallery")
+    dialog.get_by_label("Name", exact=True).fill("family")
+    dialog.get_by_label("How strict").select_option(label="Strict: one stranger in 10,000")
+    assert faults(page) == []
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="family", level=1)).to_be_visible()
+    expect(page.get_by_role("heading", name="Nobody is enrolled yet")).to_be_visible()
+
+    page.get_by_role("link", name="Enrol the first").click()
+    choose(page, photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    name_somebody(page, "Ada Lovelace")
+    expect(page.get_by_role("heading", name="Ada Lovelace is enrolled")).to_be_visible()
+    assert faults(page) == []
+
+    page.get_by_role("link", name="Try it: identify").click()
+    choose(page, photos["ada again"])
+    expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
+    expect(first_face(page).get_by_text("Known", exact=True)).to_be_visible()
+    expect(first_face(page).get_by_text("A stranger would look this much like")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="1 face: 1 known.")).to_have_count(1)  # for who listens
+    page.get_by_text("Details").click()
+    expect(first_face(page).get_by_text("False-alarm probability")).to_be_visible()
+    with Kith(service) as kith:
+        assert kith.gallery("family").risk == {"fpir": 0.0001}
+        assert [subject.name for subject in kith.subjects("family")] == ["Ada Lovelace"]
+
+
+def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        populate(kith, "family", {**photos, "ada again": photos["ada"]})
+        kith.delete_subject("family", "countess")
+    page = visit(service, permissions=["camera", "clipboard-read", "clipboard-write"])
+    dropped = transfer(page, photos["tom"])
+    expect(page.get_by_role("button", name="Use the camera")).to_be_visible()
+    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+    expect(first_face(page).get_by_role("link", name="Tom")).to_be_visible()
+
+    page.reload()
+    expect(page.get_by_role("button", name="Use the camera")).to_be_visible()
+    page.evaluate(
+        """async (hand) => {
+          const picture = await createImageBitmap(hand.files[0]);
+          const canvas = new OffscreenCanvas(picture.width, picture.height);
+          canvas.getContext("2d").drawImage(picture, 0, 0);
+          await navigator.clipboard.write([new ClipboardItem({ "image/png": await canvas.convertToBlob() })]);
+        }""",
+        transfer(page, photos["tom"]),
+    )
+    page.keyboard.press("Control+V")
+    expect(first_face(page).get_by_role("link", name="Tom")).to_be_visible()
+
+    page.reload()
+    page.get_by_role("button", name="Use the camera").click()
+    dialog = page.get_by_role("dialog", name="Look at the camera")
+    shutter = dialog.get_by_role("button", name="Take the photo")
+    expect(shutter).to_be_enabled()
+    assert faults(page) == []
+    shutter.click()
+    expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
+
+
+def test_who_forbids_the_camera_is_told_what_else_to_do(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.get_by_role("button", name="Use the camera").click()
+    dialog = page.get_by_role("dialog", name="Look at the camera")
+    expect(dialog.get_by_role("status")).to_contain_text("not to give the camera")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Use the camera")).to_be_focused()
+
+
+def test_a_stranger_is_told_and_enrolled_from_the_crowd(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        populate(kith, "family", photos)
+    page = visit(service)
+    choose(page, photos["party"])
+    expect(page.get_by_role("heading", name="6 faces")).to_be_visible()
+    stranger = page.get_by_role("article").filter(has_text="Nobody known here").first
+    expect(stranger.get_by_text("Stranger", exact=True)).to_be_visible()
+    assert faults(page) == []
+    page.get_by_role("button", name="Face 2:").click()
+    expect(page.get_by_role("article", name="Face 2")).to_be_focused()
+    stranger.get_by_role("link", name="Enrol this face").click()
+    expect(page.get_by_text("photo of a face")).to_be_visible()  # that face is chosen already
+    name_somebody(page, "Grace Hopper")
+    expect(page.get_by_role("heading", name="Grace Hopper is enrolled")).to_be_visible()
+    page.get_by_role("link", name="Try it: identify").click()
+    choose(page, photos["party"])
+    expect(page.get_by_role("link", name="Grace Hopper")).to_be_visible()
+
+
+def test_a_face_of_several_is_chosen_to_be_enrolled(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+    page = visit(service)
+    go(page, "/enrol?gallery=family")
+    choose(page, photos["party"])
+    expect(page.get_by_role("heading", name="6 faces. Whose is to be enrolled?")).to_be_visible()
+    expect(page.get_by_role("button", name="Enrol", exact=True)).to_be_disabled()
+    assert faults(page) == []
+    page.get_by_role("button", name="Choose face 3").click()
+    expect(page.get_by_role("button", name="Another face")).to_be_focused()
+    name_somebody(page, "Grace")
+    expect(page.get_by_role("heading", name="Grace is enrolled")).to_be_visible()
+
+
+def test_a_duplicate_is_refused_and_enrolled_on_insisting(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", "ada", name="Ada")
+        kith.enrol("family", "ada", photos["ada"])
+    page = visit(service)
+    go(page, "/enrol?gallery=family")
+    choose(page, photos["ada again"])
+    name_somebody(page, "The countess")
+    expect(page.get_by_role("alert").filter(has_text="Already here under another name")).to_be_visible()
+    assert faults(page) == []
+    page.get_by_role("button", name="They are two people").click()
+    dialog = page.get_by_role("dialog", name="Are they two different people?")
+    dialog.get_by_role("button", name="Cancel").click()
+    with Kith(service) as kith:
+        assert [subject.id for subject in kith.subjects("family")] == ["ada"]
+    page.get_by_role("button", name="They are two people").click()
+    dialog.get_by_role("button", name="Enrol").click()
+    expect(page.get_by_role("heading", name="The countess is enrolled")).to_be_visible()
+
+
+def test_two_photos_are_compared(visit: Opener, populated: str, photos: Photos) -> None:
+    page = visit(populated)
+    go(page, "/compare")
+    first, second = page.get_by_role("group", name="First"), page.get_by_role("group", name="Second")
+    for side, photo in ((first, "ada"), (second, "ada again")):
+        with page.expect_file_chooser() as chooser:
+            side.get_by_role("button", name="Choose a photo").click()
+        chooser.value.set_files(photos[photo])
+    answer = page.get_by_role("region", name="The answer")
+    expect(answer.get_by_role("heading", name="The same person")).to_be_visible()
+    assert faults(page) == []
+    second.get_by_label("Somebody enrolled").check()
+    second.get_by_label("Gallery").select_option("family")
+    second.get_by_label("Who").fill("Tom")
+    second.get_by_label("Who").press("Tab")
+    expect(answer.get_by_role("heading", name="Different people")).to_be_visible()
+    assert faults(page) == []
+
+
+def test_a_person_is_renamed_moved_and_deleted_with_a_receipt(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", keep_crops=True)
+        populate(kith, "family", photos)
+    page = visit(service)
+    go(page, "/galleries/family")
+    page.get_by_role("link", name="The countess").click()
+    page.get_by_label("Name", exact=True).fill("Countess of Lovelace")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", name="Countess of Lovelace", level=1)).to_be_visible()
+    page.get_by_role("button", name="Show the kept pictures").click()
+    expect(page.get_by_role("img", name="The kept picture of")).to_be_visible()
+    page.get_by_role("button", name="Move", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Move this photo")
+    dialog.get_by_label("To whom does it belong?").fill("Ada Lovelace")
+    assert faults(page) == []
+    dialog.get_by_role("button", name="Move it").click()
+    expect(page.get_by_role("heading", name="No photo yet")).to_be_visible()
+    page.get_by_role("button", name="Delete the person").click()
+    dialog = page.get_by_role("dialog", name="Delete Countess")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Delete the person")).to_be_focused()
+    page.keyboard.press("Enter")
+    dialog.get_by_role("button", name="Delete them for good").click()
+    expect(page.get_by_text("Its hash")).to_be_visible()
+    assert faults(page) == []
+    with Kith(service) as kith:
+        (receipt,) = kith.erasures("family", "countess")
+        expect(page.get_by_text(receipt.id)).to_be_visible()
+        assert len(kith.templates("family", "ada").templates) == 2
+    page.get_by_role("link", name="Back to family").click()
+    expect(page.get_by_role("link", name="Tom")).to_be_visible()
+    expect(page.get_by_role("link", name="The countess")).to_have_count(0)
+
+
+def test_a_gallery_is_deleted_by_who_types_its_name(visit: Opener, service: str) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+    page = visit(service)
+    go(page, "/galleries/family/settings")
+    page.get_by_role("button", name="Delete the gallery").click()
+    dialog = page.get_by_role("dialog")
+    sure = dialog.get_by_role("button", name="Delete")
+    dialog.get_by_label("Type “family” to go on").fill("famil")
+    expect(sure).to_be_disabled()
+    dialog.get_by_label("Type “family” to go on").fill("family")
+    assert faults(page) == []
+    sure.click()
+    expect(page.get_by_text("“family” is deleted")).to_be_visible()
+    assert faults(page) == []
+    page.get_by_role("link", name="To the galleries").click()
+    expect(page.get_by_role("heading", name="No gallery yet")).to_be_visible()
+
+
+def test_enrol_and_identify_without_a_mouse(visit: Opener, service: str, photos: Photos) -> None:
+    """Tab, Enter, letters; the focus is always somewhere, and is seen."""
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+    page = visit(service)
+    go(page, "/enrol")
+    expect(page.get_by_role("button", name="Choose photos")).to_be_visible()
+    with page.expect_file_chooser() as chooser:
+        tab_to(page, page.get_by_role("button", name="Choose photos"))
+        page.keyboard.press("Enter")
+    chooser.value.set_files(photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    tab_to(page, page.get_by_label("Name", exact=True))
+    page.keyboard.type("Ada")
+    tab_to(page, page.get_by_role("button", name="Enrol", exact=True))
+    page.keyboard.press("Space")
+    expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+    tab_to(page, page.get_by_role("link", name="Try it: identify"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Identify", level=1)).to_be_focused()
+    with page.expect_file_chooser() as chooser:
+        tab_to(page, page.get_by_role("button", name="Choose photos"))
+        page.keyboard.press("Enter")
+    chooser.value.set_files(photos["ada"])
+    tab_to(page, first_face(page).get_by_role("link", name="Ada"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Ada", level=1)).to_be_visible()
+
+
+def tab_to(page: Page, wanted: Locator) -> None:
+    expect(wanted).to_be_visible()
+    for _ in range(60):
+        if wanted.evaluate("(one) => one === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+        ring = page.evaluate(
+            "(() => { const at = document.activeElement;"
+            " return at === document.body || getComputedStyle(at).outlineStyle !== 'none'; })()"
+        )
+        assert ring, page.evaluate("document.activeElement.outerHTML")
+    pytest.fail(f"sixty tabs do not lead to {wanted}")
+
+
+def test_on_a_phone(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        populate(kith, "family", photos)
+    page = visit(service, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, device_scale_factor=2)
+    choose(page, photos["party"])
+    expect(page.get_by_role("heading", name="6 faces")).to_be_visible()
+    assert overflow(page) == 0
+    assert faults(page) == []
+    small = [
+        f"{control.inner_text()!r}: {box['width']:.0f} x {box['height']:.0f}"
+        for control in page.get_by_role("button").all() + page.get_by_role("link").all()
+        if (box := control.bounding_box()) and min(box["width"], box["height"]) < 24
+    ]
+    assert small == []
+    page.get_by_role("link", name="Galleries").tap()
+    expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize(("shown", "told"), [("coffee", "No face found"), ("text", "Not a photo"), ("cut", "damaged")])
+def test_what_cannot_be_looked_at_is_told_in_words(
+    visit: Opener, populated: str, photos: Photos, tmp_path: Path, shown: str, told: str
+) -> None:
+    (tmp_path / "text.jpg").write_text("This is no photo.")
+    (tmp_path / "cut.jpg").write_bytes(photos["ada"].read_bytes()[:9000])
+    page = visit(populated)
+    for place in ("/identify?gallery=family", "/enrol?gallery=family"):
+        go(page, place)
+        choose(page, photos.get(shown, tmp_path / f"{shown}.jpg"))
+        expect(page.get_by_role("main")).to_contain_text(told)
+        assert faults(page) == []
+
+
+def test_too_large_a_photo_can_be_sent_smaller(visit: Opener, tmp_path: Path, photos: Photos) -> None:
+    settings = load_settings(data_dir=tmp_path / "kith", log_level="ERROR", max_image_pixels=512 * 500)
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("family")
+        page = visit(url)
+        choose(page, photos["ada"])
+        expect(page.get_by_role("alert")).to_contain_text("Too large a photo")
+        assert faults(page) == []
+
+
+def test_a_busy_service_is_waited_for_and_then_told(visit: Opener, tmp_path: Path, photos: Photos) -> None:
+    settings = load_settings(data_dir=tmp_path / "kith", log_level="ERROR", max_bodies_bytes=1_000_000)
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("family")
+        page = visit(url)
+        with half_sent(url, 990_000):
+            choose(page, photos["ada"])
+            expect(page.get_by_text("Others are being served.").first).to_be_visible()
+            expect(page.get_by_role("alert")).to_contain_text("Busy just now")
+            assert faults(page) == []
+        page.get_by_role("button", name="Try again").click()
+        expect(page.get_by_role("heading", name="Nobody to compare with")).to_be_visible()
+
+
+@contextmanager
+def half_sent(url: str, size: int) -> Iterator[None]:
+    """Somebody else's photo, of which all but the end has come."""
+    host, port = url.removeprefix("http://").split(":")
+    head = f"POST /v1/detect HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\nContent-Length: {size + 1}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + bytes(size))
+        yield
+
+
+def test_what_a_person_typed_is_never_markup(visit: Opener, service: str, photos: Photos) -> None:
+    name = '<img src=x onerror="document.title=1"> & "Ada"'
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", "<b>ada", name=name, tags=["<i>"], metadata={"<u>": "</textarea>"})
+        kith.enrol("family", "<b>ada", photos["ada"])
+    page = visit(service)
+    choose(page, photos["ada"])
+    first_face(page).get_by_role("link", name=name).click()
+    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+    page.get_by_role("link", name="family").click()
+    expect(page.get_by_role("link", name=name)).to_be_visible()

@@ -1,0 +1,91 @@
+"""Photos as people have them, and one face of many."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
+
+from service.client import Kith
+from tests.browser.conftest import Opener
+
+UPRIGHT_IS_TURNED_LEFT = 6
+"""EXIF's orientation of a photo whose pixels must be turned to the right to stand upright."""
+
+
+def cards(page: Page) -> Locator:
+    return page.get_by_role("article", name=re.compile("Face"))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "avif", "webp", "tiff"])
+def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
+    visit: Opener, populated: str, photos: dict[str, Path], tmp_path: Path, suffix: str
+) -> None:
+    with Image.open(photos["tom"]) as photo:
+        upright = photo.crop((0, 0, photo.width, photo.height * 9 // 10))
+    width, height = upright.size
+    lying = upright.rotate(90, expand=True)
+    path, exif = tmp_path / f"turned.{suffix}", Image.Exif()
+    exif[0x0112] = UPRIGHT_IS_TURNED_LEFT
+    lying.save(path, exif=exif)
+    page = visit(populated)
+    page.goto(f"{populated}/console#/identify?gallery=family")
+    page.locator("input[type=file]").set_input_files(path)
+    expect(cards(page).get_by_role("heading")).to_have_text("Tom")
+    picture = page.locator(".stage-frame").bounding_box()
+    assert picture is not None
+    assert picture["width"] / picture["height"] == pytest.approx(width / height, rel=0.02)
+    told = page.get_by_text("This browser cannot show such a file")
+    expect(told).to_have_count(0 if suffix in ("jpg", "png", "avif", "webp") else 1)
+
+
+def test_a_face_is_shown_where_the_pointer_or_the_focus_is(
+    visit: Opener, populated: str, photos: dict[str, Path]
+) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/identify?gallery=family")
+    page.locator("input[type=file]").set_input_files(photos["party"])
+    expect(cards(page)).to_have_count(6)
+    cards(page).nth(2).hover()
+    expect(page.locator(".face-box.pointed")).to_have_count(1)
+    expect(page.locator(".face-box").nth(2)).to_have_class(re.compile("pointed"))
+    page.get_by_role("button", name=re.compile("^Face 5")).focus()
+    page.keyboard.press("Enter")
+    expect(cards(page).nth(4)).to_be_focused()
+
+
+def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
+    visit: Opener, service: str, photos: dict[str, Path]
+) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("friends")
+        page = visit(service)
+        page.goto(f"{service}/console#/identify?gallery=friends")
+        page.locator("input[type=file]").set_input_files(photos["party"])
+        cards(page).nth(2).get_by_role("link", name="Enrol this face").click()
+        page.get_by_label("Name", exact=True).fill("Third")
+        page.get_by_role("button", name="Enrol", exact=True).click()
+        page.get_by_text("Third is enrolled").wait_for()
+        page.get_by_role("button", name="Enrol somebody else").click()
+        page.locator("input[type=file]").set_input_files(photos["party"])
+        page.get_by_role("button", name="Choose face 2").click()
+        page.get_by_label("Name", exact=True).fill("Second")
+        page.get_by_role("button", name="Enrol", exact=True).click()
+        page.get_by_text("Second is enrolled").wait_for()
+        found = kith.identify("friends", photos["party"]).results
+        assert [one.subject for one in found[:3]] == [None, "second", "third"]
+
+
+def test_a_search_is_done_anew_where_the_risk_is_another(
+    visit: Opener, populated: str, photos: dict[str, Path]
+) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/identify?gallery=family")
+    page.locator("input[type=file]").set_input_files([photos["tom"], photos["party"]])
+    with page.expect_request(lambda request: '"strict"' in request.url or "strict" in request.url):
+        page.get_by_label("How strict").select_option("strict")
+    expect(cards(page).get_by_role("heading")).to_have_text("Tom")
+    expect(page.get_by_role("button", name=re.compile("^Photo 2, party.jpg: 6 faces"))).to_be_visible()

@@ -1,0 +1,89 @@
+"""Containers by podman and runc, locked up as docs/deployment.md does, one by one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from service.client import Kith
+from tests.faults.servers import free_port
+
+KEY: Final = "check-" + "k" * 32
+START_TIMEOUT_S: Final = 90
+STOP_TIMEOUT_S: Final = 20
+LOCKED: Final = (
+    *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
+    *("--memory", "1g", "--pids-limit", "200", "--network", "host"),
+    # The defaults are more than root may have within another container.
+    *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),
+)
+
+
+def podman(*arguments: str, status: int | None = 0) -> str:
+    """What it prints; ``status``: what it has to end with, None for any."""
+    done = _call(*arguments)
+    assert status is None or done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command in a container of its own."""
+    return _call("run", "--rm", *arguments)
+
+
+def _call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["podman", "--runtime", "runc", *arguments], capture_output=True, text=True, timeout=120)
+
+
+class Container:
+    """``kith serve`` in one; a context manager, after which it is gone, its unnamed volumes with it."""
+
+    def __init__(self, image: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self.name = f"kith-check-{uuid.uuid4().hex[:12]}"
+        self.port = free_port()
+        settings = {"KITH_HOST": "127.0.0.1", "KITH_PORT": str(self.port), "KITH_API_KEY": KEY, **(environment or {})}
+        variables = [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
+        podman("run", "--detach", "--name", self.name, *LOCKED, *variables, *options, image)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        podman("rm", "--force", "--volumes", self.name)
+
+    @property
+    def is_healthy(self) -> bool:
+        """By the image's own check."""
+        return _call("healthcheck", "run", self.name).returncode == 0
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.is_healthy:
+            assert time.monotonic() < deadline, self.log()
+            threading.Event().wait(0.1)
+
+    def client(self) -> Kith:
+        return Kith(f"http://127.0.0.1:{self.port}", KEY)
+
+    def execute(self, *command: str, status: int | None = 0) -> str:
+        return podman("exec", self.name, *command, status=status)
+
+    def restart(self) -> None:
+        podman("restart", "--time", str(STOP_TIMEOUT_S), self.name)
+
+    def stop(self) -> int:
+        """As podman stop does; what its process ended with, 137 if it had to be killed."""
+        podman("stop", "--time", str(STOP_TIMEOUT_S), self.name)
+        return int(self.state()["ExitCode"])
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(podman("inspect", self.name))[0]["State"]
+        return state
+
+    def log(self) -> str:
+        return _call("logs", self.name).stderr

@@ -1,0 +1,194 @@
+"""The image serves, locked up as it should be; what it stores outlives it, and what it accepted it answers. By make
+container-check, which builds it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from packaging.requirements import Requirement
+from PIL import Image
+
+from service.client import Kith
+from service.demo import altered
+from tests.conftest import ROOT, jpeg
+from tests.containers.podman import KEY, LOCKED, Container, podman, run
+
+GALLERY = "check"
+Photo = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def container(image: str) -> Iterator[Container]:
+    with Container(image) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.fixture
+def volumes() -> Iterator[list[str]]:
+    """Options that mount one for the data, and one for the master key."""
+    names = [f"kith-check-{uuid.uuid4().hex}" for _ in range(2)]
+    yield ["--volume", f"{names[0]}:/data", "--volume", f"{names[1]}:/keys"]
+    podman("volume", "rm", "--force", *names, status=None)
+
+
+def enrol(kith: Kith, astronaut: Photo) -> None:
+    kith.create_gallery(GALLERY)
+    kith.enrol(GALLERY, "collins", jpeg(astronaut))
+
+
+def recognises(kith: Kith, astronaut: Photo, group: Photo) -> None:
+    probe = altered(Image.fromarray(astronaut), mirror=True, turn_deg=5, scale=0.8, light=0.8, jpeg=60)
+    (found,) = kith.identify(GALLERY, probe, faces="largest").results
+    assert found.subject == "collins"
+    strangers = kith.identify(GALLERY, jpeg(group)).results
+    assert len(strangers) > 3
+    assert {each.subject for each in strangers} == {None}
+
+
+def test_who_is_enrolled_is_known_after_a_restart(image: str, astronaut: Photo, group: Photo) -> None:
+    with Container(image) as running:
+        running.wait_until_healthy()
+        with running.client() as kith:
+            enrol(kith, astronaut)
+            recognises(kith, astronaut, group)
+            running.restart()
+            running.wait_until_healthy()
+            recognises(kith, astronaut, group)
+
+
+def test_it_may_do_nothing_but_serve(container: Container) -> None:
+    assert container.execute("id", "-u").strip() == "10001"
+    status = dict(line.split(":", 1) for line in container.execute("cat", "/proc/1/status").splitlines())
+    assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")} == {0}
+    assert int(status["NoNewPrivs"]) == 1
+    for place in ("/opt/kith/code/x", "/opt/kith/env/x", "/etc/x", "/usr/x", "/x"):
+        said = container.execute("sh", "-c", f"touch {place} 2>&1", status=1)
+        assert "Read-only file system" in said, place
+    container.execute("sh", "-c", "touch /data/x /tmp/x && rm /data/x /tmp/x")
+
+
+def test_it_logs_no_warning(container: Container) -> None:
+    assert not re.search("warning|error|traceback", container.log(), re.IGNORECASE)
+
+
+def test_its_process_is_the_service_itself(container: Container) -> None:
+    """No shell stands between it and the signal that ends it."""
+    assert container.execute("cat", "/proc/1/cmdline").split("\0")[1:3] == ["/opt/kith/code/bin/kith", "serve"]
+
+
+def test_what_is_installed_is_what_is_locked(container: Container, image: str) -> None:
+    list_ = "gpu" if image.endswith("gpu") else "cpu"
+    told = container.execute(
+        "python3",
+        "-c",
+        "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))",
+    )
+    found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in json.loads(told).items()}
+    lines = (ROOT / "requirements" / f"{list_}.txt").read_text().replace("\\\n", " ").splitlines()
+    asked = [Requirement(line.partition(" --hash")[0]) for line in lines]
+    expected = {one.name: str(one.specifier)[2:] for one in asked if one.marker is None or one.marker.evaluate()}
+    assert found.pop("kith-face")
+    assert found == expected, "neither more, such as pip, nor less"
+    assert container.execute("kith", "doctor", "--json")
+
+
+def test_the_base_and_the_labels_are_told(image: str) -> None:
+    document = json.loads(podman("inspect", image))[0]
+    config = document["Config"]
+    assert config["User"] == "10001:10001"
+    assert config["StopSignal"] in ("SIGTERM", "15")
+    assert config["Cmd"] == ["kith", "serve"]
+    assert re.fullmatch("[0-9a-f]{40}", config["Labels"]["org.opencontainers.image.revision"])
+    assert document["HealthCheck" if "HealthCheck" in document else "Healthcheck"]["Test"][0] == "CMD"
+
+
+def test_it_refuses_to_serve_the_world_without_a_key(image: str) -> None:
+    done = run(*LOCKED, image)
+    assert done.returncode == 2
+    assert "refusing to listen on 0.0.0.0" in done.stderr
+
+
+def test_what_it_accepted_is_answered_before_it_stops(image: str, astronaut: Photo) -> None:
+    with Container(image) as running:
+        running.wait_until_healthy()
+        body = jpeg(astronaut)
+        head = f"POST /v1/detect HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY}\r\nContent-Type: image/jpeg\r\n"
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
+            codes: list[int] = []
+            stopping = threading.Thread(target=lambda: codes.append(running.stop()))
+            stopping.start()
+            while accepts(running.port):
+                threading.Event().wait(0.05)
+            connection.sendall(body[-1:])
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        stopping.join(60)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"landmarks"' in answer
+    assert codes == [0], "it ended by itself"
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_another_container_takes_over_with_the_key_alone(
+    image: str, volumes: list[str], astronaut: Photo, group: Photo
+) -> None:
+    """An upgrade: the volumes stay, the container is another. The key is made as compose.yaml has it made."""
+    made = "test -s /keys/master.key || (umask 077 && head -c 32 /dev/urandom | base64 >/keys/master.key)"
+    for _ in range(2):
+        assert run(*LOCKED, *volumes, image, "sh", "-c", made).returncode == 0
+    where = {"KITH_MASTER_KEY_FILE": "/keys/master.key"}
+    with Container(image, *volumes, environment=where) as first:
+        first.wait_until_healthy()
+        with first.client() as kith:
+            enrol(kith, astronaut)
+        assert "master.key" not in first.execute("ls", "/data")
+        first.execute("kith", "backup", "/data/kith.backup")
+        assert first.stop() == 0
+    with Container(image, *volumes, environment=where) as second:
+        second.wait_until_healthy()
+        with second.client() as kith:
+            recognises(kith, astronaut, group)
+    with Container(image, *volumes[:2]) as without:
+        assert int(podman("wait", without.name)) == 2, "it makes no other key for what one has sealed"
+    key = ("--env", "KITH_MASTER_KEY_FILE=/keys/master.key")
+    done = run(*LOCKED, *volumes, *key, image, "kith", "restore", "--replace", "/data/kith.backup")
+    assert "restored 1 galleries" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o440, True), (0o444, False)])
+def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Path, mode: int, is_taken: bool) -> None:
+    """Root's, and readable by the group that fsGroup names, behind links."""
+    held = tmp_path / "keys" / "..data"
+    held.mkdir(parents=True)
+    (held / "master.key").write_bytes(base64.b64encode(bytes(range(32))))
+    (held / "master.key").chmod(mode)
+    os.chown(held / "master.key", 0, 10001)
+    (tmp_path / "keys" / "master.key").symlink_to("..data/master.key")
+    for folder in (held.parent, held):
+        folder.chmod(0o755)
+    options = ("--volume", f"{held.parent}:/keys:ro")
+    with Container(image, *options, environment={"KITH_MASTER_KEY_FILE": "/keys/master.key"}) as running:
+        if is_taken:
+            running.wait_until_healthy()
+        else:
+            assert int(podman("wait", running.name)) == 2
+            assert "chmod" in running.log()

@@ -1,0 +1,230 @@
+"""docker/haproxy.cfg before real nodes, and with it the layout of docker/compose.scale.yaml on loopback: two nodes,
+PostgreSQL, and Milvus Lite for Milvus. A node is killed while requests go on: what was acknowledged stays, who asks is
+answered, and the node agrees when it is back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from numpy.typing import NDArray
+
+from service.api.callers import WRONG_KEYS
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import ROOT, jpeg
+from tests.faults import LONG
+from tests.faults.servers import Server, free_port, serving
+from tests.milvus_lite import MilvusLite
+from tests.postgres import Postgres
+
+KEY = "k" * 40
+DEADLINE_S = 60
+RISK = {"threshold": 0.92}
+
+
+@contextmanager
+def proxy(*nodes: str, **environment: str) -> Iterator[str]:
+    """HAProxy by docker/haproxy.cfg before two nodes; its URL."""
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if program is None:
+        pytest.skip("HAProxy is not installed (Debian: apt-get install haproxy)")
+    port = free_port()
+    variables = {"KITH_LISTEN": f"127.0.0.1:{port}", "KITH_NODE_1": nodes[0], "KITH_NODE_2": nodes[1], **environment}
+    process = subprocess.Popen(
+        [program, "-db", "-f", str(ROOT / "docker" / "haproxy.cfg")],
+        env=os.environ | variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def status(url: str, **arguments: object) -> int | None:
+    try:
+        return httpx.get(url, **arguments).status_code  # type: ignore[arg-type]
+    except httpx.TransportError:
+        return None
+
+
+@pytest.fixture
+def scaled(
+    postgres: Postgres, milvus_lite: MilvusLite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[list[Server], str]]:
+    """Two nodes set as compose.scale.yaml sets them, as far as it says where and not what, and the proxy's URL."""
+    database = postgres.create(f"scaled_{os.getpid()}")
+    compose = yaml.safe_load((ROOT / "docker" / "compose.scale.yaml").read_text())
+    for name, value in compose["x-kith"]["environment"].items():
+        if name not in ("KITH_MASTER_KEY_FILE", "KITH_TRUSTED_PROXIES"):
+            monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("KITH_DATABASE_URL", database)
+    monkeypatch.setenv("KITH_MILVUS_URI", milvus_lite.uri)
+    monkeypatch.setenv("KITH_API_KEY", KEY)
+    with (
+        serving(tmp_path, database, database) as nodes,
+        proxy(*(node.url.removeprefix("http://") for node in nodes)) as url,
+    ):
+        until(lambda: status(f"{url}/readyz") == 200)
+        yield nodes, url
+
+
+class Writer(threading.Thread):
+    """Enrols one made-up person after another, and keeps who was acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.acknowledged: dict[str, NDArray[np.float32]] = {}
+        self.enough = threading.Event()
+        self.failure: BaseException | None = None
+        self._kith = Kith(url, KEY)
+        self._dimension = httpx.get(f"{url}/v1/models", headers={"X-API-Key": KEY}).json()["dimension"]
+        self._rng = np.random.default_rng(3)
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._kith.close()
+
+    def _write(self) -> None:
+        for number in itertools.count():
+            if self.enough.is_set():
+                return
+            vector = self._rng.normal(size=self._dimension).astype(np.float32)
+            done = self._kith.enrol("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
+            assert done.enrolled == 1
+            self.acknowledged[f"p{number}"] = vector
+
+
+def agrees(kith: Kith, people: dict[str, NDArray[np.float32]]) -> None:
+    """Each is found by what they were enrolled with, through this server."""
+    for name, vector in people.items():
+        (found,) = kith.identify("g", embeddings=[vector], risk=RISK).results
+        assert found.subject == name
+
+
+@pytest.mark.skipif(not LONG, reason="make container-check, make test-faults")
+def test_a_node_is_killed_and_comes_back(
+    scaled: tuple[list[Server], str], astronaut: NDArray[np.uint8], group: NDArray[np.uint8]
+) -> None:
+    nodes, url = scaled
+    with Kith(url, KEY) as kith:
+        kith.create_gallery("g", fusion="max")
+        kith.enrol("g", "collins", jpeg(astronaut))
+        writer = Writer(url)
+        writer.start()
+        for killed in nodes:
+            before = len(writer.acknowledged)
+            until(lambda: len(writer.acknowledged) >= before + 10 or writer.failure is not None)  # noqa: B023
+            killed.kill()
+            since = len(writer.acknowledged)
+            until(lambda: len(writer.acknowledged) >= since + 10 or writer.failure is not None)  # noqa: B023
+            (found,) = kith.identify("g", jpeg(astronaut), risk=RISK).results
+            assert found.subject == "collins"
+            killed.launch()
+            killed.wait_until_ready()
+            until(lambda: len(writer.acknowledged) >= since + 20 or writer.failure is not None)  # noqa: B023
+        writer.enough.set()
+        writer.join(DEADLINE_S)
+        assert writer.failure is None
+        strangers = kith.identify("g", jpeg(group), risk=RISK).results
+        assert {each.subject for each in strangers} == {None}
+    for node in nodes:
+        with Kith(node.url, KEY) as kith:
+            agrees(kith, writer.acknowledged)
+            assert len(list(kith.subjects("g"))) == len(writer.acknowledged) + 1, "and nobody else"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where one listens, with a key."""
+    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("node"), api_key=KEY, log_level="ERROR")) as url:
+        yield url.removeprefix("http://")
+
+
+def test_no_node_is_said_in_words() -> None:
+    with proxy(*(f"127.0.0.1:{free_port()}" for _ in range(2))) as url:
+        until(lambda: status(f"{url}/readyz") is not None)
+        answer = httpx.get(f"{url}/readyz")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["code"] == "no_node"
+
+
+def test_one_node_of_two_is_enough(node: str, astronaut: NDArray[np.uint8]) -> None:
+    with proxy(f"127.0.0.1:{free_port()}", node) as url:
+        until(lambda: status(f"{url}/readyz") == 200)
+        with Kith(url, KEY, attempts=1) as kith:
+            for _ in range(4):
+                assert kith.detect(jpeg(astronaut)).images
+
+
+def test_an_address_that_is_made_up_is_not_passed_on(node: str) -> None:
+    with proxy(node, node) as url:
+        until(lambda: status(f"{url}/readyz") == 200)
+        many = range(WRONG_KEYS.burst + 5)
+        made_up = [{"X-API-Key": "wrong", "X-Forwarded-For": f"198.51.100.{number}"} for number in many]
+        assert [status(f"{url}/v1/models", headers=headers) for headers in made_up][-5:] == [429] * 5
+        assert status(f"{url}/v1/models", headers={"X-API-Key": KEY}) == 200
+
+
+def test_tls_ends_at_the_proxy(node: str, tmp_path: Path) -> None:
+    file, port = tmp_path / "proxy.pem", free_port()
+    certify(file)
+    trusted = ssl.create_default_context(cafile=str(file))
+    with (
+        proxy(node, node, KITH_TLS_LISTEN=f"127.0.0.1:{port}", KITH_TLS_FILE=str(file)) as url,
+        httpx.Client(verify=trusted, headers={"X-API-Key": KEY}) as client,
+    ):
+        until(lambda: status(f"{url}/readyz") == 308)
+        until(lambda: client.get(f"https://127.0.0.1:{port}/readyz").status_code == 200)
+        answer = client.get(f"https://127.0.0.1:{port}/v1/models")
+        assert answer.status_code == 200
+        assert answer.headers["strict-transport-security"]
+
+
+def certify(file: Path) -> None:
+    """A certificate for 127.0.0.1, by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now, places = datetime.now(UTC), x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
+        .add_extension(places, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(certificate.public_bytes(pem) + private)

@@ -1,0 +1,113 @@
+"""Documents hold together: links and their anchors lead somewhere, the index has every page, commands in code blocks
+exist with their options, and what is generated is up to date."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from bench.figures import FOLDER, draw
+from bench.rest_reference import TARGET, reference
+from service.cli import app
+from tests.conftest import ROOT
+from training.cli import app as train_app
+
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "models/packs/*/*.md", "bench/results/*.md")
+    for path in ROOT.glob(pattern)
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAMS: dict[str, Any] = {"kith": typer.main.get_command(app), "kith-train": typer.main.get_command(train_app)}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    made: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = base = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 0
+        while anchor in made:
+            number += 1
+            anchor = f"{base}-{number}"
+        made.add(anchor)
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = COMMENT.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
+    wrong = []
+    for target in LINK.findall(text):
+        if re.match("[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            wrong.append(target)
+    assert wrong == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
+    pages = {path for path in (ROOT / "docs").glob("*.md") if path != index}
+    assert pages <= linked
+
+
+def test_the_rest_reference_is_up_to_date() -> None:
+    """If not: python -m bench.rest_reference."""
+    assert TARGET.read_text(encoding="utf-8") == reference()
+
+
+def test_the_figures_are_those_of_the_results(tmp_path: Path) -> None:
+    """If not: python -m bench.figures."""
+    for path in draw(tmp_path):
+        assert path.read_bytes() == (FOLDER / path.name).read_bytes(), path.name
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Each call of a program of ours in a shell's block."""
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language != "sh":
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words: list[str] = []
+            for word in [*lexer, ";"]:
+                if not set(word) <= set(";|&()"):
+                    words.append(word)
+                    continue
+                while words and re.match(r"\w+=", words[0]):
+                    words.pop(0)
+                if words and words[0][0] != "-" and words[0].rpartition("/")[2] in PROGRAMS:
+                    yield [words[0].rpartition("/")[2], *words[1:]]
+                words = []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=name)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    for program, *words in commands(page):
+        said = " ".join([program, *words])
+        command = PROGRAMS[program]
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, said
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        used = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)}
+        assert used <= known | {"--help", "--install-completion", "--show-completion"}, said
