@@ -81,7 +81,7 @@ def run(folder: Path) -> list[Step]:
     step("make setup", "make", f"PYTHON={_base_python()}", "setup")
     came(f"{_size(clone / '.venv')} of packages")
     told = step("make demo", "make", f"PYTHON={_base_python()}", "demo")
-    came(f"{told.count('right')} decisions, all right; a picture")
+    came(f"{told.split().count('right')} decisions, all right; a picture")
     with _server(kith, clone, environment, url) as waited:
         steps.append(Step("make run", waited, 0.0, "the server is ready"))
         step("python -m service.tutorial_photos .", python, "-m", "service.tutorial_photos", ".", env=at)

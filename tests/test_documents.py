@@ -95,7 +95,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                     continue
                 while words and re.match(r"\w+=", words[0]):
                     words.pop(0)
-                if words and words[0].rpartition("/")[2] in PROGRAMS:
+                if words and words[0][0] != "-" and words[0].rpartition("/")[2] in PROGRAMS:
                     yield [words[0].rpartition("/")[2], *words[1:]]
                 words = []
 
