@@ -7,6 +7,7 @@ const PLACES = [
   ["", "People", "people"],
   ["/risk", "Risk", "risk"],
   ["/hygiene", "Hygiene", "hygiene"],
+  ["/recogniser", "Recogniser", "move"],
 ];
 
 /** A gallery's page: its name, and its pages; `here` is this one's, without the slash. */

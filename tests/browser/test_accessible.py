@@ -18,6 +18,7 @@ PLACES = {
     "no such gallery": "/galleries/nowhere",
     "risk": "/galleries/family/risk",
     "hygiene": "/galleries/family/hygiene",
+    "recogniser": "/galleries/family/recogniser",
     "person": "/galleries/family/subjects/ada",
     "no such person": "/galleries/family/subjects/nobody",
     "jobs": "/jobs",
