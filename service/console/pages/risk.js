@@ -1,6 +1,6 @@
 // What a gallery accepts: the risk curve, a target on it that is dragged, and what it means in words.
 
-import { all, call, galleryPath } from "../api.js";
+import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
