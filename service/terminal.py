@@ -1,16 +1,76 @@
-"""Tables in a terminal."""
+"""What is written to a terminal, or into a pipe: answers to stdout; progress, questions and remarks to stderr."""
 
 from __future__ import annotations
 
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-UNBOUNDED = 10_000
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+UNBOUNDED: Final = 10_000
+INTERRUPTED: Final = 130
+"""The exit status of what ended by Ctrl-C."""
+
+
+class Terminal(Console):
+    """Rich's, which leaves it to :func:`service.cli.main` what a reader that went away means."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def stdout(width: int | None = None) -> Console:
+    return Terminal(width=width, highlight=False)
+
+
+def stderr() -> Console:
+    return Terminal(stderr=True, highlight=False)
+
+
+def remark(text: str) -> None:
+    """One line for people, beside the answer."""
+    stderr().print(text, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line of the answer, as it is."""
+    print(text)
 
 
 def print_table(table: Table) -> None:
-    """Wider than the terminal, rather than with a column cut or folded that is ``no_wrap``: what has ids is copied."""
-    console = Console()
-    least = Measurement.get(console, console.options.update(width=UNBOUNDED), table).minimum
-    Console(width=max(console.width, least)).print(table)
+    """Wider than the terminal, rather than with a column cut or folded that is ``no_wrap``: what has ids is copied. In
+    a pipe, as wide as it is."""
+    console = stdout()
+    needed = Measurement.get(console, console.options.update(width=UNBOUNDED), table)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        stdout(max(console.width, needed.minimum)).print(table)
+    else:
+        stdout(max(needed.maximum, 1)).print(table)
+
+
+def print_json(answer: BaseModel | dict[str, Any] | list[Any]) -> None:
+    if isinstance(answer, dict | list):
+        print(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        print(answer.model_dump_json(indent=2, exclude_none=True))
+
+
+def progress(*columns: ProgressColumn, transient: bool = False) -> Progress:
+    """A bar, the columns given, and the time that is left, on stderr; nothing where that is no terminal."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )

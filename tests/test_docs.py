@@ -17,12 +17,13 @@ from models import dlib_pack
 from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
+from service.commands.packs import app as models_app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
 from service.gallery.erasure import EVENTS
 from service.gallery.risks import THRESHOLD_MOVED
-from service.model_commands import app as models_app
 from service.settings import Settings
+from tests import cli_reference
 from tests.conftest import ROOT
 from training.report import rows as figures
 
@@ -67,6 +68,11 @@ def test_audited_events() -> None:
                 named = (each.value for each in call.args if isinstance(each, ast.Constant))
                 recorded |= {value for value in named if isinstance(value, str) and re.fullmatch("[a-z_]+", value)}
     assert documented == recorded - {"failed"}  # an outcome
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = cli_reference.DOCUMENT.read_text()
+    assert text == cli_reference.with_reference(text), "python -m tests.cli_reference writes it anew"
 
 
 def test_packs_and_what_pulling_them_may_end_in() -> None:

@@ -59,6 +59,6 @@ def test_the_tutorial(tmp_path: Path, programs: Path, server: str, kith: Kith) -
         answered = [words(line) for line in done.stdout.splitlines()]
         ran += 1
     assert ran >= 9
-    assert (tmp_path / "who.png").stat().st_size > 10_000
+    assert (tmp_path / "who" / "party.jpg").stat().st_size > 10_000
     assert (tmp_path / "risk.png").exists()
     kith.delete_gallery("family")

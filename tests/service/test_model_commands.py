@@ -91,7 +91,7 @@ def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_pull_list_show_verify_and_serve(
     mirror: Server, models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
 ) -> None:
-    refused = models("pull", "mirrored", code=2)
+    refused = models("pull", "mirrored", code=3)
     assert "licence_not_accepted" in refused
     assert "https://licence.example" in refused
     assert mirror.requests == []
@@ -133,13 +133,13 @@ def test_pull_list_show_verify_and_serve(
 def test_what_goes_wrong_is_one_line(
     mirror: Server, catalog: Path, models: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "pack_unknown" in models("show", "nobody", code=2)
-    assert "pack_unknown" in models("verify", "nobody", code=2)
+    assert "pack_unknown" in models("show", "nobody", code=3)
+    assert "pack_unknown" in models("verify", "nobody", code=3)
     mirror.files["/detector.onnx"].content = b"something else"
-    assert "download_corrupt" in models("pull", "mirrored", "--accept-licence", code=2)
+    assert "download_corrupt" in models("pull", "mirrored", "--accept-licence", code=3)
     assert "has not been pulled" in models("verify", "mirrored", code=1)
     monkeypatch.setenv("KITH_CATALOG", str(catalog.with_name("none.toml")))
-    assert "is not a readable catalogue" in models("list", code=2)
+    assert "is not a readable catalogue" in models("list", code=3)
 
 
 @pytest.mark.parametrize(("answer", "fetched"), [("n", False), ("y", True)])
@@ -156,8 +156,8 @@ def test_a_person_at_a_terminal_is_asked(answer: str, fetched: bool, mirror: Ser
             timeout=120,
             check=False,
         )
-    assert "Research only." in done.stdout
-    assert "Do you accept this licence?" in done.stdout
+    assert "Research only." in done.stderr
+    assert "Do you accept this licence?" in done.stderr
     assert (done.returncode == 0) == fetched, done.stderr
     assert bool(mirror.requests) == fetched
 

@@ -305,7 +305,7 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     assert np.allclose(document["templates"][0]["embeddings"][0]["embedding"], vector, atol=1e-5)
     assert file.stat().st_mode & 0o077 == 0
 
-    run = CliRunner().invoke(app, ["subject", "erase", "ada", "-g", gallery, "--yes", "--url", server])
+    run = CliRunner().invoke(app, ["subject", "erase", "ada", "-g", gallery, "--yes", "--json", "--url", server])
     assert run.exit_code == 0, run.output
     receipt = json.loads(run.output)
     assert receipt["removed"] == {"answers": 1, "subjects": 1, "templates": 1, "vectors": 1}
@@ -314,7 +314,7 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     with pytest.raises(KithClientError) as again:
         kith.delete_subject(gallery, "ada")
     assert again.value.problem["receipt"]["id"] == receipt["id"]
-    run = CliRunner().invoke(app, ["erasures", "verify", receipt["id"], "--url", server])
+    run = CliRunner().invoke(app, ["erasures", "verify", receipt["id"], "--json", "--url", server])
     assert run.exit_code == 0, run.output
     verdict = json.loads(run.output)
     assert (verdict["holds"], verdict["gone"], verdict["enrolled_since"]) == (True, True, False)

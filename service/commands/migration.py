@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from service.api.migration_schemas import GenerationOut, MigrationOut
-from service.client import Kith
-from service.connection import AsJson, Key, Url, connect
+from service.commands.completion import complete_packs
+from service.commands.options import AsJson, Fmr, Fpir, GalleryName, Key, Preset, Threshold, Url, risk_of
+from service.connection import connect
+from service.terminal import print_json, print_table, progress, say
+
+if TYPE_CHECKING:
+    from service.api.migration_schemas import GenerationOut, MigrationOut
+    from service.api.schemas import JobOut
+    from service.client import Kith
 
 
 def migrate(
-    name: str,
-    to: Annotated[str | None, typer.Option(help="Start: a served pack (KITH_PACK, KITH_ALSO).")] = None,
+    name: GalleryName,
+    to: Annotated[
+        str | None, typer.Option(help="Start: a served pack (KITH_PACK, KITH_ALSO).", autocompletion=complete_packs)
+    ] = None,
     status: Annotated[bool, typer.Option("--status", help="How far it is (the default).")] = False,
     cut_over: Annotated[bool, typer.Option("--cut-over", help="Let the new recogniser answer.")] = False,
     roll_back: Annotated[bool, typer.Option("--roll-back", help="Let the one before answer again.")] = False,
     finish: Annotated[bool, typer.Option("--finish", help="Drop the other one's vectors.")] = False,
     on_sight: Annotated[bool, typer.Option(help="With --to: who has no crop is embedded when seen.")] = False,
     force: Annotated[bool, typer.Option(help="With --cut-over, --finish: although some are left out.")] = False,
-    fpir: Annotated[float | None, typer.Option(help="With --cut-over: the risk from now on.")] = None,
+    fpir: Fpir = None,
+    fmr: Fmr = None,
+    threshold: Threshold = None,
+    preset: Preset = None,
     wait: Annotated[bool, typer.Option(help="With --to, --roll-back, --finish: until its job is done.")] = True,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move a gallery to another recogniser: start with --to, look with --status, then --cut-over, and --finish or
-    --roll-back."""
+    """Move a gallery to another recogniser.
+
+    Start with --to, look with --status, then --cut-over (which may set the risk), and --finish or --roll-back."""
     if (to is not None) + status + cut_over + roll_back + finish > 1:
         raise typer.BadParameter("give one of --to, --status, --cut-over, --roll-back, --finish")
+    risk = risk_of(fpir, fmr, threshold, preset)
+    if risk is not None and not cut_over:
+        raise typer.BadParameter("a risk goes with --cut-over", param_hint=f"--{next(iter(risk))}")
     with connect(url, api_key) as kith:
         if to is not None:
             told = kith.migrate(name, to, on_sight)
         elif cut_over:
-            told = kith.cut_over(name, force=force, **({} if fpir is None else {"risk": {"fpir": fpir}}))
+            told = kith.cut_over(name, force=force, **({} if risk is None else {"risk": risk}))
         elif roll_back:
             told = kith.roll_back(name)
         elif finish:
@@ -46,32 +61,39 @@ def migrate(
             told, wait = kith.migration(name), False
         if wait:
             told = _waited(kith, told)
-    print(told.model_dump_json(indent=2)) if as_json else _print(told)
+    print_json(told.model_dump(mode="json")) if as_json else _print(told)
 
 
 def _waited(kith: Kith, told: MigrationOut) -> MigrationOut:
     """The migration after its jobs. Interrupted, they go on where a server runs, or with the next command."""
-    with Console(stderr=True).status("") as shown:
+    with progress(MofNCompleteColumn(), transient=True) as shown:
         for job in told.jobs:
-            kith.wait_for(job, seen=lambda found: shown.update(f"{found.kind}: {found.done} of {found.total}"))
+            _shown_until_done(kith, job, shown)
     return kith.migration(told.gallery)
 
 
+def _shown_until_done(kith: Kith, job: str, shown: Progress) -> None:
+    bar = shown.add_task("job", total=None)
+
+    def seen(found: JobOut) -> None:
+        shown.update(bar, description=found.kind, completed=found.done, total=found.total)
+
+    kith.wait_for(job, seen=seen)
+
+
 def _print(told: MigrationOut) -> None:
-    console = Console()
-    console.print(f"{told.gallery}: {told.state.replace('_', ' ')}", highlight=False)
+    say(f"{told.gallery}: {told.state.replace('_', ' ')}")
     table = Table("", "Recogniser", "Embedded", "Waiting with crop", "Without", "Threshold")
     for what, generation in (("answers", told.current), ("kept" if told.state != "shadow" else "shadow", told.other)):
         if generation is not None:
             table.add_row(what, *_row(generation))
-    console.print(table)
+    print_table(table)
     if (shadow := told.shadow) is not None:
         skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped.items())
         differing = shadow.compared - shadow.agreed
-        console.print(
+        say(
             f"{shadow.compared} faces compared, {shadow.agreed} agree, {differing} do not ({shadow.absent} of them as "
-            f"the shadow does not know the subject yet){skipped}",
-            highlight=False,
+            f"the shadow does not know the subject yet){skipped}"
         )
 
 

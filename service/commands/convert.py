@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import MofNCompleteColumn
 
-from models.pack import find_pack, load_pack
-from service.connection import AsJson
+from service.commands.completion import complete_packs
+from service.commands.options import AsJson
 from service.files import replacing
-from service.foreign import compreface, deepface, insightface_server
-from service.foreign.people_archive import PersonPhoto, write_archive
-from service.foreign.subject_ids import SubjectIds
-from service.settings import load_settings
+from service.terminal import print_json, progress, say
+
+if TYPE_CHECKING:
+    from service.foreign.people_archive import PersonPhoto
 
 Some = TypeVar("Some")
 
 MOST_LISTED: Final = 10
 CLEAR: Final = "It holds people's faces in clear: delete it once they are enrolled."
 
+
+def _in_a_folder(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.parent} does not exist")
+    return path
+
+
 app = typer.Typer(help="Move here from another service: docs/moving-here.md.", no_args_is_help=True)
-Archive = Annotated[Path, typer.Argument(help="The zip to write; kith enroll takes it.", dir_okay=False)]
+Archive = Annotated[
+    Path, typer.Argument(help="The zip to write; kith enroll takes it.", dir_okay=False, callback=_in_a_folder)
+]
 Collection = Annotated[str | None, typer.Option(help="Which one; needed where there are several.")]
 
 
@@ -50,6 +57,10 @@ def convert_compreface(
     as_json: AsJson = False,
 ) -> None:
     """The photos that CompreFace kept, out of a dump of its database, with whose they are."""
+    from service.foreign import compreface
+    from service.foreign.people_archive import write_archive
+    from service.foreign.subject_ids import SubjectIds
+
     found = compreface.read_collections(dump)
     chosen = _chosen(found, [(each.title, each.api_key) for each in found], collection)
     ids = SubjectIds()
@@ -70,6 +81,10 @@ def convert_deepface(
     as_json: AsJson = False,
 ) -> None:
     """The photos of a DeepFace database, with whose they are: by their folder, or else by their name."""
+    from service.foreign import deepface
+    from service.foreign.people_archive import write_archive
+    from service.foreign.subject_ids import SubjectIds
+
     ids = SubjectIds()
     found, missing = deepface.find_photos(deepface.read_paths(pickle), pickle.parent)
     with _bar("photos", len(found)) as shown:
@@ -81,14 +96,28 @@ def convert_deepface(
 @app.command("insightface-server")
 def convert_insightface_server(
     database: Annotated[Path, typer.Argument(help="Its SQLite database.", exists=True, dir_okay=False)],
-    file: Annotated[Path, typer.Argument(help="The .ndjson to write; kith gallery import takes it.", dir_okay=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The .ndjson to write; kith gallery import takes it.", dir_okay=False, callback=_in_a_folder
+        ),
+    ],
     collection: Collection = None,
     pack: Annotated[
-        str | None, typer.Option(help="The pack whose vectors they are, by name or directory; default: KITH_PACK.")
+        str | None,
+        typer.Option(
+            help="The pack whose vectors they are, by name or directory; default: KITH_PACK.",
+            autocompletion=complete_packs,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """A collection's people and their vectors, where they are of a pack that Kith serves."""
+    from models.pack import find_pack, load_pack
+    from service.foreign import insightface_server
+    from service.foreign.subject_ids import SubjectIds
+    from service.settings import load_settings
+
     settings = load_settings()
     served = load_pack(settings.pack_path if pack is None else find_pack(Path(pack), settings.models_path))
     found = insightface_server.read_collections(database)
@@ -112,28 +141,28 @@ def _chosen(found: Sequence[Some], names: Sequence[tuple[str, ...]], wanted: str
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Callable[[Iterable[PersonPhoto]], Iterator[PersonPhoto]]]:
     """How many of the items that go through what it gives are done, and how long the rest will take."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+    with progress(MofNCompleteColumn(), transient=True) as bars:
+        task = bars.add_task(what, total=total)
 
         def shown(items: Iterable[PersonPhoto]) -> Iterator[PersonPhoto]:
             for item in items:
                 yield item
-                progress.advance(task)
+                bars.advance(task)
 
         yield shown
 
 
 def _tell(done: Converted, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(asdict(done), indent=2, ensure_ascii=False))
+        print_json(asdict(done))
         return
-    print(f"wrote {done.file}: {done.people} people, {done.photos} photos or vectors. {CLEAR}")
+    say(f"wrote {done.file}: {done.people} people, {done.photos} photos or vectors. {CLEAR}")
     _list("not taken", done.left)
     _list("called otherwise", [f"{name!r} is {subject!r}" for name, subject in done.renamed.items()])
 
 
 def _list(title: str, lines: Sequence[Any]) -> None:
     for line in lines[:MOST_LISTED]:
-        print(f"  {title}: {line}")
+        say(f"  {title}: {line}")
     if len(lines) > MOST_LISTED:
-        print(f"  {title}: and {len(lines) - MOST_LISTED} more (--json has all)")
+        say(f"  {title}: and {len(lines) - MOST_LISTED} more (--json has all)")

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-from service.api.schemas import JobOut
-from service.client import Kith, KithClientError
-from service.connection import AsJson, Key, Url, connect
-from service.gallery.job_store import ALREADY_ENROLLED, ENROLLED
-from service.photo_folders import TarStream, find_photos, parts
+from service.commands.completion import complete_galleries
+from service.commands.options import (
+    AllowDuplicate,
+    AllowInconsistent,
+    AllowLowQuality,
+    AllowNotLive,
+    AsJson,
+    Key,
+    LargestFace,
+    Url,
+)
+from service.connection import connect
+from service.terminal import INTERRUPTED, print_json, print_table, progress, say
 
-INTERRUPTED: Final = 130
-"""The exit status of what ended by Ctrl-C."""
+if TYPE_CHECKING:
+    from service.api.schemas import JobOut
+    from service.client import Archive, Kith
+
 CANCEL_S: Final = 30.0
 REPORTS: Final = (".csv", ".ndjson")
 COLUMNS: Final = ("photo", "status", "code", "detail")
@@ -48,30 +58,27 @@ def enroll(
     source: Annotated[
         Path, typer.Argument(help="A folder per person, photos inside; or a zip, tar, tar.gz, tar.zst.", exists=True)
     ],
-    gallery: Annotated[str, typer.Option("--gallery", "-g", help="Which gallery; made if need be.")],
-    largest_face: Annotated[bool, typer.Option("--largest-face", help="Of several faces, take the largest.")] = False,
-    allow_duplicate: Annotated[
-        bool, typer.Option("--allow-duplicate", help="Also those who are enrolled under another name.")
-    ] = False,
-    allow_inconsistent: Annotated[
-        bool, typer.Option("--allow-inconsistent", help="Also photos unlike the person's others.")
-    ] = False,
-    allow_low_quality: Annotated[
-        bool, typer.Option("--allow-low-quality", help="Also photos below the gallery's gate.")
-    ] = False,
-    allow_not_live: Annotated[
-        bool,
-        typer.Option("--allow-not-live", help="Also faces that look like pictures, where the gallery refuses them."),
-    ] = False,
+    gallery: Annotated[
+        str,
+        typer.Option("--gallery", "-g", help="Which gallery; made if need be.", autocompletion=complete_galleries),
+    ],
+    largest_face: LargestFace = False,
+    allow_duplicate: AllowDuplicate = False,
+    allow_inconsistent: AllowInconsistent = False,
+    allow_low_quality: AllowLowQuality = False,
+    allow_not_live: AllowNotLive = False,
     report: Annotated[Path | None, typer.Option(help="Write what became of each photo here (.csv or .ndjson).")] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Enrol everybody in a folder or an archive. Run again to go on: a photo is enrolled once. Ctrl-C keeps what is
-    done."""
+    """Enrol everybody in a folder or an archive.
+
+    Run again to go on: a photo is enrolled once. Ctrl-C keeps what is done. Exit 1 if a photo was refused."""
     if report is not None and (report.suffix not in REPORTS or not report.parent.is_dir()):
-        raise typer.BadParameter(f"{report} must be a .csv or .ndjson file in a folder that exists")
+        raise typer.BadParameter(
+            f"{report} must be a .csv or .ndjson file in a folder that exists", param_hint="--report"
+        )
     options = {
         "face": "largest" if largest_face else "only",
         "allow_duplicate": allow_duplicate,
@@ -80,15 +87,19 @@ def enroll(
         "allow_not_live": allow_not_live,
     }
     if source.is_dir() and not any(entry.is_dir() for entry in source.iterdir()):
-        raise typer.BadParameter(f"{source} has no folder per person; expected {source}/PERSON/PHOTO")
+        raise typer.BadParameter(
+            f"{source} has no folder per person; expected {source}/PERSON/PHOTO", param_hint="SOURCE"
+        )
     with connect(url, api_key) as kith:
         _make_gallery(kith, gallery)
-        done = enrol_source(kith, gallery, source, options, _progress())
+        done = enrol_source(kith, gallery, source, options, _bars())
     if report is not None:
         _write(report, done.photos)
     _print(done, as_json)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
+    if done.refused:
+        raise typer.Exit(1)
 
 
 def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any], progress: Progress) -> Report:
@@ -97,6 +108,8 @@ def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any]
     Raises:
         KithClientError: the server refused a part, or a job failed.
     """
+    from service.photo_folders import TarStream, find_photos, parts
+
     report = Report()
     with progress:
         bar = progress.add_task("enrolling", total=None, rate="")
@@ -121,7 +134,7 @@ def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any]
 def _enrol(
     kith: Kith,
     gallery: str,
-    archive: Path | TarStream,
+    archive: Path | Archive,
     options: dict[str, Any],
     report: Report,
     progress: Progress,
@@ -129,7 +142,12 @@ def _enrol(
     photo: Callable[[str], str],
 ) -> None:
     """One archive: sent, waited for, and added to the report; ``photo`` of an item is what the report calls it."""
+    from service.client import FileStream, KithClientError
+    from service.gallery.job_store import ALREADY_ENROLLED, ENROLLED
+
     before, job = len(report.photos), None
+    sent = FileStream(archive) if isinstance(archive, Path) else archive
+    sending = progress.add_task("sending", total=sent.size, rate="")
 
     def show(now: JobOut) -> None:
         rate = "" if now.rate is None else f"{now.rate:.1f} photos/s"
@@ -138,7 +156,8 @@ def _enrol(
         progress.update(bar, completed=before + now.done, rate=rate)
 
     try:
-        job = kith.enrol_archive(gallery, archive, **options)
+        job = kith.enrol_archive(gallery, _Shown(sent, progress, sending), **options)
+        progress.remove_task(sending)
         job = kith.wait_for(job.id, seen=show)
     except KeyboardInterrupt:
         report.interrupted = True
@@ -160,7 +179,23 @@ def _enrol(
         report.photos.append(row)
 
 
+class _Shown:
+    """An archive whose bar moves as it is sent; from the start, when it is sent again."""
+
+    def __init__(self, archive: Archive, progress: Progress, bar: TaskID) -> None:
+        self._archive, self._progress, self._bar = archive, progress, bar
+        self.size = archive.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._progress.update(self._bar, completed=0)
+        for piece in self._archive:
+            yield piece
+            self._progress.advance(self._bar, len(piece))
+
+
 def _make_gallery(kith: Kith, name: str) -> None:
+    from service.client import KithClientError
+
     try:
         kith.gallery(name)
     except KithClientError as error:
@@ -169,15 +204,15 @@ def _make_gallery(kith: Kith, name: str) -> None:
         kith.create_gallery(name)
 
 
-def _progress() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True))
+def _bars() -> Progress:
+    return progress(_Count(), TextColumn("{task.fields[rate]}"))
+
+
+class _Count(MofNCompleteColumn):
+    """Photos; while an archive is sent, bytes."""
+
+    def render(self, task: Task) -> Text:
+        return DownloadColumn().render(task) if task.description == "sending" else super().render(task)
 
 
 def _write(path: Path, photos: list[dict[str, str]]) -> None:
@@ -194,18 +229,15 @@ def _print(report: Report, as_json: bool) -> None:
     if as_json:
         refused = [{key: row[key] for key in ("photo", "code", "detail")} for row in report.refused]
         counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
-        print(json.dumps({**counts, "jobs": report.jobs, "refused": refused}, indent=2))
+        print_json({**counts, "jobs": report.jobs, "refused": refused})
         return
-    console = Console()
     already = f", {report.already_enrolled} enrolled before" if report.already_enrolled else ""
     ignored = f"; {report.ignored} other files" if report.ignored else ""
-    console.print(
-        f"{report.enrolled} photos enrolled{already}, {len(report.refused)} refused{ignored}", highlight=False
-    )
+    say(f"{report.enrolled} photos enrolled{already}, {len(report.refused)} refused{ignored}")
     if report.interrupted:
-        console.print("called off: what is done stays, run it again to go on", highlight=False)
+        say("called off: what is done stays, run it again to go on")
     if report.refused:
         table = Table("Photo", "Code", "Detail")
         for row in report.refused:
             table.add_row(*(escape(row[column]) for column in ("photo", "code", "detail")))
-        console.print(table)
+        print_table(table)

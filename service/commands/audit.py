@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
-from service.connection import AsJson, Key, Url, connect
-from service.engines import master_keys_at_hand
-from service.errors import AuditFileError, MasterKeyError
+from service.commands.options import AsJson, GalleryName, Key, OneGallery, Url
+from service.connection import connect
 from service.files import replacing
-from service.gallery.audit_log import PURPOSE
-from service.gallery.audit_reading import Trail, trail_of
-from service.security.trail import SERVICE, Anchor, Fault, Report, examine
-from service.settings import load_settings
-from service.terminal import print_table
+from service.terminal import print_json, print_table, remark, say
+
+if TYPE_CHECKING:
+    from service.security.trail import Fault, Report
 
 app = typer.Typer(help="Who did what; and whether the record of it is whole.", no_args_is_help=True)
 HASH_DIGITS: Final = 64
-SQLITE: Final = b"SQLite format 3\x00"
 Source = Annotated[
     Path | None,
     typer.Argument(help="An export, or a copy of SQLite's file; default: the database of the settings.", exists=True),
@@ -51,26 +44,34 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine every chain, without the service; exit 1 if it is not what was written, and say where."""
-    anchors = [] if against is None else read_anchors(against)
-    report = _examine(source, anchors)
+    """Examine every chain, without the service.
+
+    Exit 1 if it is not what was written, and say where."""
+    from service.audit_examination import examined
+    from service.audit_files import read_anchors
+
+    report = examined(source, [] if against is None else read_anchors(against))
     if as_json:
-        print(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
     else:
-        console = Console(soft_wrap=True)
         for fault in report.faults:
-            console.print(_told(fault), markup=False, highlight=False)
-        _print_summary(console, report, against is not None)
+            say(_told(fault))
+        _print_summary(report, against is not None)
     if report.faults:
         raise typer.Exit(1)
 
 
 @app.command()
 def head(source: Source = None) -> None:
-    """Print the end of each chain, to be noted elsewhere and given to 'verify --against'; exit 1 if it is unsound."""
-    report = _examine(source, [])
+    """Print the end of each chain, to be noted elsewhere and given to 'verify --against'.
+
+    Exit 1 if it is unsound."""
+    from service.audit_examination import examined
+    from service.audit_files import anchor_lines
+
+    report = examined(source, [])
     for fault in report.faults:
-        Console(stderr=True, soft_wrap=True).print(_told(fault), markup=False, highlight=False)
+        remark(_told(fault))
     if report.faults:
         raise typer.Exit(1)
     print("\n".join(anchor_lines(report.ends, datetime.now(UTC))))
@@ -79,14 +80,17 @@ def head(source: Source = None) -> None:
 @app.command()
 def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when the new one is complete.")]) -> None:
     """Write the whole audit, as it is at this moment, to a file that 'verify' examines anywhere."""
-    with _trail(None) as trail, replacing(file) as to:
+    from service.audit_examination import opened_trail
+    from service.audit_files import write_trail
+
+    with opened_trail(None) as trail, replacing(file) as to:
         count = write_trail(trail, to)
     print(f"wrote {file}, {file.stat().st_size:,} bytes: {_counted(count, 'line')}")
 
 
 @app.command("list")
 def list_lines(
-    gallery: Annotated[str | None, typer.Option("--gallery", "-g", help="Only this gallery's.")] = None,
+    gallery: OneGallery = None,
     event: Event = None,
     actor: Actor = None,
     subject: Subject = None,
@@ -104,7 +108,7 @@ def list_lines(
     with connect(url, api_key) as kith:
         lines = list(islice(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})), limit))
     if as_json:
-        print(json.dumps([line.model_dump(mode="json") for line in lines], indent=2))
+        print_json([line.model_dump(mode="json") for line in lines])
         return
     whole = (Column(header, no_wrap=True) for header in ("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who"))
     table = Table(*whole, Column("Details", min_width=20))
@@ -116,7 +120,7 @@ def list_lines(
 
 
 def of_gallery(
-    name: str,
+    name: GalleryName,
     event: Event = None,
     subject: Subject = None,
     limit: Limit = None,
@@ -128,46 +132,9 @@ def of_gallery(
     list_lines(name, event, None, subject, None, None, limit, url, api_key, as_json)
 
 
-@contextmanager
-def _trail(source: Path | None) -> Iterator[Trail]:
-    if source is None:
-        with trail_of(load_settings().sql_url) as trail:
-            yield trail
-        return
-    try:
-        with source.open("rb") as file:
-            is_database = file.read(len(SQLITE)) == SQLITE
-    except OSError as error:
-        raise AuditFileError(f"{source} cannot be read: {error.strerror}") from error
-    with trail_of(f"sqlite:///{source.absolute()}") if is_database else trail_in(source) as trail:
-        yield trail
-
-
-def _examine(source: Path | None, anchors: list[Anchor]) -> Report:
-    with _trail(source) as trail:
-        secret, fault = _secret(trail)
-        report = examine(trail.lines, trail.heads, secret, trail.galleries, anchors)
-    if fault is not None:
-        report.faults.insert(0, Fault("mac", SERVICE, None, None, None, fault))
-    return report
-
-
-def _secret(trail: Trail) -> tuple[bytes | None, str | None]:
-    """Of the heads' MACs, if a master key is at hand; and what is wrong if one is, and does not lead to it: whoever
-    wrote the lines anew would have left the secret out, or another one in its place."""
-    keys, wrapped = master_keys_at_hand(load_settings()), trail.secret
-    if keys is None:
-        return None, None
-    if wrapped is None:
-        # Nothing was ever signed where nothing was ever written.
-        return None, "the secret that heads are signed with is missing" if trail.heads else None
-    try:
-        return keys.unwrap(wrapped.key, PURPOSE, wrapped.master_key), None
-    except MasterKeyError as error:
-        return None, f"the master key at hand does not open the secret that heads are signed with: {error}"
-
-
 def _told(fault: Fault) -> str:
+    from service.security.trail import SERVICE
+
     if fault.chain == SERVICE:
         chain = "the service's chain"
     else:
@@ -180,16 +147,14 @@ def _told(fault: Fault) -> str:
     return f"{chain}{lines}: {fault.kind}: {fault.what}"
 
 
-def _print_summary(console: Console, report: Report, anchored: bool) -> None:
+def _print_summary(report: Report, anchored: bool) -> None:
     verdict = _counted(len(report.faults), "fault") if report.faults else "sound"
-    told = f"{_counted(report.lines, 'line')} in {_counted(len(report.ends), 'chain')}: {verdict}"
-    console.print(told, highlight=False)
+    say(f"{_counted(report.lines, 'line')} in {_counted(len(report.ends), 'chain')}: {verdict}")
     if not report.signed:
-        console.print(
+        say(
             "The heads' signatures were not checked, for no master key that opens their secret is at hand: lines "
             "written anew by whoever can write to the database would not show"
-            + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them."),
-            highlight=False,
+            + (", but for those before the anchors." if anchored else "; anchors noted earlier would show them.")
         )
 
 

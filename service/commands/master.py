@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from service.connection import AsJson
-from service.engines import master_keys, open_own_database
+from service.commands.options import AsJson, Yes
 from service.errors import MasterKeyError, SettingsError
-from service.gallery.rewrapping import Use, rewrap, uses
-from service.security.acting import Actor, acting_as
-from service.security.master import KeyFile, MasterKeys, Wrapper
-from service.settings import load_settings
+from service.terminal import print_json, print_table
+
+if TYPE_CHECKING:
+    from service.security.master import KeyFile, MasterKeys, Wrapper
 
 app = typer.Typer(help="The master key, which opens what is stored.", no_args_is_help=True)
 KeyId = Annotated[str, typer.Argument(help="As 'kith master show' names it.")]
@@ -25,6 +22,10 @@ KeyId = Annotated[str, typer.Argument(help="As 'kith master show' names it.")]
 @app.command()
 def show(as_json: AsJson = False) -> None:
     """The keys at hand, and what each wraps in the database."""
+    from service.engines import open_own_database
+    from service.gallery.rewrapping import Use, uses
+    from service.settings import load_settings
+
     settings = load_settings()
     with closing(open_own_database(settings)) as database:
         with database.read() as connection:
@@ -40,19 +41,22 @@ def show(as_json: AsJson = False) -> None:
         for key in {**used, **found}
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
-    table = Table("Key", "Where", "In use", "Galleries")
+    table = Table(Column("Key", no_wrap=True), "Where", "In use", "Galleries")
     for row in rows:
         place = str(row["place"] or "missing, or asked for by its id")
         table.add_row(str(row["id"]), place, "yes" if row["in_use"] else "", str(row["galleries"]))
-    Console().print(table)
+    print_table(table)
 
 
 @app.command()
 def new() -> None:
     """Write a new key to the key file, in front of the others: nothing uses it until 'kith master rotate'. Servers that
     have files of their own are to be given it before."""
+    from service.engines import master_keys
+    from service.settings import load_settings
+
     key = _file(master_keys(load_settings())).add()
     print(f"added master key {key.id}")
 
@@ -66,6 +70,11 @@ def rotate(
     read the key file again. The one before is kept, for backups."""
     if make and to is not None:
         raise typer.BadParameter("either --new or --to", param_hint="--to")
+    from service.engines import open_own_database
+    from service.gallery.rewrapping import Use, rewrap
+    from service.security.acting import Actor, acting_as
+    from service.settings import load_settings
+
     settings = load_settings()
     with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
         master = database.vault.master
@@ -84,11 +93,15 @@ def rotate(
 
 
 @app.command()
-def forget(key: KeyId, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+def forget(key: KeyId, yes: Yes = False) -> None:
     """Delete a key from the key file that wraps nothing any more. Backups from its time cannot be restored without it:
     keep it elsewhere as long as you keep those."""
     if not yes:
         typer.confirm(f"Delete master key {key}? Backups from its time cannot be restored without it.", abort=True)
+    from service.engines import open_own_database
+    from service.gallery.rewrapping import uses
+    from service.settings import load_settings
+
     settings = load_settings()
     with closing(open_own_database(settings)) as database:
         with database.read() as connection:
@@ -104,6 +117,8 @@ def forget(key: KeyId, yes: Annotated[bool, typer.Option("--yes", help="Do not a
 
 def _file(master: MasterKeys) -> KeyFile:
     """Raises SettingsError."""
+    from service.security.master import KeyFile
+
     for source in master.sources:
         if isinstance(source, KeyFile):
             return source

@@ -1,0 +1,124 @@
+"""``kith keys``: who may use the service, on the database itself or through ``--url``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from service.commands.completion import complete_galleries
+from service.commands.options import AsJson, Key, Url
+from service.terminal import print_json, print_table, remark, say
+
+if TYPE_CHECKING:
+    from service.api.key_schemas import NewKeyOut
+    from service.security.keys import Scope
+
+app = typer.Typer(help="API keys: who may use the service, and for what.", no_args_is_help=True)
+KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str | None, typer.Argument(help="Whose it is; default: what it may do.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="identify, read, enrol or admin; repeatable.")] = None,
+    gallery: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gallery",
+            "-g",
+            help="For this gallery alone; repeatable. Default: all.",
+            autocompletion=complete_galleries,
+        ),
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second; default: KITH_RATE_LIMIT.")] = None,
+    burst: Annotated[int | None, typer.Option(min=1, help="At once; default: as many as in a second.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key, and print its token, which nobody can tell again."""
+    scopes = _scopes(scope or [])
+    for option, value in (("--days", days), ("--rate", rate)):
+        if value is not None and not value > 0:
+            raise typer.BadParameter(f"{value:g} is not more than 0", param_hint=option)
+    if burst is not None and rate is None:
+        raise typer.BadParameter("it needs a rate, too: --rate", param_hint="--burst")
+    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    options = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
+    from service.key_places import reached_keys
+
+    with reached_keys(url, api_key) as keys:
+        _tell(keys.create_key(name or "+".join(scopes), scopes, **options), as_json)
+        if gallery and (absent := sorted(set(gallery) - keys.gallery_names())):
+            remark(f"no gallery is called {', '.join(absent)} yet: the key is for whichever will be")
+
+
+@app.command(name="list")
+def list_keys(
+    ended: Annotated[bool, typer.Option("--ended", help="Also those that were revoked or have expired.")] = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """All keys, the oldest first, without their tokens."""
+    from service.key_places import reached_keys
+
+    with reached_keys(url, api_key) as keys:
+        found = keys.api_keys(ended)
+    if as_json:
+        print_json([key.model_dump(mode="json") for key in found])
+        return
+    table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
+    for key in found:
+        galleries = "all" if key.galleries is None else ", ".join(key.galleries)
+        times = ("" if at is None else f"{at:%Y-%m-%d %H:%M}" for at in (key.expires_at, key.used_at))
+        table.add_row(key.id, escape(key.name), ", ".join(key.scopes), galleries, key.state, *times)
+    print_table(table)
+
+
+@app.command()
+def revoke(key: KeyId, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """Refuse a key from now on, for good."""
+    from service.key_places import reached_keys
+
+    with reached_keys(url, api_key) as keys:
+        revoked = keys.revoke_key(key)
+    print_json(revoked) if as_json else say(f"{revoked.id} is revoked")
+
+
+@app.command()
+def rotate(
+    key: KeyId,
+    overlap_hours: Annotated[float, typer.Option(min=0.0, help="For how long the old one still works.")] = 24.0,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key with the same rights, and print its token; the old one works on for a while."""
+    from service.key_places import reached_keys
+
+    with reached_keys(url, api_key) as keys:
+        _tell(keys.rotate_key(key, round(overlap_hours * 3600)), as_json)
+
+
+def _scopes(given: list[str]) -> list[Scope]:
+    from service.security.keys import SCOPES
+
+    if not given or not set(given) <= set(SCOPES):
+        raise typer.BadParameter(f"one or more of {', '.join(SCOPES)}", param_hint="--scope")
+    return [scope for scope in SCOPES if scope in given]
+
+
+def _tell(key: NewKeyOut, as_json: bool) -> None:
+    if as_json:
+        print_json(key.model_dump(mode="json"))
+        return
+    galleries = "all galleries" if key.galleries is None else ", ".join(key.galleries)
+    expires = "never expires" if key.expires_at is None else f"expires at {key.expires_at:%Y-%m-%d %H:%M} UTC"
+    remark(f"key {key.id} ({key.name}): {', '.join(key.scopes)} in {galleries}; {expires}. Its token, told this once:")
+    say(key.token)

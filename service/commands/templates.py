@@ -1,0 +1,74 @@
+"""``kith template``: one face of a person, as it is enrolled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from service.commands.completion import complete_subjects
+from service.commands.options import AsJson, Gallery, Key, Subject, Url, Yes
+from service.connection import connect
+from service.terminal import print_json, print_table, say
+
+app = typer.Typer(help="What is enrolled of a person: list, move, delete.", no_args_is_help=True)
+
+Template = Annotated[str, typer.Argument(help="Its id, as 'kith template list' names it.")]
+
+
+@app.command("list")
+def list_templates(
+    subject: Subject, gallery: Gallery, url: Url = None, api_key: Key = None, as_json: AsJson = False
+) -> None:
+    """A person's templates."""
+    with connect(url, api_key) as kith:
+        found = kith.templates(gallery, subject)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Since (UTC)")
+    for template in found.templates:
+        score = "" if template.quality is None else f"{template.quality.get('score', 0):.2f}"
+        detection = "" if template.detection_score is None else f"{template.detection_score:.2f}"
+        table.add_row(template.id, template.kind, score, detection, f"{template.created_at:%Y-%m-%d %H:%M}")
+    print_table(table)
+
+
+@app.command()
+def move(
+    subject: Subject,
+    template: Template,
+    gallery: Gallery,
+    to: Annotated[str, typer.Option(help="The subject to file it under.", autocompletion=complete_subjects)],
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """File a template under another person, where it was filed wrongly."""
+    with connect(url, api_key) as kith:
+        found = kith.move_template(gallery, subject, template, to)
+    print_json(found.model_dump(mode="json")) if as_json else say(
+        f"{template} is {to}'s, who has {len(found.templates)}"
+    )
+
+
+@app.command()
+def delete(
+    subject: Subject,
+    template: Template,
+    gallery: Gallery,
+    yes: Yes = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Erase one template, and tell the receipt."""
+    if not yes:
+        typer.confirm(f"Erase template {template} of {subject!r}?", abort=True, err=True)
+    with connect(url, api_key) as kith:
+        receipt = kith.delete_template(gallery, subject, template).receipt
+    if as_json:
+        print_json(receipt.model_dump(mode="json", exclude_none=True))
+    else:
+        say(f"erased template {template} of {subject}; receipt {receipt.id}")
