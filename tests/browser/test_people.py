@@ -185,6 +185,27 @@ def test_two_photos_are_compared(visit: Opener, populated: str, photos: Photos) 
     assert faults(page) == []
 
 
+def test_a_stricter_risk_asks_the_next_photo_for_more(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", risk={"fpir": 0.01})
+        populate(kith, "family", photos)
+
+    def asked_for(page: Page) -> float:
+        go(page, "/identify")
+        choose(page, photos["tom"])
+        told = first_face(page).get_by_text("enough from").inner_text()
+        return float(told.removeprefix("enough from "))
+
+    page = visit(service)
+    before = asked_for(page)
+    go(page, "/galleries/family/risk")
+    page.get_by_role("slider").press("End")
+    page.get_by_role("button", name="Use this risk").click()
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+    assert asked_for(page) > before + 0.05
+    expect(page.get_by_label("How strict")).to_contain_text("As the gallery says: one stranger in 100,000")
+
+
 def test_a_person_is_renamed_moved_and_deleted_with_a_receipt(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family", keep_crops=True)

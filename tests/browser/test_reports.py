@@ -11,7 +11,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
 from tests.browser.conftest import Opener, populate
+from tests.packs import PROJECTED, projected_pack
 
 SEARCHES = re.compile(r"1 in ([\d,]+) searches")
 
@@ -159,6 +162,26 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     row = page.get_by_role("row").filter(has_text="family")
     row.scroll_into_view_if_needed()
     expect(row).to_contain_text("exact")
+
+
+def test_a_gallery_moves_to_another_recogniser_and_back(visit: Opener, photos: dict[str, Path], tmp_path: Path) -> None:
+    other = str(projected_pack(tmp_path).directory)
+    with embedded(load_settings(data_dir=tmp_path / "kith", also=other, log_level="ERROR")) as url, Kith(url) as kith:
+        kith.create_gallery("family", keep_crops=True)
+        populate(kith, "family", photos)
+        page = visit(url)
+        page.goto(f"{url}/console#/galleries/family/recogniser")
+        page.get_by_role("button", name="Make projected ready").click()
+        expect(page.get_by_text("It knows 3 of 3 photos")).to_have_count(2)
+        page.get_by_role("button", name="Let the new one answer").click()
+        page.get_by_role("dialog").get_by_role("button", name="Let it answer").click()
+        back = page.get_by_role("button", name="Go back")
+        expect(back).to_be_visible()
+        assert kith.gallery("family").dimension == PROJECTED
+        back.click()
+        page.get_by_role("dialog").get_by_role("button", name="Go back").click()
+        expect(page.get_by_text("You went back")).to_be_visible()
+        assert kith.gallery("family").dimension != PROJECTED
 
 
 def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit: Opener, service: str) -> None:

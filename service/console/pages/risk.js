@@ -1,6 +1,6 @@
 // What a gallery accepts: the risk curve, a target on it that is dragged, and what it means in words.
 
-import { all, call, galleryPath } from "../api.js";
+import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
@@ -120,6 +120,7 @@ async function page(gallery, signal, again) {
       ? `${gallery} is as it was: ${accepted(inUse, now)}.`
       : `Every search of ${gallery} keeps to this from now on: ${accepted(inUse, now)}.`;
     fill(changes, h("div", { class: "notice" }, icon("check"), h("div", {}, h("p", {}, text), !undoing && undo)));
+    clearTimeout(choose.timer); // what is still to be said of the target would be read instead of this
     told.textContent = text;
     (undoing ? chart : undo).focus();
   }
