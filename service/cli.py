@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from models.errors import ModelError
 from service.commands import (
     audit,
+    bench,
     convert,
     enroll,
     erasures,
@@ -89,6 +90,7 @@ app.add_typer(erasures.app, name="erasures", rich_help_panel=MANAGE)
 app.command(rich_help_panel=RUN)(operation.demo)
 app.command(rich_help_panel=RUN)(operation.serve)
 app.command(rich_help_panel=RUN)(operation.doctor)
+app.command(rich_help_panel=RUN)(bench.bench)
 app.add_typer(packs.app, name="models", rich_help_panel=RUN)
 app.add_typer(master.app, name="master", rich_help_panel=RUN)
 app.command(rich_help_panel=RUN)(operation.backup)
