@@ -81,7 +81,7 @@ def run(folder: Path) -> list[Step]:
     step("make setup", "make", f"PYTHON={_base_python()}", "setup")
     came(f"{_size(clone / '.venv')} of packages")
     told = step("make demo", "make", f"PYTHON={_base_python()}", "demo")
-    came(f"{told.count('right')} decisions, all right; a picture")
+    came(f"{told.split().count('right')} decisions, all right; a picture")
     with _server(kith, clone, environment, url) as waited:
         steps.append(Step("make run", waited, 0.0, "the server is ready"))
         step("python -m service.tutorial_photos .", python, "-m", "service.tutorial_photos", ".", env=at)
@@ -151,7 +151,8 @@ def _size(folder: Path) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def page(steps: list[Step]) -> str:
+def page(steps: list[Step], cloned: str) -> str:
+    """``cloned``: the commit."""
     rows = [
         f"| `{step.command}` | {_seconds(step.waited_s)} | {_seconds(step.worked_s) if step.worked_s else ''} | "
         f"{step.outcome} |"
@@ -159,7 +160,7 @@ def page(steps: list[Step]) -> str:
     ]
     total = sum(step.waited_s for step in steps)
     ready = f"| **in all** | **{_seconds(total)}** | | |"
-    about = f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {machine()}, Python {platform.python_version()}."
+    about = f"{time.strftime('%Y-%m-%d')}, commit {cloned}, {machine()}, Python {platform.python_version()}."
     load = os.getloadavg()[2]
     others = f" The machine was not alone: on average {load:.0f} processes wanted its cores." if load > 1.5 else ""
     return f"{ABOUT}{chr(10).join([*rows, ready])}\n\n{about}{others}\n"
@@ -171,6 +172,7 @@ def _seconds(seconds: float) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="kith-newcomer-") as place:
-        text = page(run(Path(place)))
-    TARGET.write_text(text, encoding="utf-8")
-    print(text)
+        cloned = commit().removesuffix("+")  # what is not committed is not cloned
+        text = page(run(Path(place)), cloned)
+        TARGET.write_text(text, encoding="utf-8")
+        print(text)

@@ -273,6 +273,7 @@ def create_app(settings: Settings) -> FastAPI:
             tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
         ),
     )
+    app.state.measures = measures  # for what is refused before it is a request
     problems.install(app)
     for module in (
         faces,

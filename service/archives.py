@@ -22,7 +22,9 @@ from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
 from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError
 
-PHOTO_SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"})
+PHOTO_SUFFIXES: Final = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}
+)
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
 SNIFFED_BYTES: Final = 512
 """Of an archive's beginning, what says which kind it is."""

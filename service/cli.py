@@ -41,6 +41,7 @@ NOBODY_READS: Final = 141
 """As a shell says of a process that ended by SIGPIPE."""
 
 REMEDIES: Final = {
+    "invalid_request": "'--help' after the command says what it takes; docs/cli.md.",
     "gallery_not_found": "'kith gallery list' names those that there are, 'kith gallery create NAME' makes one.",
     "subject_not_found": "'kith subject list --gallery GALLERY' names those that there are.",
     "template_not_found": "'kith template list SUBJECT --gallery GALLERY' names those that there are.",

@@ -90,6 +90,7 @@ class Watch:
         self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.mated_above)
         self._latest: deque[_Kept] = deque(maxlen=2 * WINDOW)
         self._counts: Counter[IdentifyOutcome] = Counter()
+        self._known: Drift | None = None
         self._lock = threading.Lock()
 
     def add(self, decisions: Iterable[Decided]) -> None:
@@ -97,10 +98,21 @@ class Watch:
         with self._lock:
             self._latest.extend(kept)
             self._counts.update(one.outcome for one in kept)
+            self._known = None
 
     def drift(self) -> Drift:
         with self._lock:
+            if self._known is not None:  # nothing was decided since
+                return self._known
             latest, counts = list(self._latest), dict(self._counts)
+        found = self._drift_of(latest, counts)
+        with self._lock:
+            if sum(self._counts.values()) == sum(counts.values()):
+                self._known = found
+        return found
+
+    @staticmethod
+    def _drift_of(latest: Sequence[_Kept], counts: dict[IdentifyOutcome, int]) -> Drift:
         window = latest[-WINDOW:]
         half = min(WINDOW, len(latest) // 2)
         mated = _mated(window)

@@ -138,7 +138,7 @@ class ImageEmptyError(ImageError):
 
 class ImageFormatError(ImageError):
     code, title = "image_format", "This is not a photo in a supported format"
-    remedy = "Send JPEG, PNG, WebP, BMP, TIFF, GIF or AVIF."
+    remedy = "Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC."
 
 
 class ImageDamagedError(ImageError):

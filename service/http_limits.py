@@ -11,6 +11,7 @@ import ipaddress
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,9 +49,9 @@ class HttpLimits:
     least_rate: int
 
 
-def limited(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """The class of connections of one server."""
-    opened = _Opened()
+def limited(limits: HttpLimits, refused: Callable[[str], None] = lambda code: None) -> type[asyncio.Protocol]:
+    """The class of connections of one server. ``refused``: told of each refusal, by the error's code."""
+    opened = _Opened(refused)
 
     class Bounded(_Bounded):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -62,8 +63,9 @@ def limited(limits: HttpLimits) -> type[asyncio.Protocol]:
 class _Opened:
     """Connections of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[str], None]) -> None:
         self.by_address: Counter[str] = Counter()
+        self.refused = refused
         self._told_s = -TOLD_EVERY_S
 
     def tell(self, detail: str, now_s: float) -> None:
@@ -236,6 +238,7 @@ class _Bounded(HttpToolsProtocol):
     def _refuse(self, refusal: KithError) -> None:
         """Answer, and read on only to be read. Where an answer is due to an earlier request, that one is the last."""
         log.info("refused: %s, %s", refusal.code, refusal.detail)
+        self._opened.refused(refusal.code)
         self._dropping = True
         self._waited_s = 0.0
         if self.cycle is not None and not self.cycle.response_complete:
@@ -254,6 +257,7 @@ class _Bounded(HttpToolsProtocol):
 
     def _turn_away(self, detail: str) -> None:
         self._opened.tell(detail, self.loop.time())
+        self._opened.refused(TooManyConnectionsError.code)
         self._dropping = True
         self.transport.write(_answer(TooManyConnectionsError(detail)))
         self.transport.close()

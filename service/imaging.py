@@ -23,11 +23,14 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from models.detection import shrink
 from models.network import Float
 from service.errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError, KithError
+from service.heif import Heif, is_heif
+from service.heif_boxes import costs
 
 # Its own bound would warn, or refuse, where ours decide.
 Image.MAX_IMAGE_PIXELS = None
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
+"""That Pillow reads; HEIC is read beside them."""
 REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
 """Of a JPEG's sides; others that libjpeg has are slower than the whole."""
 TURNS: Final = {1: 0, 3: 2, 6: 3, 8: 1}
@@ -45,6 +48,9 @@ SEGMENT: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 by other bytes, which decoders pass over."""
 MOST_PROFILES: Final = 4
 """Of a PNG, which has one; Pillow unpacks each."""
+MOST_TOGETHER: Final = 2
+"""Times the most pixels that a photo may have: of a HEIF, what its grids and overlays are put together of. A phone's
+photo is of hardly more than it has, with its depth and gain maps."""
 MOST_TILES: Final = 65_536
 """Or strips, of a TIFF."""
 
@@ -164,10 +170,11 @@ def open_photo(payload: bytes, limits: ImageLimits) -> Encoded:
         raise ImageTooLargeError(f"the photo has more than {limits.max_bytes} bytes, the limit")
     if payload.startswith(b"\x89PNG") and payload.count(b"iCCP") > MOST_PROFILES:
         raise ImageDamagedError("the photo has more than one colour profile")
+    if is_heif(payload):
+        return _open_heif(payload, limits)
     with _errors(), _open(payload) as image:
         width, height = image.size
-        if width * height > limits.max_pixels:
-            raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
+        _check_pixels(width, height, limits)
         _check_work(image, payload, limits)
         jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if jpeg else 1
@@ -187,6 +194,24 @@ def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
 
 def _open(payload: bytes) -> Image.Image:
     return Image.open(io.BytesIO(payload), formats=FORMATS)
+
+
+def _open_heif(payload: bytes, limits: ImageLimits) -> Encoded:
+    with _errors():
+        largest, together = costs(payload)
+        if largest > limits.max_pixels:
+            raise ImageTooLargeError(f"an image of the file has {largest} pixels, the limit is {limits.max_pixels}")
+        if together > MOST_TOGETHER * limits.max_pixels:
+            raise ImageTooLargeError(f"the images of the file are put together of {together} pixels")
+        photo = Heif(payload)
+        width, height = photo.size
+        _check_pixels(width, height, limits)
+        return Encoded(height, width, payload, whole=np.asarray(_to_rgb(photo.decode()), np.uint8))
+
+
+def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
+    if width * height > limits.max_pixels:
+        raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
 
 
 def _check_work(image: Image.Image, payload: bytes, limits: ImageLimits) -> None:

@@ -105,8 +105,9 @@ class _Settled(uvicorn.Server):
 def _server(
     settings: Settings, log_level: str | None = None, kind: type[uvicorn.Server] = uvicorn.Server
 ) -> uvicorn.Server:
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_level=(log_level or settings.log_level).lower(),
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
@@ -117,7 +118,8 @@ def _server(
                 settings.max_head_bytes,
                 settings.client_patience_s,
                 settings.client_least_rate,
-            )
+            ),
+            app.state.measures.problems.add,
         ),
         ws="none",
         forwarded_allow_ips=settings.trusted_proxy_list,

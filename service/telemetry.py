@@ -108,7 +108,7 @@ class _Requests(Collector):
         yield GaugeMetricFamily("kith_requests_in_progress", "Requests under way.", measures.in_progress)
         yield _counts(
             "kith_problems",
-            "Requests that were refused or failed, by the error's code.",
+            "Requests and connections that were refused or failed, by the error's code.",
             measures.problems.items(),
             "code",
         )

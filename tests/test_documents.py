@@ -24,6 +24,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS: dict[str, Any] = {"kith": typer.main.get_command(app), "kith-train": typer.main.get_command(train_app)}
 
@@ -49,7 +50,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = COMMENT.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
     wrong = []
     for target in LINK.findall(text):
         if re.match("[a-z]+:", target):
@@ -94,7 +95,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                     continue
                 while words and re.match(r"\w+=", words[0]):
                     words.pop(0)
-                if words and words[0].rpartition("/")[2] in PROGRAMS:
+                if words and words[0][0] != "-" and words[0].rpartition("/")[2] in PROGRAMS:
                     yield [words[0].rpartition("/")[2], *words[1:]]
                 words = []
 

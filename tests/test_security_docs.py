@@ -11,7 +11,7 @@ from service.cli import app
 from service.gallery.tables import metadata
 from tests.conftest import ROOT
 
-DOCUMENTS = ["SECURITY.md", "docs/privacy.md", "docs/faults.md", "docs/security-tests.md"]
+DOCUMENTS = ["SECURITY.md", "docs/privacy.md", "docs/faults.md", "docs/security-tests.md", "docs/deployment.md"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -24,6 +24,8 @@ LONGEST_PAUSE_S: Final = 30.0
 BUSY: Final = frozenset({429, 503})
 BROKEN: Final = frozenset({502, 504})
 """What a proxy answers where the connection to the service broke, or was too slow."""
+PROXYS: Final = frozenset({"node_lost", "node_silent"})
+"""The codes that docker/haproxy.cfg gives these; another code is the service's, which is not broken."""
 MAYBE_DONE: Final = "storage_unavailable"
 """Of the codes that come with 503, the one of what may have been committed all the same."""
 NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -49,7 +51,7 @@ class Retries:
                 raise KithUnreachableError(self.url, failed, not (lost or call.repeatable)) from failed
             return backoff_s(attempt)
         problem = problem_of(failed)
-        known = "code" in problem
+        known = "code" in problem and problem["code"] not in PROXYS
         harmless = failed.status_code in BUSY and problem.get("code") != MAYBE_DONE
         ambiguous = failed.status_code in BUSY or (failed.status_code in BROKEN and not known)
         asked_s = retry_after_s(failed.headers.get("retry-after"))

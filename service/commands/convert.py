@@ -24,8 +24,17 @@ Some = TypeVar("Some")
 MOST_LISTED: Final = 10
 CLEAR: Final = "It holds people's faces in clear: delete it once they are enrolled."
 
+
+def _in_a_folder(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.parent} does not exist")
+    return path
+
+
 app = typer.Typer(help="Move here from another service: docs/moving-here.md.", no_args_is_help=True)
-Archive = Annotated[Path, typer.Argument(help="The zip to write; kith enroll takes it.", dir_okay=False)]
+Archive = Annotated[
+    Path, typer.Argument(help="The zip to write; kith enroll takes it.", dir_okay=False, callback=_in_a_folder)
+]
 Collection = Annotated[str | None, typer.Option(help="Which one; needed where there are several.")]
 
 
@@ -87,7 +96,12 @@ def convert_deepface(
 @app.command("insightface-server")
 def convert_insightface_server(
     database: Annotated[Path, typer.Argument(help="Its SQLite database.", exists=True, dir_okay=False)],
-    file: Annotated[Path, typer.Argument(help="The .ndjson to write; kith gallery import takes it.", dir_okay=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The .ndjson to write; kith gallery import takes it.", dir_okay=False, callback=_in_a_folder
+        ),
+    ],
     collection: Collection = None,
     pack: Annotated[
         str | None,

@@ -41,7 +41,7 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     return element;
   }
   const select = h("select", {}, known.map((one) => h("option", { value: one.name }, `${one.name} (${plural(one.subjects, "person", "people")})`)));
-  select.value = known.some((one) => one.name === wanted) ? wanted : (known[0]?.name ?? "");
+  select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subjects > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
   Object.defineProperty(element, "value", { get: () => select.value });

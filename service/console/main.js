@@ -13,6 +13,7 @@ import * as hygiene from "./pages/hygiene.js";
 import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
 import * as keys from "./pages/keys.js";
+import * as migration from "./pages/migration.js";
 import * as enrol from "./pages/enrol.js";
 import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
@@ -28,6 +29,7 @@ const PAGES = [
   ["/galleries/:gallery", gallery],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
+  ["/galleries/:gallery/recogniser", migration],
   ["/galleries/:gallery/settings", settings],
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],

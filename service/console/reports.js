@@ -1,4 +1,4 @@
-// What the pages of a gallery's numbers share: where one is, and the way to its other pages.
+// What the pages of a gallery share: where one is, and the way to its other pages.
 
 import { h, icon } from "./dom.js";
 import { heading } from "./ui.js";
@@ -7,10 +7,12 @@ const PLACES = [
   ["", "People", "people"],
   ["/risk", "Risk", "risk"],
   ["/hygiene", "Hygiene", "hygiene"],
+  ["/recogniser", "Recogniser", "move"],
+  ["/settings", "Settings", "edit"],
 ];
 
 /** A gallery's page: its name, and its pages; `here` is this one's, without the slash. */
-export function galleryHeading(gallery, here, lead) {
+export function galleryHeading(gallery, here, lead, ...actions) {
   const base = `#/galleries/${encodeURIComponent(gallery)}`;
   const link = ([path, name, picture]) =>
     h(
@@ -23,7 +25,7 @@ export function galleryHeading(gallery, here, lead) {
     "div",
     { class: "stack" },
     h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries"),
-    heading(gallery, lead),
+    heading(gallery, lead, ...actions),
     h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link)),
   );
 }
@@ -46,7 +48,8 @@ export function watch(look, signal) {
     try {
       pause = (await look()) ? SOONEST_MS : Math.min(LATEST_MS, pause * 1.5);
     } catch (error) {
-      if (error.name === "AbortError") return;
+      // Who is not allowed to is not asking again and again: each refusal stands in the audit.
+      if (error.name === "AbortError" || error.status === 401 || error.status === 403) return;
       pause = LATEST_MS;
     } finally {
       looking = false;

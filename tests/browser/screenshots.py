@@ -193,15 +193,55 @@ def give(page: Page, *files: Path) -> None:
     chooser.value.set_files(list(files))
 
 
+def enrolling(page: Page, folder: Path) -> None:
+    at("/enrol?gallery=crew")(page, folder)
+    give(page, folder / "biden.jpg", folder / "biden again.jpg")
+    expect(page.get_by_text("photo of a face")).to_have_count(2)
+    page.get_by_label("Name", exact=True).fill("Joe Biden")
+    page.get_by_label("Tags").fill("invited")
+
+
+def compared(page: Page, folder: Path) -> None:
+    at("/compare")(page, folder)
+    for side, photo in (("First", "collins"), ("Second", "collins again")):
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("group", name=side).get_by_role("button", name="Choose a photo").click()
+        chooser.value.set_files(folder / f"{photo}.jpg")
+    answer = page.get_by_role("region", name="The answer")
+    expect(answer.get_by_role("heading")).to_be_visible()
+    answer.scroll_into_view_if_needed()
+
+
+def dragged(page: Page, folder: Path) -> None:
+    at("/galleries/guests/risk")(page, folder)
+    page.get_by_role("slider").press("ArrowLeft")
+    page.get_by_role("slider").press("ArrowLeft")
+    expect(page.get_by_role("button", name="Use this risk")).to_be_visible()
+
+
+def tidied(page: Page, folder: Path) -> None:
+    at("/galleries/guests/hygiene")(page, folder)
+    page.get_by_role("button", name="Show the faces").click()
+    expect(page.get_by_role("img")).to_have_count(2)
+
+
+def remembered(page: Page, folder: Path) -> None:
+    at("/galleries/guests/subjects/collins")(page, folder)
+    page.get_by_role("button", name="Show the kept pictures").click()
+    expect(page.get_by_role("img", name="The kept picture")).to_be_visible()
+
+
 SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
     "identify": identified,
     "dark": identified,
     "phone": identified,
+    "enrol": enrolling,
+    "compare": compared,
     "galleries": at("/galleries"),
     "gallery": at("/galleries/guests"),
-    "person": at("/galleries/guests/subjects/collins"),
-    "risk": at("/galleries/guests/risk"),
-    "hygiene": at("/galleries/guests/hygiene"),
+    "person": remembered,
+    "risk": dragged,
+    "hygiene": tidied,
     "jobs": at("/jobs"),
     "health": at("/health"),
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -182,6 +185,27 @@ def test_two_photos_are_compared(visit: Opener, populated: str, photos: Photos) 
     assert faults(page) == []
 
 
+def test_a_stricter_risk_asks_the_next_photo_for_more(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", risk={"fpir": 0.01})
+        populate(kith, "family", photos)
+
+    def asked_for(page: Page) -> float:
+        go(page, "/identify")
+        choose(page, photos["tom"])
+        told = first_face(page).get_by_text("enough from").inner_text()
+        return float(told.removeprefix("enough from "))
+
+    page = visit(service)
+    before = asked_for(page)
+    go(page, "/galleries/family/risk")
+    page.get_by_role("slider").press("End")
+    page.get_by_role("button", name="Use this risk").click()
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+    assert asked_for(page) > before + 0.05
+    expect(page.get_by_label("How strict")).to_contain_text("As the gallery says: one stranger in 100,000")
+
+
 def test_a_person_is_renamed_moved_and_deleted_with_a_receipt(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family", keep_crops=True)
@@ -326,14 +350,24 @@ def test_a_busy_service_is_waited_for_and_then_told(visit: Opener, tmp_path: Pat
     settings = load_settings(data_dir=tmp_path / "kith", log_level="ERROR", max_bodies_bytes=1_000_000)
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("family")
-        large = tmp_path / "large.jpg"
-        large.write_bytes(photos["ada"].read_bytes() + bytes(1_100_000))
         page = visit(url)
-        choose(page, large)
-        expect(page.get_by_text("Others are being served.").first).to_be_visible()
-        expect(page.get_by_role("alert")).to_contain_text("Busy just now")
-        expect(page.get_by_role("button", name="Try again")).to_be_visible()
-        assert faults(page) == []
+        with half_sent(url, 990_000):
+            choose(page, photos["ada"])
+            expect(page.get_by_text("Others are being served.").first).to_be_visible()
+            expect(page.get_by_role("alert")).to_contain_text("Busy just now")
+            assert faults(page) == []
+        page.get_by_role("button", name="Try again").click()
+        expect(page.get_by_role("heading", name="Nobody to compare with")).to_be_visible()
+
+
+@contextmanager
+def half_sent(url: str, size: int) -> Iterator[None]:
+    """Somebody else's photo, of which all but the end has come."""
+    host, port = url.removeprefix("http://").split(":")
+    head = f"POST /v1/detect HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\nContent-Length: {size + 1}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + bytes(size))
+        yield
 
 
 def test_what_a_person_typed_is_never_markup(visit: Opener, service: str, photos: Photos) -> None:

@@ -1,27 +1,37 @@
-"""The layout of docker/compose.scale.yaml on loopback: two nodes behind its HAProxy, PostgreSQL, and Milvus Lite for
-Milvus. A node is killed while requests go on: what was acknowledged stays, who asks is answered, and the node agrees
-when it is back."""
+"""docker/haproxy.cfg before real nodes, and with it the layout of docker/compose.scale.yaml on loopback: two nodes,
+PostgreSQL, and Milvus Lite for Milvus. A node is killed while requests go on: what was acknowledged stays, who asks is
+answered, and the node agrees when it is back."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import shutil
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
-from service.client import Kith, KithClientError
+from service.api.callers import WRONG_KEYS
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
 from tests.conftest import ROOT, jpeg
+from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
 from tests.postgres import Postgres
@@ -112,20 +122,9 @@ class Writer(threading.Thread):
             if self.enough.is_set():
                 return
             vector = self._rng.normal(size=self._dimension).astype(np.float32)
-            self._enrol(f"p{number}", vector)
+            done = self._kith.enrol("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
+            assert done.enrolled == 1
             self.acknowledged[f"p{number}"] = vector
-
-    def _enrol(self, subject: str, vector: NDArray[np.float32]) -> None:
-        """As the proxy's error asks: again, under the same key."""
-        while True:
-            try:
-                key = f"key-of-{subject}"
-                done = self._kith.enrol("g", subject, embeddings=[vector], allow_duplicate=True, idempotency_key=key)
-                assert done.enrolled == 1
-                return
-            except KithClientError as error:
-                if error.status not in (502, 504):
-                    raise
 
 
 def agrees(kith: Kith, people: dict[str, NDArray[np.float32]]) -> None:
@@ -135,6 +134,7 @@ def agrees(kith: Kith, people: dict[str, NDArray[np.float32]]) -> None:
         assert found.subject == name
 
 
+@pytest.mark.skipif(not LONG, reason="make container-check, make test-faults")
 def test_a_node_is_killed_and_comes_back(
     scaled: tuple[list[Server], str], astronaut: NDArray[np.uint8], group: NDArray[np.uint8]
 ) -> None:
@@ -164,3 +164,67 @@ def test_a_node_is_killed_and_comes_back(
         with Kith(node.url, KEY) as kith:
             agrees(kith, writer.acknowledged)
             assert len(list(kith.subjects("g"))) == len(writer.acknowledged) + 1, "and nobody else"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where one listens, with a key."""
+    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("node"), api_key=KEY, log_level="ERROR")) as url:
+        yield url.removeprefix("http://")
+
+
+def test_no_node_is_said_in_words() -> None:
+    with proxy(*(f"127.0.0.1:{free_port()}" for _ in range(2))) as url:
+        until(lambda: status(f"{url}/readyz") is not None)
+        answer = httpx.get(f"{url}/readyz")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["code"] == "no_node"
+
+
+def test_one_node_of_two_is_enough(node: str, astronaut: NDArray[np.uint8]) -> None:
+    with proxy(f"127.0.0.1:{free_port()}", node) as url:
+        until(lambda: status(f"{url}/readyz") == 200)
+        with Kith(url, KEY, attempts=1) as kith:
+            for _ in range(4):
+                assert kith.detect(jpeg(astronaut)).images
+
+
+def test_an_address_that_is_made_up_is_not_passed_on(node: str) -> None:
+    with proxy(node, node) as url:
+        until(lambda: status(f"{url}/readyz") == 200)
+        many = range(WRONG_KEYS.burst + 5)
+        made_up = [{"X-API-Key": "wrong", "X-Forwarded-For": f"198.51.100.{number}"} for number in many]
+        assert [status(f"{url}/v1/models", headers=headers) for headers in made_up][-5:] == [429] * 5
+        assert status(f"{url}/v1/models", headers={"X-API-Key": KEY}) == 200
+
+
+def test_tls_ends_at_the_proxy(node: str, tmp_path: Path) -> None:
+    file, port = tmp_path / "proxy.pem", free_port()
+    certify(file)
+    trusted = ssl.create_default_context(cafile=str(file))
+    with (
+        proxy(node, node, KITH_TLS_LISTEN=f"127.0.0.1:{port}", KITH_TLS_FILE=str(file)) as url,
+        httpx.Client(verify=trusted, headers={"X-API-Key": KEY}) as client,
+    ):
+        until(lambda: status(f"{url}/readyz") == 308)
+        until(lambda: client.get(f"https://127.0.0.1:{port}/readyz").status_code == 200)
+        answer = client.get(f"https://127.0.0.1:{port}/v1/models")
+        assert answer.status_code == 200
+        assert answer.headers["strict-transport-security"]
+
+
+def certify(file: Path) -> None:
+    """A certificate for 127.0.0.1, by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now, places = datetime.now(UTC), x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
+        .add_extension(places, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(certificate.public_bytes(pem) + private)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from PIL import ExifTags, Image
 from starlette.requests import Request
 
 from models.errors import ModelError
@@ -29,7 +30,7 @@ from service.gallery.parquet import Reader, Writer
 from service.gallery.transfer import Header, Items, check
 from service.imaging import FORMATS, ImageLimits, open_photo
 from service.settings import Settings
-from tests.service.images import SMALL, encode, gif, ifd, scans, tiff, with_exif
+from tests.service.images import SMALL, encode, gif, heic, ifd, scans, tiff, with_exif
 
 DIMENSION: Final = 4
 HEADER: Final = Header("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)
@@ -56,6 +57,8 @@ def _photos() -> Iterator[bytes]:
     small = SMALL.resize((24, 16))
     for kind in FORMATS:
         yield encode(small, kind)
+    yield heic(small)
+    yield heic(small.convert("LA"), exif=_turned())
     yield encode(small, "JPEG", progressive=True)
     yield encode(small.convert("CMYK"), "JPEG")
     yield encode(small.convert("P"), "PNG", transparency=3)
@@ -63,6 +66,12 @@ def _photos() -> Iterator[bytes]:
     yield encode(small, "TIFF", compression="tiff_lzw")
     yield encode(small, "MPO", save_all=True, append_images=[small])
     yield from (scans(16, 16, 3), tiff(16), gif(3), with_exif(ifd((0x112, 3, 1, 6))))
+
+
+def _turned() -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    return exif.tobytes()
 
 
 def _manifest(data: bytes) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
 from typing import Any
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 
@@ -19,6 +21,37 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 SMALL = Image.fromarray((np.indices((64, 48)).sum(0) * 2).astype(np.uint8)).convert("RGB")
 JPEG = encode(SMALL, "JPEG")
+
+
+QUICK = {"preset": "ultrafast", "x265:pools": "none", "x265:frame-threads": "1", "x265:wpp": "0"}
+
+
+def heic(image: Image.Image, **options: Any) -> bytes:
+    """As exact as the format is; ``options``: of pillow-heif, like quality, exif, save_all."""
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(image).save(buffer, **{"quality": -1, "chroma": 444, "enc_params": QUICK, **options})
+    return buffer.getvalue()
+
+
+def heic_claiming(width: int, height: int, payload: bytes) -> bytes:
+    """The same file, whose header says another size."""
+    at = payload.index(b"ispe") + 8
+    return payload[:at] + struct.pack(">II", width, height) + payload[at + 8 :]
+
+
+HEIC = heic(SMALL)
+LARGE_HEIC = zlib.decompress(
+    base64.b85decode(
+        "c-muNV30{GsVvAy%}izhg51nBLl8SRGck>UfiW^SwIq=N0u(b+a*CjAhJwuG5(YG&l$nzcHpIn&fe{FSfUy=rGcYLZ1ro}cnR#ho"
+        "E=W`q$Vp{_@-oVj4M9x4g3OX!xRRTh1w{owdRJyaaz2o*1}bxAWCjUM04v)2f#J{JA3qov_?Z)cIwTwzc^Loy2Pt3%sbB`7y}Otk"
+        "5`mI>PK=CbG7A`XcQC{ro%YI8b6p;j6b}bT^aP0Da7Y4bVRvCXShOL@0cewOa(+%xUUE(aP?(p2tpO+`l384k3h|zJ0R%G$6l7Lp"
+        "f<%}(I5<EOnFYD95CjGaOCu9A3otZ}=B6Y915jb72IG1b0e$(@+huPfH>Vx#`uh6%`nbJSKx%E&)~u_m!^or@{#07L{{Opm^4AOE"
+        ">Jz1Zvpg#)XPOZ)vjOULYNFT!%U`@>OE_vv1GAYKn6xJInjD~s(F|N3?X)o%h`bzVX0%KIt&C=#L@SfU4QOR@4vi8AGovAm3}(ur"
+        "jlrxcG|DC&v@w_8Vrb<LO$FMRYxjUQ=El${XB5(?Xq(bN8*?|($lRMWGWQ2<%w_bXjj_eFF}9I5#y+Qwv7c$w_@Rxlw5foYl4xV>"
+        "BH9?ck2c00qm8l8MvWaccGTFRY3#dEV@Hi0HFnh4QDaAq9W{2;*imCgjU6?1)YwsDM~xjdcGTEGVJr#5-Mj#y!}wP"
+    )
+)
+"""Of one colour, 6000 x 6000 pixels; its encoder takes long."""
 
 
 def png(width: int, height: int, extra: bytes = b"", color: int = 2, rows: bytes | None = None) -> bytes:
@@ -156,6 +189,18 @@ def harmful() -> dict[str, bytes]:
         "webp, 50 megapixels": encode(Image.new("RGB", (7000, 7000)), "WEBP", lossless=True, method=0, quality=0),
         "webp, 300 frames": encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], method=0),
         "avif, 36 megapixels": encode(Image.new("L", (6000, 6000)), "AVIF", speed=10, quality=1),
+        "heic, 36 megapixels": LARGE_HEIC,
+        "heic, 36 megapixels said to be few": heic_claiming(64, 64, LARGE_HEIC),
+        "heic, few pixels said to be 49 million": heic_claiming(7000, 7000, HEIC),
+        "heic, 4 exapixels": heic_claiming(0xFFFFFFFF, 0xFFFFFFFF, HEIC),
+        "heic, 268 megapixels cropped to few": heic_claiming(16384, 16384, heic(SMALL.crop((0, 0, 47, 63)))),
+        "heic, a grid of a gigapixel": heic_grid(30, 30, 32_767, 32_767),
+        "heic, a grid of 65,280 tiles": heic_grid(254, 255, 64, 64),
+        "heic, a grid of large tiles": heic_grid(2, 2, 6000, 6000, LARGE_HEIC, 6000),
+        "heic, 300 images": _many_heics(300),
+        "heic, 60,000 brands": struct.pack(">I", 240_016) + b"ftypheic" + bytes(4) + b"mif1" * 60_000 + HEIC,
+        "heic, a box without end": HEIC[:28] + struct.pack(">I", 0) + HEIC[32:],
+        "heic, only its name": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
         "bmp, runs that end": bmp(7000, 7000, 8, 1, b"\0\1"),
         "bmp, runs that go on": bmp(7000, 7000, 8, 1, b"\x01\0" * 400_000),
         "bmp, leaps": bmp(7000, 7000, 8, 1, b"\0\2\xff\xff" * 200_000),
@@ -170,6 +215,57 @@ def harmful() -> dict[str, bytes]:
         "jpeg 2000": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(100),
         "x bitmap": b"#define x_width 8\n#define x_height 8\nstatic char x[]={0};",
     }
+
+
+def heic_grid(rows: int, columns: int, width: int, height: int, tile: bytes | None = None, side: int = 64) -> bytes:
+    """All tiles are the same bytes; ``rows`` and ``columns`` are one less than there are, and at most 65,534 in all."""
+    tile = heic(SMALL.resize((64, 64))) if tile is None else tile
+    hvcc_at = tile.index(b"hvcC") - 4
+    hvcc = tile[hvcc_at : hvcc_at + int.from_bytes(tile[hvcc_at : hvcc_at + 4])]
+    coded = tile[tile.index(b"mdat") + 4 :]
+    count = (rows + 1) * (columns + 1)
+
+    def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
+        full = b"" if version is None else bytes([version, 0, 0, 0])
+        return struct.pack(">I", 8 + len(full) + len(body)) + kind + full + body
+
+    def ispe(w: int, h: int) -> bytes:
+        return box(b"ispe", struct.pack(">II", w, h), 0)
+
+    def infe(item: int, kind: bytes) -> bytes:
+        return box(b"infe", struct.pack(">HH", item, 0) + kind + b"\0", 2)
+
+    config = bytes([0, 1, rows, columns]) + struct.pack(">II", width, height)
+    tiles = range(2, count + 2)
+    references = box(b"dimg", struct.pack(f">HH{count}H", 1, count, *tiles))
+    properties = box(b"ipco", ispe(width, height) + ispe(side, side) + hvcc)
+    associations = struct.pack(">I", 1 + count) + b"\0\1\1\1"
+    associations += b"".join(struct.pack(">HBBB", item, 2, 2, 0x83) for item in tiles)
+
+    def meta(at: int) -> bytes:
+        places = b"\x44\0" + struct.pack(">H", 1 + count)
+        places += struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(config))
+        places += b"".join(struct.pack(">HHHHII", item, 0, 0, 1, at, len(coded)) for item in tiles)
+        inner = box(b"hdlr", bytes(4) + b"pict" + bytes(13), 0) + box(b"pitm", b"\0\1", 0)
+        inner += box(
+            b"iinf",
+            struct.pack(">H", 1 + count) + infe(1, b"grid") + b"".join(infe(item, b"hvc1") for item in tiles),
+            0,
+        )
+        inner += box(b"iref", references, 0) + box(b"iprp", properties + box(b"ipma", associations, 0))
+        return box(b"meta", inner + box(b"idat", config) + box(b"iloc", places, 1), 0)
+
+    head = box(b"ftyp", b"heic" + bytes(4) + b"mif1heic")
+    return head + meta(len(head) + len(meta(0)) + 8) + box(b"mdat", coded)
+
+
+def _many_heics(count: int) -> bytes:
+    file = pillow_heif.HeifFile()
+    for shade in range(count):
+        file.add_from_pillow(Image.new("L", (16, 16), shade % 256))
+    buffer = io.BytesIO()
+    file.save(buffer, enc_params=QUICK)
+    return buffer.getvalue()
 
 
 def _repeated(jpeg: bytes, count: int) -> bytes:

@@ -37,6 +37,7 @@ from tests.scripted import Answer, answering
 BUSY = Answer(503, b'{"code": "overloaded", "detail": "the queue is full"}', {"Retry-After": "0"})
 LIMITED = Answer(429, b'{"code": "rate_limited"}', {"Retry-After": "1"})
 BROKEN = Answer(breaks=True)
+LOST = Answer(504, b'{"code": "node_lost"}')
 OK = Answer()
 ENROLLED = Answer(201, b'{"subject": "ada", "enrolled": 0, "results": []}')
 DESCRIBED = {
@@ -178,7 +179,7 @@ def test_embeddings_are_arrays_and_may_be_sent_back(kith: Kith, gallery: str, as
 # What is done again
 
 
-@pytest.mark.parametrize("answers", [[BUSY, LIMITED], [BROKEN, BUSY], [Answer(502), Answer(504)]], ids=str)
+@pytest.mark.parametrize("answers", [[BUSY, LIMITED], [BROKEN, BUSY], [Answer(502), LOST]], ids=str)
 def test_what_may_be_repeated_is(answers: list[Answer]) -> None:
     with answering(*answers, ENROLLED) as script, Kith(script.url) as kith:
         before = time.monotonic()
@@ -190,7 +191,9 @@ def test_what_may_be_repeated_is(answers: list[Answer]) -> None:
     assert {body for *_, body in script.asked} == {b"photo"}
 
 
-@pytest.mark.parametrize("failure", [BROKEN, Answer(502), Answer(503, b'{"code": "storage_unavailable"}')], ids=str)
+@pytest.mark.parametrize(
+    "failure", [BROKEN, Answer(502), LOST, Answer(503, b'{"code": "storage_unavailable"}')], ids=str
+)
 def test_what_may_have_been_done_is_not_done_again(failure: Answer) -> None:
     with answering(failure, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
         kith.create_key("door", ["read"])

@@ -115,6 +115,8 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     assert "(unreachable)" in run.said
     run("gallery", "export", gallery, "folder-that-is-not/x.ndjson", status=3)
     assert "folder-that-is-not" in run.said
+    run("erasures", "repeat", photos["text"], status=2)
+    assert "erasures save" in " ".join(run.said.split())
     run("identfy", photos["tom"], status=2)
     assert "identify" in run.said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from service.server import embedded
 from service.settings import load_settings
 
 FOLDER = Path(__file__).parents[2] / "service" / "console"
+SPECIFICATIONS = Path(__file__).parents[1] / "console"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
 
 
@@ -63,3 +65,14 @@ def test_nothing_else_can_be_asked_for(console: httpx.Client, path: str) -> None
 def test_the_server_s_address_leads_to_it(console: httpx.Client) -> None:
     assert console.get("/").headers["location"] == "/console"
     assert console.get("/console/").headers["location"] == "/console"
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in SPECIFICATIONS.glob("*.test.mjs")))
+def test_what_is_pure_does_as_it_says(file: str) -> None:
+    """By the Node that Playwright's wheel brings."""
+    driver = pytest.importorskip("playwright._impl._driver", reason="Playwright, which brings Node, is not installed")
+    node, _ = driver.compute_driver_executable()
+    ran = subprocess.run(
+        [node, "--test", str(SPECIFICATIONS / file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -298,6 +298,13 @@ def test_ids_fit_and_stay_apart(names: list[str]) -> None:
     assert all(ids.of(name) == subject for name, subject in of.items())
 
 
+def test_the_folder_to_write_to_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "ds.pkl").write_bytes(pickle.dumps([]))
+    done = CliRunner().invoke(app, ["convert", "deepface", str(tmp_path / "ds.pkl"), str(tmp_path / "no" / "p.zip")])
+    assert done.exit_code == 2
+    assert "does not exist" in " ".join(done.output.replace("│", " ").split())
+
+
 def test_photos_are_called_what_they_are(tmp_path: Path) -> None:
     assert suffix_of(b"\x89PNG\r\n") == ".png"
     assert suffix_of(b"?") == ".jpg"

@@ -6,7 +6,7 @@ import { when } from "../numbers.js";
 import { button, empty, field, heading, linkButton, loading, table } from "../ui.js";
 
 const PAGE = 50;
-const SHORT = 60;
+const SHORT = 32;
 const EVENTS = {
   searched: "Searches",
   verified: "Comparisons with a person",

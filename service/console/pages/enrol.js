@@ -168,6 +168,7 @@ function desk(known, params, signal) {
     for (const item of items.filter((one) => one.state === "ready" && one.ready)) await enrolOne(item, person);
     const left = items.filter((one) => one.state !== "enrolled").length;
     const taken = items.length - left;
+    (items.find((one) => one.state === "refused")?.place ?? done).scrollIntoView({ block: "nearest" });
     told.textContent = `${words.plural(taken, "photo")} enrolled${left ? `, ${left} not` : ""}.`;
   }
 

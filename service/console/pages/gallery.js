@@ -1,6 +1,7 @@
 import { call, galleryPath } from "../api.js";
-import { fill, h, icon } from "../dom.js";
-import { button, empty, field, heading, linkButton, loading, problemBox, stat, table } from "../ui.js";
+import { fill, h } from "../dom.js";
+import { galleryHeading } from "../reports.js";
+import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ gallery }) => gallery;
@@ -8,20 +9,16 @@ export const title = ({ gallery }) => gallery;
 const PAGE = 100;
 
 export function render({ gallery, tag }, signal) {
-  const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const enrol = `#/enrol?gallery=${encodeURIComponent(gallery)}`;
   return h(
     "div",
     { class: "page" },
-    h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries")),
-    heading(
+    galleryHeading(
       gallery,
-      null,
+      "",
+      "The people who are searched here, and how to add to them.",
       linkButton("Enrol", enrol, { kind: "primary", icon: "enrol" }),
       linkButton("Identify", `#/identify?gallery=${encodeURIComponent(gallery)}`, { icon: "search" }),
-      linkButton("Risk", `${at}/risk`, { icon: "risk" }),
-      linkButton("Hygiene", `${at}/hygiene`, { icon: "hygiene" }),
-      linkButton("Settings", `${at}/settings`, { icon: "edit" }),
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
@@ -30,7 +27,7 @@ export function render({ gallery, tag }, signal) {
   );
 }
 
-const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few to tell" };
+const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few yet" };
 
 function figures(gallery) {
   return h(

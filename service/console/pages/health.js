@@ -31,9 +31,16 @@ export function render(params, signal) {
     { class: "stack wide" },
     loading(() => new Promise(() => {}), "Asking how it is…"),
   );
+  let forbidden = false;
   const look = watch(async () => {
     const ready = await readiness(signal);
-    const status = await allowed(() => call("GET", "/v1/status", { signal }));
+    // Asked for again and again, a refusal would fill the audit.
+    const status = forbidden
+      ? null
+      : await allowed(
+          () => call("GET", "/v1/status", { signal }),
+          ({ status: refused }) => (forbidden = refused === 401 || refused === 403),
+        );
     fill(now, summary(ready, status));
     if (now.parentElement !== body) {
       fill(
@@ -69,13 +76,13 @@ async function readiness(signal) {
   }
 }
 
-/** What the key may see; null where it may not. */
-async function allowed(ask) {
+/** What the key may see; null where it may not, or nothing comes. */
+async function allowed(ask, onRefused = () => {}) {
   try {
     return await ask();
   } catch (error) {
-    if (error.status === 401 || error.status === 403 || error.status === 404) return null;
     if (error.name === "AbortError") throw error;
+    onRefused(error);
     return null;
   }
 }

@@ -92,6 +92,13 @@ async function report(gallery, limit, signal, again) {
         "Nothing to do",
         "Nobody seems to be enrolled twice, and every photo agrees with the others of its person. Look again after people were added.",
       ),
+    open.length > 0 &&
+      !settings.keep_crops &&
+      h(
+        "p",
+        { class: "hint" },
+        "This gallery keeps no faces to show. With “keep faces” in its settings, it does from the next photo on.",
+      ),
     kinds.map((kind) =>
       section(
         gallery,
@@ -133,7 +140,7 @@ function card(gallery, finding, settings, aside) {
   const photos = h("div", {});
   const acting = actions(gallery, finding, async (act, done) => {
     const wait = h("div", {}, waiting("One moment…"));
-    const before = [...place.childNodes];
+    const before = [...place.children].filter((part) => !part.classList.contains("error"));
     const step = (count, of) =>
       fill(
         wait,
@@ -151,6 +158,7 @@ function card(gallery, finding, settings, aside) {
             (async () => {
               await back(() => {});
               fill(place, before);
+              place.focus();
             }),
         ),
       );
@@ -161,7 +169,16 @@ function card(gallery, finding, settings, aside) {
   });
   return fill(
     place,
-    h("h3", {}, headline(gallery, finding)),
+    h(
+      "div",
+      { class: "row between" },
+      h("h3", {}, headline(gallery, finding)),
+      settings.keep_crops &&
+        button("Show the faces", async () => fill(photos, await faces(gallery, finding)), {
+          kind: "quiet",
+          icon: "photo",
+        }),
+    ),
     h("p", {}, told(finding)),
     photos,
     h(
@@ -186,18 +203,7 @@ function card(gallery, finding, settings, aside) {
         },
         { kind: "quiet" },
       ),
-      settings.keep_crops &&
-        button("Show the faces", async () => fill(photos, await faces(gallery, finding)), {
-          kind: "quiet",
-          icon: "photo",
-        }),
     ),
-    !settings.keep_crops &&
-      h(
-        "p",
-        { class: "hint" },
-        "This gallery keeps no faces to show. With “keep faces” in its settings, it does from the next photo on.",
-      ),
   );
 }
 

@@ -1,6 +1,6 @@
 // What a gallery accepts: the risk curve, a target on it that is dragged, and what it means in words.
 
-import { all, call, galleryPath } from "../api.js";
+import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
@@ -130,12 +130,12 @@ async function page(gallery, signal, again) {
     settings.subjects < 2 && few(settings.subjects),
     h(
       "div",
-      { class: "columns" },
+      { class: "columns risks" },
       h("div", { class: "stack wide" }, figure, evidence(gallery, report, signal, again)),
       h(
         "div",
         { class: "stack wide" },
-        h("section", { class: "card", "aria-label": "What the chosen risk means" }, state, told),
+        h("section", { class: "card meaning", "aria-label": "What the chosen risk means" }, state, told),
         history(gallery, signal),
       ),
     ),
@@ -349,7 +349,7 @@ function evidence(gallery, report, signal, again) {
   };
   return h(
     "section",
-    { class: "card" },
+    { class: "card basis" },
     h("h2", {}, "What it rests on"),
     h(
       "p",
@@ -381,17 +381,24 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function checked(check) {
   if (check.expected < 1) return h("p", {}, "Too few people are enrolled to check it on themselves.");
-  const odd = Math.abs(check.observed - check.expected) > Math.max(3, 3 * Math.sqrt(check.expected));
   return h(
     "p",
     {},
-    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, ${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
-    odd ? h("strong", {}, "That is far apart: people may be enrolled twice, or be relatives.") : "That agrees.",
+    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, `,
+    `${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
+    h("strong", {}, agreement(check)),
   );
 }
 
+/** The comparisons of a gallery depend on each other, so that chance alone moves it by more than counts of its size. */
+function agreement({ observed, expected }) {
+  if (observed > 1.5 * expected + 3) return "That is far more: people may be enrolled twice, or be relatives.";
+  if (observed < expected / 1.5 - 3) return "That is far fewer: the risk is smaller than it says here.";
+  return "That agrees.";
+}
+
 function history(gallery, signal) {
-  const place = h("section", { class: "card" }, h("h2", {}, "How the threshold moved"));
+  const place = h("section", { class: "card moved" }, h("h2", {}, "How the threshold moved"));
   const content = h("div", {});
   place.append(content);
   const query = { event: "threshold_moved", limit: LATEST_MOVES };

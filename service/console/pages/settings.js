@@ -1,7 +1,8 @@
 import { call, galleryPath } from "../api.js";
-import { fill, h, icon } from "../dom.js";
+import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
+import { galleryHeading } from "../reports.js";
 import { receipt } from "../receipt.js";
 import { button, confirmed, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
@@ -12,8 +13,7 @@ export function render({ gallery }, signal) {
   return h(
     "div",
     { class: "page" },
-    h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: `#/galleries/${encodeURIComponent(gallery)}` }, icon("back"), gallery)),
-    heading("Settings", `What “${gallery}” accepts, keeps and forgets.`),
+    galleryHeading(gallery, "settings", "What it accepts, keeps and forgets."),
     loading(async () => {
       const place = h("div", { class: "columns" });
       fill(place, ...parts(gallery, await call("GET", galleryPath(gallery), { signal }), place, signal));
@@ -108,7 +108,9 @@ function removal(gallery, found, place) {
       });
       if (!sure) return;
       const gone = await call("DELETE", galleryPath(gallery));
-      fill(place, h("div", { class: "stack" }, receipt(gone.receipt, `“${gallery}” is deleted`), linkButton("To the galleries", "#/galleries", { kind: "primary" })));
+      const on = linkButton("To the galleries", "#/galleries", { kind: "primary" });
+      fill(place.closest(".page"), heading(gallery), receipt(gone.receipt, `“${gallery}” is deleted`), h("div", { class: "actions" }, on));
+      on.focus(); // the button pressed went with the page
     },
     { kind: "danger", icon: "trash" },
   );

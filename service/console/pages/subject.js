@@ -37,23 +37,24 @@ function view({ gallery, person, templates, keeps }, page, signal) {
     h(
       "div",
       { class: "columns" },
-      h("section", { class: "stack", "aria-label": "Photos" }, photos({ gallery, person, templates, keeps }, add, signal)),
+      photos({ gallery, person, templates, keeps }, add, signal),
       h("div", { class: "stack" }, edit(gallery, person, signal), rights(gallery, person, templates, page, signal)),
     ),
   );
 }
 
-
 /** Photos are not kept: what is shown of each is how good it was, and its picture where the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
-  if (templates.length === 0)
-    return empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const pictures = new Map();
-  const list = h("ul", { class: "stack" });
-  const show = () => fill(list, templates.map((one) => h("li", { class: "card" }, line(one))));
+  const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
+  const none = () => empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
+  const show = () => fill(section, templates.length === 0 ? none() : [counted(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
+  const counted = () =>
+    h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
+    section.focus(); // whose button went
   };
   const small = (element) => (element.classList.add("small"), element);
 
@@ -132,10 +133,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     if (pictures.size === 0) toast("No picture is kept of this person.");
   }
   show();
-  return [
-    h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" }))),
-    list,
-  ];
+  return section;
 }
 
 const bar = (score) =>
@@ -152,8 +150,8 @@ function edit(gallery, person, signal) {
         event.preventDefault();
         go.disabled = true;
         try {
-          const saved = await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal });
-          document.querySelector("main h1").textContent = words.called(saved);
+          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal }));
+          document.querySelector("main h1").textContent = words.called(person);
           toast("Saved.");
         } catch (error) {
           tell(error);
@@ -170,8 +168,8 @@ function edit(gallery, person, signal) {
 }
 
 function rights(gallery, person, templates, page, signal) {
-  const name = words.called(person);
   const remove = async () => {
+    const name = words.called(person);
     const sure = await confirmed({
       title: `Delete ${name}?`,
       text: `${words.plural(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,

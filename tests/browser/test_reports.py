@@ -1,0 +1,218 @@
+"""The console's pages of numbers and work: risk, hygiene, jobs, health, keys."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.browser.conftest import Opener, populate
+from tests.packs import PROJECTED, projected_pack
+
+SEARCHES = re.compile(r"1 in ([\d,]+) searches")
+
+
+@pytest.fixture
+def kith(service: str) -> Iterator[Kith]:
+    with Kith(service) as client:
+        yield client
+
+
+def held(kith: Kith) -> dict[str, int]:
+    return {one.id: one.templates for one in kith.subjects("family")}
+
+
+def accepted(page: Page) -> int:
+    """One in so many, as the handle says."""
+    found = SEARCHES.match(page.get_by_role("slider").get_attribute("aria-valuetext") or "")
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def test_a_risk_is_chosen_by_keys_and_by_hand_used_and_taken_back(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
+) -> None:
+    kith.create_gallery("staff", risk={"fpir": 0.001})
+    populate(kith, "staff", photos)
+    page = visit(service)
+    page.goto(f"{service}/console#/galleries/staff/risk")
+    handle = page.get_by_role("slider")
+    expect(handle).to_be_visible()
+    assert accepted(page) == 1000
+    expect(page.get_by_text("This is in use")).to_be_visible()
+
+    handle.focus()
+    page.keyboard.press("ArrowRight")
+    assert accepted(page) == 1500
+    page.keyboard.press("PageUp")
+    page.keyboard.press("Home")
+    assert accepted(page) == 3
+    page.keyboard.press("End")
+    assert accepted(page) == 100_000
+
+    box = handle.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 150, y, steps=5)
+    page.mouse.up()
+    chosen = accepted(page)
+    assert 3 < chosen < 100_000
+
+    page.get_by_role("button", name="Use this risk").click()
+    undo = page.get_by_role("button", name="Undo")
+    expect(undo).to_be_focused()
+    assert kith.gallery("staff").risk["fpir"] == pytest.approx(1 / chosen, rel=0.01)
+    undo.click()
+    expect(page.get_by_text("staff is as it was")).to_have_count(2)  # in the page, and read aloud
+    assert kith.gallery("staff").risk == {"fpir": 0.001}
+
+    page.get_by_text("Details", exact=True).click()
+    page.get_by_label("One in").fill("2500")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(handle).to_be_focused()
+    assert accepted(page) == 2500
+
+
+def test_a_finger_drags_the_target_on_a_phone(visit: Opener, populated: str) -> None:
+    page = visit(populated, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.goto(f"{populated}/console#/galleries/family/risk")
+    handle = page.get_by_role("slider")
+    handle.scroll_into_view_if_needed()
+    box = handle.bounding_box()
+    assert box is not None
+    assert min(box["width"], box["height"]) >= 44
+    before = accepted(page)
+    page.touchscreen.tap(box["x"] + box["width"] / 2 - 60, box["y"] + box["height"] / 2)
+    assert accepted(page) < before
+
+
+def test_someone_enrolled_twice_is_made_one_and_taken_apart_again(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
+) -> None:
+    kith.create_gallery("family", keep_crops=True)
+    populate(kith, "family", photos)
+    page = visit(service)
+    page.goto(f"{service}/console#/galleries/family/hygiene")
+    finding = page.get_by_role("article").filter(has_text="The countess")
+    finding.get_by_role("button", name="Show the faces").click()
+    expect(finding.get_by_role("img")).to_have_count(2)
+    finding.get_by_role("button", name="keep Ada Lovelace").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep Ada Lovelace").click()
+    undo = page.get_by_role("article").get_by_role("button", name="Undo")
+    expect(undo).to_be_visible()
+    assert held(kith) == {"ada": 2, "tom": 1}
+    undo.click()
+    expect(finding.get_by_role("button", name="They are two people")).to_be_visible()
+    assert held(kith) == {"ada": 1, "tom": 1, "countess": 1}
+    assert kith.subject("family", "countess").name == "The countess"
+
+    finding.get_by_role("button", name="They are two people").click()
+    page.reload()
+    expect(page.get_by_text("set aside here")).to_be_visible()
+    expect(finding).to_have_count(0)
+
+
+def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path], tmp_path: Path
+) -> None:
+    kith.create_gallery("staff")
+    archive = tmp_path / "people.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in ("ada", "tom", "coffee"):
+            file.write(photos[name], f"{name}/1.jpg")
+    page = visit(service)
+    page.goto(f"{service}/console#/jobs")
+    page.get_by_role("button", name="Enrol many at once").first.click()
+    page.get_by_label("Archive").set_input_files(archive)
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_text("done", exact=True)).to_be_visible()
+    page.get_by_text("What was refused (1)").click()
+    expect(page.get_by_text("coffee/1.jpg")).to_be_visible()
+    expect(page.get_by_text("No face was found.")).to_be_visible()
+    assert {one.id for one in kith.subjects("staff")} == {"ada", "tom"}
+
+
+def test_what_is_no_archive_is_told_where_it_was_chosen(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
+) -> None:
+    kith.create_gallery("staff")
+    page = visit(service)
+    page.goto(f"{service}/console#/jobs")
+    page.get_by_role("button", name="Enrol many at once").first.click()
+    page.get_by_label("Archive").set_input_files(photos["ada"])
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_role("dialog").get_by_text("archive_invalid")).to_be_visible()
+
+
+def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/health")
+    expect(page.get_by_role("heading", name="All is well")).to_be_visible()
+    expect(page.get_by_text("Recognising them", exact=True)).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="family")
+    row.scroll_into_view_if_needed()
+    expect(row).to_contain_text("exact")
+
+
+def test_a_gallery_moves_to_another_recogniser_and_back(visit: Opener, photos: dict[str, Path], tmp_path: Path) -> None:
+    other = str(projected_pack(tmp_path).directory)
+    with embedded(load_settings(data_dir=tmp_path / "kith", also=other, log_level="ERROR")) as url, Kith(url) as kith:
+        kith.create_gallery("family", keep_crops=True)
+        populate(kith, "family", photos)
+        page = visit(url)
+        page.goto(f"{url}/console#/galleries/family/recogniser")
+        page.get_by_role("button", name="Make projected ready").click()
+        expect(page.get_by_text("It knows 3 of 3 photos")).to_have_count(2)
+        page.get_by_role("button", name="Let the new one answer").click()
+        page.get_by_role("dialog").get_by_role("button", name="Let it answer").click()
+        back = page.get_by_role("button", name="Go back")
+        expect(back).to_be_visible()
+        assert kith.gallery("family").dimension == PROJECTED
+        back.click()
+        page.get_by_role("dialog").get_by_role("button", name="Go back").click()
+        expect(page.get_by_text("You went back")).to_be_visible()
+        assert kith.gallery("family").dimension != PROJECTED
+
+
+def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit: Opener, service: str) -> None:
+    page = visit(service)
+    page.goto(f"{service}/console#/keys")
+    page.get_by_role("button", name="Make a key").click()
+    page.get_by_label("Whose it is").fill("operator")
+    page.get_by_role("button", name="Make it").click()
+    token = page.get_by_role("textbox", name="Token").input_value()
+    assert token.startswith("kith_")
+    page.get_by_role("button", name="I have it").click()
+    expect(page.get_by_role("heading", name="operator (yours)")).to_be_visible()
+    with Kith(service, api_key=token) as kith:
+        assert [one.name for one in kith.api_keys()] == ["operator"]
+
+    page.get_by_role("button", name="Make a key").click()
+    page.get_by_label("Whose it is").fill("door 3")
+    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="I have it").click()
+    page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke it").click()
+    expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
+    page.goto(f"{service}/console#/audit")
+    expect(page.get_by_role("row").filter(has_text="key_revoked")).to_be_visible()
+
+
+def test_the_reference_is_shown_without_a_way_to_the_internet(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{populated}/docs")
+    page.get_by_text("/v1/galleries/{gallery}/risk", exact=True).click()
+    expect(page.get_by_text("FPIRs to give thresholds for")).to_be_visible()
+    assert [url for url in asked if not url.startswith((populated, "data:"))] == []

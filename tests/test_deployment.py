@@ -1,0 +1,216 @@
+"""What docker/ says of Compose, Kubernetes, HAProxy and systemd is valid, closed as it should be, and sets what there
+is to set."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from service.errors import KithError
+from service.settings import Settings, load_settings
+from tests.conftest import ROOT
+
+DOCKER = ROOT / "docker"
+COMPOSE = ["compose.yaml", "compose.scale.yaml"]
+KUBERNETES = ["one", "scale", "gpu"]
+SETTINGS = {f"KITH_{name.upper()}" for name in Settings.model_fields}
+GIVEN = "x" * 32
+"""For what is somebody's to choose."""
+STYLE = (
+    "{extends: default, rules: {document-start: disable, line-length: {max: 130}, braces: {max-spaces-inside: 0}, "
+    "octal-values: disable}}"
+)
+Document = dict[str, Any]
+
+
+def compose(name: str) -> Document:
+    document: Document = yaml.safe_load((DOCKER / name).read_text())
+    return document
+
+
+def manifests(folder: str) -> list[Document]:
+    """As kustomize puts them together, of which the files here use little."""
+    here = DOCKER / "kubernetes" / folder
+    kustomization = yaml.safe_load((here / "kustomization.yaml").read_text())
+    found: list[Document] = []
+    for resource in kustomization["resources"]:
+        place = (here / resource).resolve()
+        found += manifests(place.name) if place.is_dir() else yaml.safe_load_all(place.read_text())
+    for patch in kustomization.get("patches", []):
+        (patched,) = [each for each in found if each["kind"] == patch["target"]["kind"]]
+        for operation in yaml.safe_load((here / patch["path"]).read_text()):
+            add(patched, operation)
+    return deepcopy(found)
+
+
+def add(document: Any, operation: Document) -> None:
+    """RFC 6902, as far as it is used: add to an object, or to the end of an array."""
+    assert operation["op"] == "add"
+    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    for part in way:
+        document = document[int(part) if isinstance(document, list) else part]
+    if last == "-":
+        document.append(operation["value"])
+    else:
+        document[last] = operation["value"]
+
+
+def pods(documents: list[Document]) -> Iterator[Document]:
+    yield from (each["spec"]["template"]["spec"] for each in documents if each["kind"] == "StatefulSet")
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=100)
+
+
+def test_files_are_well_written() -> None:
+    files = [DOCKER / name for name in COMPOSE]
+    done = run(sys.executable, "-m", "yamllint", "--strict", "-d", STYLE, str(DOCKER / "kubernetes"), *map(str, files))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_files_fit_their_schema(name: str) -> None:
+    done = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(DOCKER / name))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_what_compose_starts_is_closed(name: str) -> None:
+    for service, is_set in compose(name)["services"].items():
+        assert is_set["image"] == "kith:cpu" or re.search(r":\D*\d+\.\d+\.\d+|:\d+\.\d+$|:RELEASE\.", is_set["image"])
+        assert is_set["restart"], service
+        if is_set["restart"] != "no":
+            assert is_set["deploy"]["resources"]["limits"]["memory"], service
+        if is_set["image"].startswith(("kith:", "haproxy:")):
+            assert is_set["read_only"] is True
+            assert is_set["cap_drop"] == ["ALL"]
+        assert is_set["security_opt"], service
+        for published in is_set.get("ports", []):
+            assert published.startswith("127.0.0.1:"), "reached by others through TLS alone"
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_what_compose_sets_exists(name: str) -> None:
+    document = compose(name)
+    nodes = [each for each in document["services"].values() if "KITH_API_KEY" in each.get("environment", {})]
+    assert nodes
+    for node in nodes:
+        accepted(node["environment"])
+    proxies = [each for each in document["services"].values() if each["image"].startswith("haproxy")]
+    for proxy in proxies:
+        known = set(re.findall(r"\bKITH_\w+", (DOCKER / "haproxy.cfg").read_text()))
+        assert set(proxy["environment"]) <= known
+    asked = re.findall(r"\$\{(\w+)(:\?[^}]*)?\}", (DOCKER / name).read_text())
+    assert {name for name, _ in asked} == {name for name, otherwise in asked if otherwise}, "asked for, once"
+
+
+def accepted(environment: dict[str, Any]) -> None:
+    """By the service, with something in place of what is left to choose."""
+    chosen = {key: re.sub(r"\$\{[^}]*\}", GIVEN, str(value)) for key, value in environment.items()}
+    assert chosen.keys() <= SETTINGS
+    load_settings(**{key.removeprefix("KITH_").lower(): value for key, value in chosen.items()})
+
+
+@pytest.mark.parametrize("folder", KUBERNETES)
+def test_manifests_fit_their_schemas(folder: str) -> None:
+    documents = manifests(folder)
+    assert {"Service", "StatefulSet", "NetworkPolicy"} <= {each["kind"] for each in documents}
+    for each in documents:
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+        assert each["metadata"]["labels"] == {"app.kubernetes.io/name": "kith"}
+
+
+def test_a_manifest_that_is_wrong_does_not_fit() -> None:
+    (wrong,) = [each for each in manifests("one") if each["kind"] == "StatefulSet"]
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinessProb"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("folder", KUBERNETES)
+def test_pods_are_closed_and_looked_after(folder: str) -> None:
+    (pod,) = pods(manifests(folder))
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    closed = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == closed
+    probes = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert probes == {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+    assert container["resources"]["limits"]["memory"]
+    (key,) = [each for each in pod["volumes"] if each["name"] == "master-key"]
+    assert key["secret"]["defaultMode"] == 0o400
+    mounted = {each["mountPath"] for each in container["volumeMounts"]}
+    plain = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert str(Path(plain["KITH_MASTER_KEY_FILE"]).parent) in mounted >= {"/data", "/tmp"}  # noqa: S108
+    secret = {each["name"]: "postgresql://kith@db/kith" for each in container["env"] if "valueFrom" in each}
+    accepted(plain | secret)
+    assert (container["resources"]["limits"].get("nvidia.com/gpu") == 1) == (folder == "gpu")
+
+
+@pytest.mark.parametrize("folder", KUBERNETES)
+def test_kustomize_makes_the_same_of_them(folder: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    done = run("kubectl", "kustomize", str(DOCKER / "kubernetes" / folder))
+    assert done.returncode == 0, done.stderr
+    made = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    expected = {each["kind"]: each for each in manifests(folder)}
+    (pod,), (also,) = pods(list(made.values())), pods(list(expected.values()))
+    also["containers"][0]["image"] = f"registry.example.org/kith{'-gpu' if folder == 'gpu' else ''}:0.1.0"
+    assert pod["containers"][0]["image"] == also["containers"][0]["image"]
+    assert made == expected
+
+
+def haproxy(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if program is None:
+        pytest.skip("HAProxy is not installed (Debian: apt-get install haproxy)")
+    places = {"KITH_LISTEN": "127.0.0.1:1", "KITH_NODE_1": "127.0.0.1:2", "KITH_NODE_2": "127.0.0.1:3"}
+    return run(program, "-c", "-f", str(DOCKER / "haproxy.cfg"), *arguments, **places, **environment)
+
+
+def test_haproxy_reads_its_file() -> None:
+    done = haproxy("-dW")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_proxys_errors_are_like_the_services() -> None:
+    told = re.findall(
+        r"status (\d+) content-type application/problem\+json string '(.*)'", (DOCKER / "haproxy.cfg").read_text()
+    )
+    assert {status for status, _ in told} == {"502", "503", "504"}
+    table = (ROOT / "docs" / "deployment.md").read_text()
+    for status, text in told:
+        document = json.loads(text)
+        assert document.keys() == KithError("").document().keys()
+        assert document["status"] == int(status)
+        assert document["type"] == f"urn:kith:error:{document['code']}"
+        assert f"{status} `{document['code']}`" in table
+
+
+def test_systemd_starts_it_with_settings_that_exist() -> None:
+    text = (DOCKER / "kith.service").read_text()
+    assert set(re.findall(r"\bKITH_\w+", text)) <= SETTINGS
+    if shutil.which("systemd-analyze") is not None:
+        done = run("systemd-analyze", "verify", str(DOCKER / "kith.service"))
+        said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+        assert said == [], "the program is not there yet; all else is to be right"
+
+
+def test_the_image_sets_what_exists() -> None:
+    assert set(re.findall(r"\bKITH_\w+", (DOCKER / "Dockerfile").read_text())) <= SETTINGS
