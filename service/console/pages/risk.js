@@ -120,6 +120,7 @@ async function page(gallery, signal, again) {
       ? `${gallery} is as it was: ${accepted(inUse, now)}.`
       : `Every search of ${gallery} keeps to this from now on: ${accepted(inUse, now)}.`;
     fill(changes, h("div", { class: "notice" }, icon("check"), h("div", {}, h("p", {}, text), !undoing && undo)));
+    clearTimeout(choose.timer); // what is still to be said of the target would be read instead of this
     told.textContent = text;
     (undoing ? chart : undo).focus();
   }

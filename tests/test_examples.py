@@ -1,0 +1,163 @@
+"""The examples of the documents, run as they stand against real servers, one after the other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from models.pack import BUNDLED, load_pack
+from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import ROOT
+from tests.packs import projected_pack
+
+BLOCK = re.compile(r"^```(python|js|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SERVER = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8000")
+OPERATOR = "of the tests, and long enough for one"
+
+
+def blocks(document: str, *kinds: str) -> list[tuple[str, str]]:
+    found = BLOCK.findall((ROOT / document).read_text())
+    return [(kind, text) for kind, text in found if kind in kinds]
+
+
+def node() -> str | None:
+    """That of the PATH, or the one that Playwright brings."""
+    found = shutil.which("node")
+    spec = importlib.util.find_spec("playwright")
+    if found is None and spec is not None and spec.origin is not None:
+        own = Path(spec.origin).parent / "driver" / "node"
+        found = str(own) if own.exists() else None
+    return found
+
+
+@pytest.fixture
+def photos(tmp_path: Path, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], group: NDArray[np.uint8]) -> Path:
+    """What the documents call their files."""
+    for name, pixels in {"ada": astronaut, "one": astronaut, "two": actor, "party": group}.items():
+        Image.fromarray(pixels).save(tmp_path / f"{name}.jpg", quality=92)
+    with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
+        archive.write(tmp_path / "one.jpg", "ada/1.jpg")
+        archive.write(tmp_path / "party.jpg", "nobody/1.jpg")
+    return tmp_path
+
+
+def run(words: list[str], folder: Path, text: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*words, text], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_programs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """docs/client.md, by a server that has keys."""
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("examples"), api_key=OPERATOR, log_level="WARNING")
+    said: dict[str, list[str]] = {"python": [], "js": [], "sh": []}
+    with embedded(settings) as url:
+        programs = {
+            "python": [sys.executable, "-W", "error", "-c"],
+            "js": [node() or "", "--input-type=module", "--eval"],
+            "sh": [shutil.which("bash") or "", "-euc"],
+        }
+        for kind, text in blocks("docs/client.md", *programs):
+            if not programs[kind][0] or (kind == "sh" and shutil.which("curl") is None):
+                continue
+            text = SERVER.sub(url, text).replace("KEY", OPERATOR)
+            said[kind].append(run(programs[kind], photos, text))
+    first, embedding, files, awaited = said["python"]
+    assert len(first.splitlines()) == 6 + 2
+    assert "\nsame\nseveral_faces: " in first
+    assert embedding.split("\n")[:2] == [f"({load_pack(BUNDLED).recognition.dimension},) float32", "ada"]
+    assert "succeeded" in files
+    assert awaited.startswith("one.jpg ['identified']\ntwo.jpg ['identified']\nparty.jpg [")
+    if node() is None:
+        pytest.skip("neither node nor Playwright's is there: the JavaScript was not run")
+    (script,) = said["js"]
+    assert "\nsame\nseveral_faces " in script
+
+
+@pytest.fixture
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server without keys that serves a second pack, by the name that the documents move to."""
+    folder = tmp_path_factory.mktemp("moving")
+    other = projected_pack(folder, "dlib-resnet", load_pack(BUNDLED).recognition.dimension)
+    settings = load_settings(data_dir=folder / "data", also=str(other.directory), log_level="WARNING")
+    with embedded(settings) as url:
+        yield url
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_rest_by_example(photos: Path, moving: str) -> None:
+    """docs/rest.md. What comes before a gallery is created in the text is asked of it all the same."""
+    texts = [text for _, text in blocks("docs/rest.md", "sh")]
+    creating = next(text for text in texts if '"name": "staff"' in text)
+    commands = [one for text in [creating, *texts] for one in re.split(r"\n(?=\S)", text.replace("\\\n", " ").strip())]
+    known: dict[str, str] = {}
+    with Kith(moving) as kith:
+        ran = 0
+        for command in dict.fromkeys(commands):
+            if command.startswith("kith "):  # tests/service has the commands
+                continue
+            assert command.startswith("curl -s "), command
+            prepare(kith, command, known)
+            for written, meant in known.items():
+                command = command.replace(written, meant)
+            if "--url-query" in command and not has_url_query():
+                continue
+            said = run(
+                ["bash", "-euc"], photos, SERVER.sub(moving, command.replace("curl ", "curl --fail-with-body ", 1))
+            )
+            ran += 1
+            learn(kith, command, said, known)
+        assert ran >= 25
+        assert {"5f0c...", "7c1e...", "4f0c..."} <= known.keys()
+        assert "copy" in kith.gallery_names()
+
+
+def has_url_query() -> bool:
+    """Of curl 7.87 and later."""
+    return "--url-query" in subprocess.run(["curl", "--help", "all"], capture_output=True, text=True, check=True).stdout
+
+
+def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:
+    """What the text says is there by now."""
+    if "5f0c" in command:
+        kith.put_subject("staff", "countess")
+        known["5f0c..."] = kith.templates("staff", "ada").templates[0].id
+    if command.endswith("/cut-over -H 'Content-Type: application/json' -d '{}'"):
+        for job in kith.jobs("staff"):
+            kith.wait_for(job.id, 60)
+
+
+def learn(kith: Kith, command: str, said: str, known: dict[str, str]) -> None:
+    """Ids that later commands name by what the text writes in their place."""
+    if '"name": "staff"' in command:
+        kith.update_gallery("staff", keep_crops=True)
+    elif "/enrolments" in command:
+        known["7c1e..."] = re.findall(r'"id":"(\w+)"', said)[0]
+    elif "/erasures?" in command:
+        known["4f0c..."] = re.findall(r'"id":"(\w+)"', said)[0]
+
+
+def test_the_readmes(photos: Path, server: str) -> None:
+    with httpx.Client(base_url=server) as client:
+        for _, text in blocks("README.md", "python"):
+            said = run([sys.executable, "-W", "error", "-c"], photos, SERVER.sub(server, text))
+            assert len(said.splitlines()) == 6
+        client.delete("/v1/galleries/family")
