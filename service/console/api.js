@@ -114,7 +114,19 @@ export async function all(path, name, { query = {}, signal, most = 10_000 } = {}
   return found;
 }
 
-const part = encodeURIComponent;
+/** An id as it stands between two slashes of an address. What a URL would normalise to another address is refused before
+ * anything is sent: no escape helps, for "%2E%2E" is ".." to it, and "%2F" is "/" to many. */
+export function part(id) {
+  if (/^\.{0,2}$|[/\\\x00-\x1f\x7f-\x9f]/.test(id))
+    throw new Problem(0, {
+      code: "invalid_request",
+      title: "No such name",
+      detail: `“${id}” cannot stand in an address.`,
+      remedy: "No name or id is empty, “.” or “..”, or has slashes, backslashes or control characters.",
+    });
+  return encodeURIComponent(id);
+}
+
 export const galleryPath = (gallery) => `/v1/galleries/${part(gallery)}`;
 export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjects/${part(subject)}`;
 export const templatePath = (gallery, subject, template) => `${subjectPath(gallery, subject)}/templates/${part(template)}`;
