@@ -381,6 +381,11 @@ class GpuUnavailableError(KithError):
     )
 
 
+class ReadinessUnknownError(KithError):
+    status, code, title = 503, "readiness_unknown", "What the service needs does not answer in time"
+    remedy = "Look at the database, and at Milvus where it is used: one of them hangs, or the way to it is cut."
+
+
 class StorageError(KithError):
     status, code, title = 503, "storage_unavailable", "The database cannot be used at the moment"
     remedy = (

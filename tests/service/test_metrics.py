@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import time
@@ -19,7 +20,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.client import Kith, KithClientError
-from service.errors import OverloadedError, StorageError, all_errors
+from service.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
@@ -27,7 +28,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.measures import Counts, Histogram, Measures
 from service.readiness import Readiness
-from service.samples import Lag, Looking, Sample, Samples
+from service.samples import STALE_S, Lag, Looking, Sample, Samples
 from service.security.acting import Actor, acting_as
 from service.server import embedded
 from service.settings import load_settings
@@ -217,14 +218,41 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
             go.wait()
         return Sample(time.time(), {"database": None})
 
-    with Samples(look, fresh_s=0, patient_s=0.01) as samples:
-        while (first := samples.latest()) is None:
-            pass
-        assert samples.latest() is first is samples.latest()
-        assert len(looks) == 2, "one at a time"
+    samples = Samples(look, fresh_s=0, patient_s=0.01)
+    while (first := samples.latest()) is None:
+        pass
+    assert samples.latest() is first is samples.latest()
+    assert len(looks) == 2, "one at a time"
+    go.set()
+    while samples.latest() is first:
+        pass
+
+
+def test_what_was_seen_long_ago_says_no_more_that_all_is_well_whatever_the_clock_says() -> None:
+    assert Sample(0, {"database": None}).ready
+    old = Sample(time.time(), {"database": None}, at=time.monotonic() - STALE_S)
+    assert old.stale
+    assert not old.ready
+
+
+def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
+    go, looks = Event(), []
+
+    def hang() -> None:
+        looks.append(1)
+        go.wait()
+
+    async def main() -> None:
+        ready = Readiness({"database": hang}, patient_s=0.01)
+        for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
+            assert isinstance(each, ReadinessUnknownError)
+        assert not await ready.holds()
+        assert len(looks) == 1
         go.set()
-        while samples.latest() is first:
+        while not await ready.holds():
             pass
+
+    asyncio.run(main())
 
 
 def test_a_check_that_fails_leaves_the_others() -> None:
