@@ -9,6 +9,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -733,6 +734,17 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
     assert rest(kith, "copy", stranger, create=True).json()["code"] == "recogniser_mismatch"
     with pytest.raises(KithClientError, match="gallery_not_found"):
         kith.gallery("copy")
+
+
+def test_parquet_is_kept_where_the_data_lies(
+    kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rest(kith, gallery, header_of(kith) + people(kith, 5))
+    file = b"".join(kith.export_gallery(gallery, "parquet"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    kept = rest(kith, "kept", file, "application/vnd.apache.parquet", create=True).json()
+    kith.delete_gallery("kept")
+    assert kept["templates"] == 5
 
 
 def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:
