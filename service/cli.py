@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from models.errors import ModelError
 from service.commands import (
     audit,
+    bench,
     convert,
     enroll,
     erasures,
@@ -40,6 +41,7 @@ NOBODY_READS: Final = 141
 """As a shell says of a process that ended by SIGPIPE."""
 
 REMEDIES: Final = {
+    "invalid_request": "'--help' after the command says what it takes; docs/cli.md.",
     "gallery_not_found": "'kith gallery list' names those that there are, 'kith gallery create NAME' makes one.",
     "subject_not_found": "'kith subject list --gallery GALLERY' names those that there are.",
     "template_not_found": "'kith template list SUBJECT --gallery GALLERY' names those that there are.",
@@ -89,6 +91,7 @@ app.add_typer(erasures.app, name="erasures", rich_help_panel=MANAGE)
 app.command(rich_help_panel=RUN)(operation.demo)
 app.command(rich_help_panel=RUN)(operation.serve)
 app.command(rich_help_panel=RUN)(operation.doctor)
+app.command(rich_help_panel=RUN)(bench.bench)
 app.add_typer(packs.app, name="models", rich_help_panel=RUN)
 app.add_typer(master.app, name="master", rich_help_panel=RUN)
 app.command(rich_help_panel=RUN)(operation.backup)

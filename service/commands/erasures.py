@@ -87,7 +87,12 @@ def repeat_erasures(file: Kept) -> None:
     from service.gallery.repeated_erasures import repeat_saved
     from service.settings import load_settings
 
-    documents: list[dict[str, Any]] = json.loads(file.read_text())
+    try:
+        documents: list[dict[str, Any]] = json.loads(file.read_text())
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{file} is not what 'kith erasures save' writes: {error}", param_hint="FILE"
+        ) from error
     with closing(open_own_database(load_settings())) as database:
         repeated = repeat_saved(database, documents)
     say(f"of {len(documents)} receipts, {len(repeated)} named what was there again; it is erased")

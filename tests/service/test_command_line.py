@@ -1,0 +1,339 @@
+"""What the command line promises whatever the command: its statuses, its streams, its completions, and that what was
+interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from service.client import Kith
+from service.words import odds
+from tests.conftest import ROOT, jpeg
+
+SLOW = {"numpy", "cv2", "torch", "faiss", "onnxruntime", "openvino", "sqlalchemy", "fastapi", "pydantic", "matplotlib"}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """As the environment's script would be: its name is what completion goes by."""
+    script = tmp_path / "bin" / "kith"
+    script.parent.mkdir()
+    script.write_text("from service.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    return script
+
+
+@pytest.fixture
+def photos(tmp_path: Path, astronaut: NDArray[Any], actor: NDArray[Any], nobody: NDArray[Any]) -> dict[str, Path]:
+    taken = {"eileen": astronaut, "again": astronaut[:, ::-1], "tom": actor, "coffee": nobody}
+    for name, photo in taken.items():
+        (tmp_path / f"{name}.jpg").write_bytes(jpeg(photo))
+    (tmp_path / "text.jpg").write_text("no photo")
+    return {path.stem: path for path in tmp_path.glob("*.jpg")}
+
+
+class Program:
+    """``kith`` against a server."""
+
+    def __init__(self, script: Path, server: str | None) -> None:
+        self._script = script
+        self.environment = os.environ | {"PYTHONPATH": str(ROOT), "KITH_LOG_LEVEL": "WARNING"}
+        if server is not None:
+            self.environment["KITH_URL"] = server
+
+    def start(self, *words: str | Path, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, str(self._script), *map(str, words)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        return subprocess.Popen(command, cwd=self._script.parent.parent, env=self.environment, text=True, **streams)
+
+    def __call__(self, *words: str | Path, status: int = 0, **environment: str) -> str:
+        self.environment |= environment
+        process = self.start(*words)
+        answer, self.said = process.communicate(timeout=120)
+        assert process.returncode == status, (words, answer, self.said)
+        assert "Traceback" not in self.said
+        return answer
+
+    def completed(self, line: str) -> list[str]:
+        """What bash proposes for the line's last word."""
+        words = line.split(" ")
+        asked = {"_KITH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        command = [sys.executable, str(self._script)]
+        done = subprocess.run(
+            command, cwd=self._script.parent.parent, env=self.environment | asked, capture_output=True, text=True
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+
+@pytest.fixture
+def run(program: Path, server: str) -> Program:
+    return Program(program, server)
+
+
+def test_help_and_completion_import_nothing_slow() -> None:
+    looked = f"import sys, service.cli; print(sorted({SLOW!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", looked], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_status_is_the_answer(run: Program, kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
+    assert run("verify", photos["eileen"], photos["again"]).startswith("same: similarity")
+    assert run("verify", photos["eileen"], photos["tom"], "--threshold", "0.9", status=1).startswith("different")
+    assert run("verify", photos["eileen"], photos["coffee"], status=1) == f"no face: {photos['coffee']}\n"
+    kith.enrol(gallery, "ada", photos["eileen"])
+    assert "same" in run("verify", photos["again"], "--subject", "ada", "-g", gallery, "--preset", "relaxed")
+    assert "ada" in run("identify", photos["again"], photos["text"], "-g", gallery)
+    assert "unknown" in run("identify", photos["tom"], "-g", gallery, "--fpir", "0.0001", status=1)
+    assert "no face" in run("detect", photos["eileen"], photos["coffee"], status=1)
+    run("verify", photos["eileen"], status=2)
+    run("identify", photos["tom"], "-g", gallery, "--fpir", "0.1", "--fmr", "0.1", status=2)
+    assert "give one of them alone" in run.said
+    run("identify", photos["tom"], photos["eileen"], "-g", gallery, "--draw", "one.png", status=2)
+    run("identify", photos["text"], "-g", gallery, status=3)
+    assert "(image_format)" in run.said
+
+
+def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Path]) -> None:
+    run("gallery", "stats", gallery[:-1], status=3)
+    assert "(gallery_not_found)" in run.said
+    assert f"Did you mean '{gallery}'" in run.said
+    assert run("gallery", "stats", "nobody", "--json", status=3) == ""
+    problem = json.loads(run.said)
+    assert (problem["code"], "kith gallery create" in problem["remedy"]) == ("gallery_not_found", True)
+    run("gallery", "stats", gallery, "--url", "http://127.0.0.1:9", status=3)
+    assert "(unreachable)" in run.said
+    run("gallery", "export", gallery, "folder-that-is-not/x.ndjson", status=3)
+    assert "folder-that-is-not" in run.said
+    run("erasures", "repeat", photos["text"], status=2)
+    assert "erasures save" in " ".join(run.said.split())
+    run("identfy", photos["tom"], status=2)
+    assert "identify" in run.said
+
+
+def test_a_person_is_enrolled_changed_and_erased(
+    run: Program, gallery: str, photos: dict[str, Path], kith: Kith
+) -> None:
+    assert "nobody" in run("subject", "list", "-g", gallery)
+    told = run("subject", "enroll", "ada", photos["eileen"], photos["coffee"], "-g", gallery, "--name", "Ada", status=1)
+    assert "1 of 2 photos enrolled as ada" in told
+    assert "no_face" in told
+    run("subject", "update", "ada", "-g", gallery, "--name", "Countess", "--tag", "a", "--tag", "b", "--set", "room=12")
+    run("subject", "update", "ada", "-g", gallery, "--untag", "a", "--set", "floor=two")
+    now = kith.subject(gallery, "ada")
+    assert (now.name, now.tags, now.metadata) == ("Countess", ["b"], {"room": 12, "floor": "two"})
+    assert "Countess" in run("subject", "list", "-g", gallery, "--tag", "b")
+    (template,) = json.loads(run("subject", "show", "ada", "-g", gallery, "--json"))["templates"]
+    assert template["id"] in run("template", "list", "ada", "-g", gallery)
+    kith.put_subject(gallery, "countess")
+    assert "countess's" in run("template", "move", "ada", template["id"], "-g", gallery, "--to", "countess")
+    assert "receipt" in run("template", "delete", "countess", template["id"], "-g", gallery, "--yes")
+    receipt = json.loads(run("subject", "erase", "ada", "-g", gallery, "-y", "--json"))
+    assert "holds" in run("erasures", "verify", receipt["id"])
+    run("subject", "update", "ada", "-g", gallery, status=2)
+
+
+def test_vectors_go_into_a_file(run: Program, photos: dict[str, Path], kith: Kith) -> None:
+    listed = json.loads(run("embed", photos["eileen"], photos["tom"], "-o", "vectors.npy", "--json"))
+    vectors = np.load(photos["eileen"].parent / "vectors.npy")
+    assert [row["photo"] for row in listed["rows"]] == [str(photos["eileen"]), str(photos["tom"])]
+    (face,) = kith.embed(photos["tom"]).images[0].faces
+    assert face.embedding is not None
+    assert (vectors.dtype, vectors.shape) == (np.float32, (2, len(face.embedding)))
+    assert np.allclose(vectors[1], face.embedding, atol=1e-6)
+    none = json.loads(run("embed", photos["coffee"], "-o", "none.npy", "--json", status=1))
+    assert (none["file"], none["rows"], Path("none.npy").exists()) == (None, [], False)
+
+
+def test_several_photos_are_drawn_into_a_folder(run: Program, gallery: str, photos: dict[str, Path]) -> None:
+    folder = photos["tom"].parent
+    (folder / "more").mkdir()
+    (folder / "more" / "tom.jpg").write_bytes(photos["tom"].read_bytes())
+    run("identify", photos["tom"], folder / "more" / "tom.jpg", "-g", gallery, "--draw", "drawn", status=1)
+    assert sorted(path.name for path in (folder / "drawn").iterdir()) == ["tom-2.jpg", "tom.jpg"]
+    (folder / "more" / "tom-2.jpg").write_bytes(photos["coffee"].read_bytes())
+    three = (photos["tom"], folder / "more" / "tom.jpg", folder / "more" / "tom-2.jpg")
+    run("detect", *three, "--draw", "three", status=1)
+    assert len(list((folder / "three").iterdir())) == 3
+    run("detect", photos["eileen"], "--draw", "found.png")
+    with Image.open(folder / "found.png") as picture:
+        assert max(picture.size) >= 1280
+
+
+def test_no_picture_is_drawn_over_a_photo(run: Program, gallery: str, photos: dict[str, Path]) -> None:
+    folder = photos["tom"].parent
+    (folder / "linked.png").symlink_to(photos["tom"])
+    (folder / "same").mkdir()
+    (folder / "same" / "tom.jpg").hardlink_to(photos["tom"])
+    before = {name: path.read_bytes() for name, path in photos.items()}
+    for target in (".", photos["tom"], "linked.png", "same"):
+        run("detect", photos["tom"], "--draw", target, status=2)
+        assert "of the photos" in run.said
+    run("identify", photos["eileen"], photos["tom"], "-g", gallery, "--draw", folder, status=2)
+    assert {name: path.read_bytes() for name, path in photos.items()} == before
+
+
+def test_what_was_answered_is_told_whatever_ends_the_rest(server: str, run: Program, photos: dict[str, Path]) -> None:
+    from http.client import HTTPConnection
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+    from urllib.parse import urlsplit
+
+    asked = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        """The second request."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            if len(asked) % 2 == 0:
+                self._answer(401, b'{"code": "unauthorized", "detail": "no longer"}')
+                return
+            connection = HTTPConnection(urlsplit(server).netloc)
+            connection.request("POST", self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            self._answer(answer.status, answer.read())
+            connection.close()
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as refusing:
+        Thread(target=refusing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{refusing.server_port}"
+        two = (photos["eileen"], photos["tom"])
+        for command in ("detect", "embed"):
+            told = json.loads(run(command, *two, "--json", "--url", url, status=3))
+            assert list(told.get("photos", told)) == [str(photos["eileen"])]
+            assert "unauthorized" in run.said
+        run("embed", *two, "-o", "some.npy", "--url", url, status=3)
+        assert len(np.load(photos["tom"].parent / "some.npy")) == 1
+        refusing.shutdown()
+
+
+def test_what_nobody_reads_ends_quietly(run: Program) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    process = run.start("models", "list", stdout=writable)
+    os.close(writable)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 141)
+
+
+def test_what_is_killed_goes_on(run: Program, kith: Kith, gallery: str, tmp_path: Path, rng: Any) -> None:
+    count = 4000
+    vectors = rng.standard_normal((count, kith.model().dimension))
+    header = {"kith": "gallery", "version": 1, "recogniser": kith.model().recogniser, "dimension": vectors.shape[1]}
+    lines = [header] + [
+        {"subject": f"s{number}", "template": f"{number:032x}", "embedding": vector.tolist()}
+        for number, vector in enumerate(vectors)
+    ]
+    file = tmp_path / "people.ndjson"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    process = run.start("gallery", "import", gallery, file)
+    while kith.gallery(gallery).templates == 0 and process.poll() is None:
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    report = json.loads(run("gallery", "import", gallery, file, "--json"))
+    assert (report["templates"] + report["present"], report["refused"]) == (count, 0)
+    assert kith.gallery(gallery).templates == count
+    assert len(run("gallery", "export", gallery, "out.ndjson", "--json")) > 0
+    assert len((tmp_path / "out.ndjson").read_text().splitlines()) == count + 1
+
+
+def test_a_killed_enrolment_of_the_local_database_goes_on(
+    program: Path, tmp_path: Path, astronaut: NDArray[Any]
+) -> None:
+    run, photo = Program(program, None), jpeg(astronaut)
+    (tmp_path / "people" / "eileen").mkdir(parents=True)
+    for number in range(60):
+        (tmp_path / "people" / "eileen" / f"{number}.jpg").write_bytes(photo + number.to_bytes(4))
+    process = run.start("enroll", "people", "-g", "g")
+    spooled = tmp_path / "data" / "spool"
+    while not (spooled.is_dir() and any(spooled.iterdir())) and process.poll() is None:
+        pass  # until the archive is there, so that it dies in the midst of the job, or before its first photo
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    report = json.loads(run("enroll", "people", "-g", "g", "--json"))
+    assert (report["enrolled"] + report["already_enrolled"], report["refused"]) == (60, [])
+    assert json.loads(run("gallery", "stats", "g", "--json"))["templates"] == 60
+    assert run.completed("kith gallery stats g") == ["g"]  # from the file
+    assert run.completed("kith subject show -g g e") == ["eileen"]
+    job = run.completed("kith jobs show ")[0]
+    assert "succeeded" in run("jobs", "watch", job)
+
+
+def test_a_shell_is_proposed_what_there_is(run: Program, kith: Kith, gallery: str, tmp_path: Path) -> None:
+    kith.put_subject(gallery, "ada lovelace-1")
+    kith.put_subject(gallery, "grace")
+    assert run.completed("kith ident") == ["identify"]
+    assert run.completed("kith gallery exp") == ["export"]
+    assert "--fpir" in run.completed("kith identify --f")
+    assert run.completed(f"kith gallery stats {gallery[:-2]}") == [gallery]
+    assert run.completed(f"kith identify x.jpg -g {gallery[:-2]}") == [gallery]
+    assert run.completed(f"kith subject show -g {gallery} gr") == ["grace"]
+    assert run.completed("kith models show dlib") == ["dlib-resnet"]
+    run.environment["KITH_URL"] = "http://127.0.0.1:9"
+    assert run.completed("kith gallery stats ") == []
+    del run.environment["KITH_URL"]
+    assert run.completed("kith gallery stats ") == []
+    assert not (tmp_path / "data").exists()
+
+
+def test_ctrl_c_is_130_and_says_nothing(run: Program, photos: dict[str, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        process = run.start("detect", photos["tom"], "--url", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with silent.accept()[0]:  # it waits for an answer now
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in said) == (130, False)
+
+
+def test_a_server_is_measured(run: Program, photos: dict[str, Path]) -> None:
+    words = ("bench", photos["eileen"], photos["tom"], "--seconds", "0.3", "--clients", "2", "--json")
+    measured = json.loads(run(*words))
+    assert [each["task"] for each in measured["figures"]] == ["detect", "embed", "verify"]
+    for each in measured["figures"]:
+        assert each["requests"] > 0
+        assert 0 < each["p50_ms"] <= each["p95_ms"] <= each["p99_ms"]
+        assert each["failed"] == {}
+    assert measured["about"]["faces_each"] == 1
+    assert "cores" in measured["about"]["machine"]
+    run("bench", photos["text"], "--seconds", "0.3", status=3)
+
+
+def test_a_server_of_its_own_is_measured(program: Path, photos: dict[str, Path], tmp_path: Path) -> None:
+    run = Program(program, None)
+    words = ("--seconds", "0.3", "--clients", "1", "--task", "identify", "--people", "50", "--json")
+    (figures,) = json.loads(run("bench", photos["eileen"], *words))["figures"]
+    assert (figures["task"], figures["requests"] > 0) == ("identify", True)
+    assert not (tmp_path / "data").exists()
+
+
+def test_chances_in_words() -> None:
+    assert [odds(chance) for chance in (0.4, 0.05, 0.001, 3.21e-5, 1e-12)] == [
+        "40 in 100",
+        "1 in 20",
+        "1 in 1,000",
+        "1 in 31,000",
+        "less than 1 in 1,000,000,000",
+    ]
