@@ -122,12 +122,12 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         try:
-            app()
+            status = app(standalone_mode=False)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
         _end_unread()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(INTERRUPTED) from None
     except SettingsError as error:
         _tell(error.document(), USAGE, remedy="")  # which its detail says
@@ -140,15 +140,27 @@ def main() -> None:
     except OSError as error:
         _tell({"code": "file", "detail": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}, FAILED)
     except Exception as error:
-        if (refusal := _refusal(error)) is None:
+        if (refusal := _refusal(error)) is not None:
+            _tell(refusal.problem, FAILED)
+        if not hasattr(error, "format_message"):
             raise
-        _tell(refusal.problem, FAILED)
+        _tell_usage(error)
+    raise SystemExit(status)
 
 
 def _refusal(error: Exception) -> KithClientError | None:
     """The client is slow to import, and is there if this comes of it."""
     client = sys.modules.get("service.client")
     return error if client is not None and isinstance(error, client.KithClientError) else None
+
+
+def _tell_usage(error: Any) -> NoReturn:
+    """What Typer found wrong with the line; of a line that is not one yet, it has printed the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        raise SystemExit(error.exit_code)
+    command = getattr(getattr(error, "ctx", None), "command_path", "kith")
+    told = {"code": "usage", "detail": error.format_message(), "remedy": f"'{command} --help' says what it takes."}
+    _tell(told, error.exit_code)
 
 
 def _tell(problem: dict[str, Any], status: int, remedy: str | None = None) -> NoReturn:

@@ -420,6 +420,16 @@ class BackupError(KithError):
     remedy = "Nothing was changed."
 
 
+class DatabaseMissingError(KithError):
+    """Of the command line alone: a server makes its database."""
+
+    code, title = "no_database", "There is no database"
+    remedy = (
+        "Run it where the server's data are: in its folder, or with its KITH_DATA_DIR or KITH_DATABASE_URL. "
+        "'kith serve' and 'kith restore' make a database."
+    )
+
+
 class AuditUnwrittenError(KithError):
     status, code, title = 503, "audit_unwritten", "The audit cannot be written at the moment"
     remedy = "See that the database can be written; what was refused for this was not done. docs/audit.md."

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from service.commands.options import AsJson, GalleryName, Key, OneGallery, Url
+from service.commands.own_database import own_settings
 from service.connection import connect
 from service.files import replacing
 from service.terminal import print_json, print_table, remark, say
@@ -50,6 +51,8 @@ def verify(
     from service.audit_examination import examined
     from service.audit_files import read_anchors
 
+    if source is None:
+        own_settings()
     report = examined(source, [] if against is None else read_anchors(against))
     if as_json:
         print_json(asdict(report))
@@ -69,6 +72,8 @@ def head(source: Source = None) -> None:
     from service.audit_examination import examined
     from service.audit_files import anchor_lines
 
+    if source is None:
+        own_settings()
     report = examined(source, [])
     for fault in report.faults:
         remark(_told(fault))
@@ -83,6 +88,7 @@ def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when
     from service.audit_examination import opened_trail
     from service.audit_files import write_trail
 
+    own_settings()
     with opened_trail(None) as trail, replacing(file) as to:
         count = write_trail(trail, to)
     print(f"wrote {file}, {file.stat().st_size:,} bytes: {_counted(count, 'line')}")

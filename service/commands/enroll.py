@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -90,11 +91,14 @@ def enroll(
         raise typer.BadParameter(
             f"{source} has no folder per person; expected {source}/PERSON/PHOTO", param_hint="SOURCE"
         )
-    with connect(url, api_key) as kith:
-        _make_gallery(kith, gallery)
-        done = enrol_source(kith, gallery, source, options, _bars())
-    if report is not None:
-        _write(report, done.photos)
+    done = Report()
+    try:
+        with connect(url, api_key) as kith:
+            _make_gallery(kith, gallery)
+            _enrol_source(kith, gallery, source, options, _bars(), done)
+    finally:
+        if report is not None:
+            _write(report, done.photos)
     _print(done, as_json)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -102,7 +106,9 @@ def enroll(
         raise typer.Exit(1)
 
 
-def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any], progress: Progress) -> Report:
+def _enrol_source(
+    kith: Kith, gallery: str, source: Path, options: dict[str, Any], progress: Progress, report: Report
+) -> None:
     """Send a folder in parts, or an archive as it is, and wait for each; Ctrl-C calls off what is left.
 
     Raises:
@@ -110,12 +116,11 @@ def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any]
     """
     from service.photo_folders import TarStream, find_photos, parts
 
-    report = Report()
-    with progress:
+    with progress, _said_how_to_go_on():
         bar = progress.add_task("enrolling", total=None, rate="")
         if not source.is_dir():
             _enrol(kith, gallery, source, options, report, progress, bar, str)
-            return report
+            return
         photos, report.ignored = find_photos(source)
         progress.update(bar, total=len(photos))
         for part in parts(photos):
@@ -128,7 +133,18 @@ def enrol_source(kith: Kith, gallery: str, source: Path, options: dict[str, Any]
                     row |= {"code": "unreadable", "detail": stream.unreadable[row["photo"]]}
             if report.interrupted:
                 break
-    return report
+
+
+@contextmanager
+def _said_how_to_go_on() -> Iterator[None]:
+    from service.client import KithClientError
+
+    try:
+        yield
+    except KithClientError as error:
+        remedy = f"{error.problem.get('remedy', '')} Then run the same again to go on: a photo is enrolled once."
+        error.problem["remedy"] = remedy.lstrip()
+        raise
 
 
 def _enrol(

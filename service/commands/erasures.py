@@ -12,6 +12,7 @@ import typer
 from rich.table import Column, Table
 
 from service.commands.options import AsJson, Gallery, Key, Url
+from service.commands.own_database import own_settings
 from service.connection import connect
 from service.files import replacing
 from service.terminal import print_json, print_table, say
@@ -71,9 +72,8 @@ def save_erasures(file: Kept) -> None:
     """Write every receipt of the database to a file, to be kept elsewhere: no backup knows what was erased after it."""
     from service.engines import open_own_database
     from service.gallery.repeated_erasures import saved
-    from service.settings import load_settings
 
-    with closing(open_own_database(load_settings())) as database, database.read() as connection:
+    with closing(open_own_database(own_settings())) as database, database.read() as connection:
         documents = saved(connection)
     with replacing(file) as to:
         to.write(json.dumps(documents, indent=1).encode())
@@ -85,7 +85,6 @@ def repeat_erasures(file: Kept) -> None:
     """Erase anew, after a backup was restored, what the receipts of a file name."""
     from service.engines import open_own_database
     from service.gallery.repeated_erasures import repeat_saved
-    from service.settings import load_settings
 
     try:
         documents: list[dict[str, Any]] = json.loads(file.read_text())
@@ -93,6 +92,6 @@ def repeat_erasures(file: Kept) -> None:
         raise typer.BadParameter(
             f"{file} is not what 'kith erasures save' writes: {error}", param_hint="FILE"
         ) from error
-    with closing(open_own_database(load_settings())) as database:
+    with closing(open_own_database(own_settings())) as database:
         repeated = repeat_saved(database, documents)
     say(f"of {len(documents)} receipts, {len(repeated)} named what was there again; it is erased")

@@ -24,6 +24,7 @@ from service.commands.options import (
     Yes,
     risk_of,
 )
+from service.commands.questions import insist
 from service.connection import connect
 from service.terminal import print_json, print_table, say, stdout
 from service.words import odds
@@ -196,7 +197,7 @@ app.command("import")(gallery_files.take)
 def delete(name: GalleryName, yes: Yes = False, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
     """Delete a gallery with everyone in it, and tell the receipt."""
     if not yes:
-        typer.confirm(f"Delete gallery {name!r} and everyone in it?", abort=True, err=True)
+        insist(f"Delete gallery {name!r} and everyone in it?")
     with connect(url, api_key) as kith:
         deleted = kith.delete_gallery(name)
     if as_json:

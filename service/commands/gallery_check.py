@@ -9,6 +9,7 @@ import typer
 
 from service.commands.completion import complete_galleries
 from service.commands.options import AsJson
+from service.commands.own_database import own_settings
 from service.terminal import print_json, say
 
 
@@ -27,10 +28,9 @@ def check(
     from service.engines import open_milvus, open_own_database
     from service.gallery.check import open_check
     from service.security.acting import Actor, acting_as
-    from service.settings import load_settings
     from service.spool import Spool
 
-    settings = load_settings()
+    settings = own_settings()
     spool = Spool(settings.data_dir / "spool")
     milvus = partial(open_milvus, settings)
     with (

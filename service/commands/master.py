@@ -9,6 +9,8 @@ import typer
 from rich.table import Column, Table
 
 from service.commands.options import AsJson, Yes
+from service.commands.own_database import own_settings
+from service.commands.questions import insist
 from service.errors import MasterKeyError, SettingsError
 from service.terminal import print_json, print_table
 
@@ -24,9 +26,8 @@ def show(as_json: AsJson = False) -> None:
     """The keys at hand, and what each wraps in the database."""
     from service.engines import open_own_database
     from service.gallery.rewrapping import Use, uses
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = own_settings(existing=False)
     with closing(open_own_database(settings)) as database:
         with database.read() as connection:
             used = uses(connection)
@@ -55,9 +56,8 @@ def new() -> None:
     """Write a new key to the key file, in front of the others: nothing uses it until 'kith master rotate'. Servers that
     have files of their own are to be given it before."""
     from service.engines import master_keys
-    from service.settings import load_settings
 
-    key = _file(master_keys(load_settings())).add()
+    key = _file(master_keys(own_settings(existing=False))).add()
     print(f"added master key {key.id}")
 
 
@@ -73,9 +73,8 @@ def rotate(
     from service.engines import open_own_database
     from service.gallery.rewrapping import Use, rewrap
     from service.security.acting import Actor, acting_as
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = own_settings(existing=False)
     with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
         master = database.vault.master
         if make:
@@ -97,12 +96,11 @@ def forget(key: KeyId, yes: Yes = False) -> None:
     """Delete a key from the key file that wraps nothing any more. Backups from its time cannot be restored without it:
     keep it elsewhere as long as you keep those."""
     if not yes:
-        typer.confirm(f"Delete master key {key}? Backups from its time cannot be restored without it.", abort=True)
+        insist(f"Delete master key {key}? Backups from its time cannot be restored without it.")
     from service.engines import open_own_database
     from service.gallery.rewrapping import uses
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = own_settings(existing=False)
     with closing(open_own_database(settings)) as database:
         with database.read() as connection:
             used = uses(connection)

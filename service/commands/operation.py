@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from service.commands.options import AsJson
+from service.commands.own_database import own_settings
 from service.errors import StorageError
 from service.terminal import print_json, print_table, remark, say, stdout
 
@@ -99,9 +100,8 @@ def backup(
     from service.gallery.audit_log import Entry, record_entries
     from service.gallery.backup import back_up
     from service.security.acting import Actor, acting_as
-    from service.settings import load_settings
 
-    with acting_as(Actor("operator")), closing(open_own_database(load_settings())) as database:
+    with acting_as(Actor("operator")), closing(open_own_database(own_settings())) as database:
         manifest = back_up(database, file)
         try:
             record_entries(database, [Entry("database_backed_up", details=manifest.rows)])
@@ -122,9 +122,8 @@ def restore(
     from service.engines import master_keys, open_own_database
     from service.gallery import backup as backups
     from service.security.acting import Actor, acting_as
-    from service.settings import load_settings
 
-    settings, manifest = load_settings(), backups.read_manifest(file)
+    settings, manifest = own_settings(existing=False), backups.read_manifest(file)
     backups.check_keys(file, master_keys(settings))  # before a database is made, and a key for it
     with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
         backups.restore(database, file, replace, said=remark)

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from service.commands.completion import complete_packs
 from service.commands.options import AsJson, PackName
+from service.commands.questions import confirmed
 from service.terminal import print_json, print_table, progress, remark, say, stdout
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _ask(entry: Entry) -> bool:
     if not sys.stdin.isatty():
         return False
     remark(f"{entry.name} is under {entry.licence.name}: {entry.licence.url}\n{entry.licence.allows}")
-    return typer.confirm("Do you accept this licence?", err=True)
+    return confirmed("Do you accept this licence?")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from service.commands.options import (
     Url,
     Yes,
 )
+from service.commands.questions import insist
 from service.connection import connect
 from service.files import replacing
 from service.terminal import print_json, print_table, say
@@ -194,7 +195,7 @@ def erase_subject(
 ) -> None:
     """Erase a person, and tell the receipt."""
     if not yes:
-        typer.confirm(f"Erase {subject!r} from gallery {gallery!r}?", abort=True, err=True)
+        insist(f"Erase {subject!r} from gallery {gallery!r}?")
     with connect(url, api_key) as kith:
         receipt = kith.delete_subject(gallery, subject).receipt
     if as_json:

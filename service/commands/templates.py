@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from service.commands.completion import complete_subjects
 from service.commands.options import AsJson, Gallery, Key, Subject, Url, Yes
+from service.commands.questions import insist
 from service.connection import connect
 from service.terminal import print_json, print_table, say
 
@@ -65,7 +66,7 @@ def delete(
 ) -> None:
     """Erase one template, and tell the receipt."""
     if not yes:
-        typer.confirm(f"Erase template {template} of {subject!r}?", abort=True, err=True)
+        insist(f"Erase template {template} of {subject!r}?")
     with connect(url, api_key) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
     if as_json:

@@ -3,14 +3,21 @@ interrupted goes on."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -118,7 +125,67 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("erasures", "repeat", photos["text"], status=2)
     assert "erasures save" in " ".join(run.said.split())
     run("identfy", photos["tom"], status=2)
-    assert "identify" in run.said
+    assert run.said.splitlines() == [
+        "error: No such command 'identfy'. Did you mean 'identify'? (usage)",
+        "  'kith --help' says what it takes.",
+    ]
+    run("detect", "nowhere.jpg", "--json", status=2)
+    problem = json.loads(run.said)
+    assert (problem["code"], "nowhere.jpg" in problem["detail"]) == ("usage", True)
+    assert problem["remedy"].startswith("'kith detect --help'")
+    run("gallery", status=2)
+
+
+def test_questions_are_answered_or_the_option_is_named(program: Path, run: Program, gallery: str) -> None:
+    def asked(answer: str) -> tuple[str, str, int]:
+        process = run.start("gallery", "delete", gallery, stdin=subprocess.PIPE)
+        out, said = process.communicate(answer, timeout=60)
+        return out, said, process.returncode
+
+    out, said, status = asked("")
+    assert (out, "--yes" in said, status) == ("", True, 2)
+    out, said, status = asked("n\n")
+    assert (out, "nothing was done" in said, status) == ("", True, 1)
+    process = run.start("gallery", "delete", gallery, stdin=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.read(1) == "D"  # it asks
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    out, said, status = asked("y\n")
+    assert ("receipt" in out, status) == (True, 0)
+
+
+def test_what_is_of_this_machine_makes_no_database(run: Program, tmp_path: Path) -> None:
+    for command in (
+        ("backup", "b.kith"),
+        ("gallery", "check"),
+        ("audit", "verify"),
+        ("audit", "export", "a.ndjson"),
+        ("erasures", "save", "e.json"),
+    ):
+        assert run(*command, status=3) == ""
+        assert "no database at" in run.said
+        assert "KITH_URL does not count" in run.said
+        assert "KITH_DATA_DIR" in run.said
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+    run("restore", "nowhere.kith", status=2)
+    run("master", "show")
+    assert f"KITH_URL does not count for this command: it looks at the database of this machine, {tmp_path}" in run.said
+    run("gallery", "check")
+    assert str(tmp_path) in run.said
+
+
+def test_an_enrolment_whose_server_ends_says_how_to_go_on(
+    server: str, run: Program, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
+) -> None:
+    """The server is there for the gallery, and gone for the photos."""
+    (tmp_path / "people" / "ada").mkdir(parents=True)
+    (tmp_path / "people" / "ada" / "1.jpg").write_bytes(jpeg(astronaut))
+    with refusing(server, lambda path: path.endswith("/enrolments")) as url:
+        run("enroll", "people", "-g", gallery, "--report", "report.csv", "--url", url, "--json", status=3)
+    assert "run the same again to go on" in json.loads(run.said)["remedy"]
+    assert (tmp_path / "report.csv").read_text().startswith("photo,status")
 
 
 def test_a_person_is_enrolled_changed_and_erased(
@@ -183,28 +250,24 @@ def test_no_picture_is_drawn_over_a_photo(run: Program, gallery: str, photos: di
     assert {name: path.read_bytes() for name, path in photos.items()} == before
 
 
-def test_what_was_answered_is_told_whatever_ends_the_rest(server: str, run: Program, photos: dict[str, Path]) -> None:
-    from http.client import HTTPConnection
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
-    from urllib.parse import urlsplit
+@contextmanager
+def refusing(server: str, refused: Callable[[str], bool]) -> Iterator[str]:
+    """The address of what stands before the server, and answers as asked to what is refused, by its path."""
 
-    asked = []
-
-    class Refuses(BaseHTTPRequestHandler):
-        """The second request."""
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(self.path)
-            if len(asked) % 2 == 0:
-                self._answer(401, b'{"code": "unauthorized", "detail": "no longer"}')
+    class Between(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = self.headers["Content-Length"]
+            if refused(self.path):
+                self.close_connection = True
+                self._answer(409, b'{"code": "torn", "detail": "no longer", "remedy": "See to it."}')
                 return
-            connection = HTTPConnection(urlsplit(server).netloc)
-            connection.request("POST", self.path, body, dict(self.headers))
-            answer = connection.getresponse()
-            self._answer(answer.status, answer.read())
-            connection.close()
+            body = None if length is None else self.rfile.read(int(length))
+            with closing(HTTPConnection(urlsplit(server).netloc)) as connection:
+                connection.request(self.command, self.path, body, dict(self.headers))
+                answer = connection.getresponse()
+                self._answer(answer.status, answer.read())
+
+        do_POST = do_GET
 
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -216,17 +279,22 @@ def test_what_was_answered_is_told_whatever_ends_the_rest(server: str, run: Prog
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Refuses) as refusing:
-        Thread(target=refusing.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{refusing.server_port}"
-        two = (photos["eileen"], photos["tom"])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Between) as between:
+        Thread(target=between.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{between.server_port}"
+        between.shutdown()
+
+
+def test_what_was_answered_is_told_whatever_ends_the_rest(server: str, run: Program, photos: dict[str, Path]) -> None:
+    requests = itertools.count(1)
+    two = (photos["eileen"], photos["tom"])
+    with refusing(server, lambda _: next(requests) % 2 == 0) as url:
         for command in ("detect", "embed"):
             told = json.loads(run(command, *two, "--json", "--url", url, status=3))
             assert list(told.get("photos", told)) == [str(photos["eileen"])]
-            assert "unauthorized" in run.said
+            assert json.loads(run.said)["code"] == "torn"
         run("embed", *two, "-o", "some.npy", "--url", url, status=3)
         assert len(np.load(photos["tom"].parent / "some.npy")) == 1
-        refusing.shutdown()
 
 
 def test_what_nobody_reads_ends_quietly(run: Program) -> None:
