@@ -355,11 +355,11 @@ def enrol_archive(gallery: str, archive: Path | str | Archive, **options: Any) -
     """Send a zip, tar, tar.gz or tar.zst of PERSON/PHOTO; the answer is the job that enrols it: see ``wait_for``.
 
     ``options``: face, allow_duplicate, allow_inconsistent, allow_low_quality, allow_not_live, and strip=N (folders
-    above the people's). Sent twice it is another job, which finds the photos enrolled."""
+    above the people's). It is not repeated by itself: sent twice it is another job, which finds the photos enrolled."""
     body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
     arguments = {"headers": headers, "params": given(**options)}
-    return Call("POST", f"{_path(gallery)}/enrolments", JobOut.model_validate_json, arguments, pieces=body)
+    return Call("POST", f"{_path(gallery)}/enrolments", JobOut.model_validate_json, arguments, body, repeatable=False)
 
 
 def job(job: str) -> Call[JobOut]:
