@@ -46,6 +46,11 @@ class InvalidRequestError(KithError):
     remedy = "See /docs for the fields, their types and ranges."
 
 
+class AmbiguousPathError(KithError):
+    status, code, title = 400, "ambiguous_path", "The path can be read as another one"
+    remedy = "Send paths as /docs has them: no id has slashes or backslashes, or is '.' or '..', escaped or not."
+
+
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "This content type is not understood"
     remedy = (

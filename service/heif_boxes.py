@@ -1,7 +1,8 @@
 """How many pixels a HEIF's images may cost, by its boxes (ISO/IEC 14496-12 and 23008-12). Pure.
 
 libheif tells the size that is left once the image is cropped, and makes a grid of as many tiles as are said:
-what is decoded on the way is to be known before. Where boxes contradict each other, or come twice, the largest counts.
+what is decoded on the way is to be known before. Where properties contradict each other, the largest counts; where
+readers differ in which bytes say how large an image is (boxes that come twice, extents without a length), none does.
 """
 
 from __future__ import annotations
@@ -14,39 +15,57 @@ from typing import Final
 
 TILED: Final = frozenset({b"grid", b"iovl"})
 DERIVED: Final = TILED | {b"iden", b"tmap"}
+ONCE: Final = frozenset({b"pitm", b"iinf", b"iref", b"iprp", b"iloc", b"idat"})
+"""Boxes that a file's meta has at most one of (ISO/IEC 14496-12, 8.11)."""
+NUMBER_SIZES: Final = frozenset({0, 4, 8})
+"""Of iloc's fields, in bytes; libheif passes over a field of another size without reading it."""
 MOST_BOXES: Final = 100_000
+MOST_EXTENTS: Final = 16
 
 
 @dataclass
 class Items:
-    """Of a file: ``sizes`` of all images, ``size`` of each item in pixels, its ``kinds``, what it is ``made_of``, and
-    where its data are, as (in ``idat``, offset, length)."""
+    """Of a file: ``sizes`` of all images, ``size`` of each item in pixels, its ``kinds``, what it is ``made_of``, what
+    is ``beside`` it (alpha, which is decoded with it), and where its data are, as (construction method, offset,
+    length)."""
 
     sizes: list[int] = field(default_factory=list)
     kinds: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     properties: list[int] = field(default_factory=list)
     size: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     made_of: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    places: dict[int, list[tuple[bool, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    beside: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    places: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     idat: bytes = b""
+
+    def parts(self, item: int) -> list[int]:
+        """What is decoded to put it together."""
+        return [decoded for part in self.made_of[item] for decoded in (part, *self.beside[part])]
 
 
 def costs(payload: bytes) -> tuple[int, int]:
     """The largest image that is stored or put together, and what all that are put together are made of, in pixels.
 
-    Raises ValueError: the boxes cannot be read.
+    Raises ValueError: the boxes cannot be read, or not in one way alone.
     """
     items = Items()
     try:
-        for kind, body in _boxes(payload):
+        found = list(_boxes(payload))
+        _check_once(frozenset({b"meta"}), found)
+        for kind, body in found:
+            if kind == b"mini":
+                raise ValueError("a header of the short kind, which is not read here")
             if kind == b"meta":
                 _read_meta(body[4:], items)
         largest, together = max(items.sizes, default=0), 0
         for item, kinds in items.kinds.items():
             if kinds & DERIVED:
-                largest = max(largest, *(_canvas(data, kinds) for data in _data(payload, items, item)), 0)
-                together += sum(items.size[part] for part in items.made_of[item])
+                if kinds & TILED and item in items.places:
+                    largest = max(largest, _canvas(_data(payload, items, item), kinds))
+                together += sum(items.size[part] for part in items.parts(item))
                 _check_nesting(items, item, kinds)
+        if any(items.beside.get(image) for images in items.beside.values() for image in images):
+            raise ValueError("an auxiliary image has one itself")
     except (struct.error, IndexError) as error:
         raise ValueError(f"a box ends too early ({error})") from error
     return largest, together
@@ -55,7 +74,7 @@ def costs(payload: bytes) -> tuple[int, int]:
 def _check_nesting(items: Items, item: int, kinds: set[bytes]) -> None:
     """A tone map or a copy may be of a grid; what else is made of what is put together costs that again each time."""
     allowed = frozenset() if kinds & TILED else TILED
-    for part in items.made_of[item]:
+    for part in items.parts(item):
         if items.kinds.get(part, set()) & (DERIVED - allowed):
             raise ValueError("images are put together of images that are put together")
 
@@ -79,10 +98,12 @@ def _boxes(data: bytes, most: int = MOST_BOXES) -> Iterator[tuple[bytes, bytes]]
 
 def _read_meta(meta: bytes, items: Items) -> None:
     found = list(_boxes(meta))
+    _check_once(ONCE, found)
     # What others refer to comes first, wherever it stands.
     for kind, body in found:
         if kind == b"iprp":
             inner = list(_boxes(body))
+            _check_once(frozenset({b"ipco"}), inner)
             for name, part in inner:
                 if name == b"ipco":
                     _read_properties(part, items)
@@ -100,15 +121,26 @@ def _read_meta(meta: bytes, items: Items) -> None:
         elif kind == b"iref":
             form = ">I" if body[0] else ">H"
             for name, part in _boxes(body[4:]):
-                if name == b"dimg":
+                if name in (b"dimg", b"auxl"):
                     width = struct.calcsize(form)
                     (item,) = struct.unpack_from(form, part)
                     (count,) = struct.unpack_from(">H", part, width)
-                    items.made_of[item] += struct.unpack_from(f">{count}{form[1]}", part, width + 2)
+                    others = struct.unpack_from(f">{count}{form[1]}", part, width + 2)
+                    if name == b"dimg":
+                        items.made_of[item] += others
+                    else:
+                        for other in others:
+                            items.beside[other].append(item)
         elif kind == b"iloc":
             _read_places(body, items)
         elif kind == b"idat":
             items.idat = body
+
+
+def _check_once(kinds: frozenset[bytes], boxes: list[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in boxes if name in kinds]
+    if len(names) > len(set(names)):
+        raise ValueError("a box that a file has one of comes twice")
 
 
 def _read_properties(body: bytes, items: Items) -> None:
@@ -141,6 +173,8 @@ def _read_places(body: bytes, items: Items) -> None:
     version, sizes = body[0], body[4:6]
     offset_size, length_size, base_size, index_size = sizes[0] >> 4, sizes[0] & 15, sizes[1] >> 4, sizes[1] & 15
     at = 6
+    if not NUMBER_SIZES.issuperset((offset_size, length_size, base_size, index_size if version else 0)):
+        raise ValueError("iloc has numbers of a size that there is not")
 
     def number(size: int) -> int:
         nonlocal at
@@ -151,23 +185,30 @@ def _read_places(body: bytes, items: Items) -> None:
 
     for _ in range(number(2 if version < 2 else 4)):
         item = number(2 if version < 2 else 4)
-        in_idat = version > 0 and number(2) & 15 == 1
+        if item in items.places:
+            raise ValueError("an item is in iloc twice")
+        places = items.places[item] = []
+        method = number(2) & 15 if version > 0 else 0
         number(2)
         base = number(base_size)
         for _ in range(number(2)):
             if version > 0:
                 number(index_size)
             offset = base + number(offset_size)
-            items.places[item].append((in_idat, offset, number(length_size)))
+            places.append((method, offset, number(length_size)))
 
 
-def _data(payload: bytes, items: Items, item: int) -> Iterator[bytes]:
-    """Each way to read it: its first piece, and all of them."""
-    pieces = []
-    for in_idat, offset, length in items.places[item][:16]:
-        source = items.idat if in_idat else payload
-        pieces.append(source[offset : offset + (min(length, 64) or 64)])
-    yield from ((pieces[0], b"".join(pieces)) if pieces else ())
+def _data(payload: bytes, items: Items, item: int) -> bytes:
+    """Of what is put together, as far as its canvas is said there.
+
+    Raises ValueError: where readers may find other bytes: an extent without a length is nothing, or all that follows.
+    """
+    places = items.places[item]
+    if len(places) > MOST_EXTENTS or any(method > 1 or length == 0 for method, _, length in places):
+        raise ValueError("what says how an image is put together is in too many pieces, or in empty ones")
+    return b"".join(
+        (items.idat if method else payload)[offset : offset + min(length, 64)] for method, offset, length in places
+    )
 
 
 def _canvas(data: bytes, kinds: set[bytes]) -> int:

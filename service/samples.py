@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from service.drift import Watches
 from service.errors import KithError, StorageError
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
@@ -68,7 +69,8 @@ class Sample:
 
 @dataclass
 class Looking:
-    """How a sample is taken; blocks. ``most_galleries``: whose sizes and lags are looked at."""
+    """How a sample is taken; blocks. ``most_galleries``: whose sizes and lags are looked at. ``watches``: of galleries
+    that another process deleted, they are dropped."""
 
     readiness: Readiness
     store: Store
@@ -76,16 +78,27 @@ class Looking:
     followers: Followers
     folder: Path
     most_galleries: int
+    watches: Watches
     _behind_since: dict[int, float] = field(default_factory=dict)
 
     def __call__(self) -> Sample:
         checks = self.readiness.look()
         disk = _disk(self.folder)
         try:
+            self._drop_watches()
             sizes = self.store.sizes(self.most_galleries)
             return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk)
         except StorageError:
             return Sample(time.time(), checks, disk=disk)
+
+    def _drop_watches(self) -> None:
+        watched = self.watches.known()  # first, for a gallery may be younger than the list
+        if not watched:
+            return
+        there = self.store.gallery_keys()
+        for name, pk in watched.items():
+            if pk not in there:
+                self.watches.drop(pk, name)
 
     def _lags(self) -> dict[str, Lag]:
         come = dict(sorted(self.followers.sequences().items())[: self.most_galleries])

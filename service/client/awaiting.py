@@ -12,11 +12,14 @@ import httpx2 as httpx
 
 from service.api.schemas import JobOut
 from service.client import calls
+from service.client.errors import not_kiths
 from service.client.requests import Call, Pages
 from service.client.retries import Retries
 from service.client.sending import (
     CONNECTIONS,
     UNDER_WAY,
+    address_of,
+    answer_of,
     arguments_of,
     as_method,
     headers_of,
@@ -40,10 +43,11 @@ class AsyncSender:
         attempts: int = 4,
         connections: int = CONNECTIONS,
     ) -> None:
+        address = address_of(url)
         self._retries = Retries(url, attempts)
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
-            base_url=url,
+            base_url=address,
             headers=headers_of(api_key),
             timeout=timeout_of(timeout_s),
             limits=httpx.Limits(max_connections=connections),
@@ -64,12 +68,16 @@ class AsyncSender:
     async def _send(self, call: Call[Result]) -> Result:
         for attempt in count():
             try:
-                response = await self._http.request(**self._asked(call))
+                async with self._http.stream(**self._asked(call)) as response:
+                    try:
+                        await response.aread()
+                    except httpx.DecodingError:
+                        raise not_kiths(response.status_code) from None
             except httpx.TransportError as error:
                 failed: httpx.Response | httpx.TransportError = error
             else:
                 if response.is_success:
-                    return call.read(response.content)
+                    return answer_of(call, response)
                 failed = response
             await asyncio.sleep(self._retries.pause_s(call, attempt, failed))
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -100,6 +108,8 @@ class AsyncSender:
                         return
                     await response.aread()
                 failed: httpx.Response | httpx.TransportError = response
+            except httpx.DecodingError:
+                raise not_kiths(response.status_code) from None
             except httpx.TransportError as error:
                 failed = error
             await asyncio.sleep(self._retries.pause_s(call, self._retries.attempts if began else attempt, failed))

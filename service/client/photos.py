@@ -19,6 +19,9 @@ Photo: TypeAlias = "Path | str | bytes | bytearray | memoryview | BinaryIO | Ima
 Vector: TypeAlias = NDArray[np.floating[Any]] | Sequence[float]
 SENT_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 """Of Pillow's, those that a PNG has."""
+REFUSED_MODES: Final = frozenset({"F", "La", "RGBa"})
+"""Whose white is anywhere, and which Pillow does not convert."""
+MOST_16_BIT: Final = 65_535
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,24 @@ def _png(image: Image) -> bytes:
 
     upright = ImageOps.exif_transpose(image)  # the PNG will not say how it is turned
     file = io.BytesIO()
-    (upright if upright.mode in SENT_MODES else upright.convert("RGB")).save(file, "PNG", compress_level=1)
+    _sent(upright).save(file, "PNG", compress_level=1)
     return file.getvalue()
+
+
+def _sent(image: Image) -> Image:
+    if image.mode in SENT_MODES:
+        return image
+    if image.mode in REFUSED_MODES:
+        raise ValueError(f"a Pillow image of mode {image.mode} is no photo: convert it to RGB or L")
+    if not image.mode.startswith("I"):
+        return image.convert("RGB")
+    # Conversion would clip everything above 255 to white.
+    values = np.asarray(image)
+    if values.size and not 0 <= values.min() <= values.max() <= MOST_16_BIT:
+        raise ValueError(f"a Pillow image of mode {image.mode} is grey of 16 bits: from 0 to {MOST_16_BIT}")
+    from PIL import Image
+
+    return Image.fromarray(values.astype(np.uint16))
 
 
 def is_photo(given: object) -> bool:
@@ -83,4 +102,7 @@ def is_photo(given: object) -> bool:
 
 def numbers_of(vector: Vector) -> list[float]:
     """For JSON, whose numbers are doubles: a float32 written as one is that float again when it is read."""
-    return [float(v) for v in np.asarray(vector, np.float64).ravel()]
+    numbers = np.asarray(vector, np.float64).ravel()
+    if not np.isfinite(numbers).all():
+        raise ValueError("an embedding has a number that is none: NaN or infinite")
+    return [float(v) for v in numbers]

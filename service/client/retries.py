@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx2 as httpx
 
-from service.client.errors import KithClientError, KithUnreachableError
+from service.client.errors import LOOK_FIRST, NOT_KITHS, KithClientError, KithUnreachableError
 from service.client.requests import Call
 
 FIRST_PAUSE_S: Final = 0.2
@@ -26,9 +26,12 @@ BROKEN: Final = frozenset({502, 504})
 """What a proxy answers where the connection to the service broke, or was too slow."""
 PROXYS: Final = frozenset({"node_lost", "node_silent"})
 """The codes that docker/haproxy.cfg gives these; another code is the service's, which is not broken."""
+UNKNOWN: Final = "unknown"
 MAYBE_DONE: Final = "storage_unavailable"
 """Of the codes that come with 503, the one of what may have been committed all the same."""
-NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+IMPOSSIBLE: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+"""What cannot be sent now cannot be later."""
+NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, *IMPOSSIBLE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Retries:
 
     url: str
     attempts: int
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError("attempts counts the first one: it is at least 1")
 
     def pause_s(self, call: Call[object], attempt: int, failed: httpx.Response | httpx.TransportError) -> float:
         """How long to wait after attempt number ``attempt``, from 0.
@@ -47,16 +54,19 @@ class Retries:
         over = attempt + 1 >= self.attempts
         if isinstance(failed, httpx.TransportError):
             lost = isinstance(failed, NEVER_SENT)
-            if over or not (lost or call.repeatable):
+            if over or isinstance(failed, IMPOSSIBLE) or not (lost or call.repeatable):
                 raise KithUnreachableError(self.url, failed, not (lost or call.repeatable)) from failed
             return backoff_s(attempt)
         problem = problem_of(failed)
-        known = "code" in problem and problem["code"] not in PROXYS
-        harmless = failed.status_code in BUSY and problem.get("code") != MAYBE_DONE
+        known = problem["code"] not in (*PROXYS, UNKNOWN)
+        harmless = failed.status_code in BUSY and problem["code"] != MAYBE_DONE
         ambiguous = failed.status_code in BUSY or (failed.status_code in BROKEN and not known)
         asked_s = retry_after_s(failed.headers.get("retry-after"))
         if over or not (harmless or (ambiguous and call.repeatable)) or asked_s > LONGEST_PAUSE_S:
-            raise KithClientError(failed.status_code, problem)
+            maybe_done = ambiguous and not harmless and not call.repeatable
+            raise KithClientError(
+                failed.status_code, {**problem, **({"remedy": LOOK_FIRST} if maybe_done else {})}, maybe_done
+            )
         return max(asked_s, backoff_s(attempt))
 
 
@@ -79,9 +89,12 @@ def retry_after_s(header: str | None) -> float:
 
 
 def problem_of(response: httpx.Response) -> Mapping[str, Any]:
-    """What a failed answer says; a proxy's may say nothing."""
+    """What a failed answer says; a proxy's may say nothing, and then has the code ``unknown``."""
     try:
         document = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
-    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}
+    said = document if isinstance(document, dict) else {}
+    if isinstance(said.get("code"), str):
+        return said
+    return {"detail": f"HTTP {response.status_code}", **said, "code": UNKNOWN, "remedy": NOT_KITHS}

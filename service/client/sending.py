@@ -11,16 +11,44 @@ from typing import Any, Final, TypeVar
 import httpx2 as httpx
 
 from service.api.schemas import JobOut
+from service.client.errors import KithClientError, not_kiths
 from service.client.requests import Call
 
 CONNECTIONS: Final = 32
 UNDER_WAY: Final = ("queued", "running")
 """States of a job that is not finished."""
+Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    """Raises KithClientError, which does not quote it: no header can carry it."""
+    key = (api_key or "").rstrip("\r\n")  # of a file
+    if not (key.isascii() and key.isprintable()):
+        detail = "the API key has characters that no key has"
+        raise KithClientError(0, {"code": "invalid_key", "detail": detail, "remedy": "Copy it again, without spaces."})
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def address_of(url: str) -> httpx.URL:
+    """Raises KithClientError: no server can be there. It is not quoted: a password may be in it."""
+    try:
+        address = httpx.URL(url)
+        if address.scheme in ("http", "https") and address.host:
+            return address
+    except (httpx.InvalidURL, UnicodeError):
+        pass
+    detail = "the address is none of a server"
+    remedy = "It is to be like http://127.0.0.1:8000: http:// or https://, a name, and a port if it is not the usual."
+    raise KithClientError(0, {"code": "invalid_address", "detail": detail, "remedy": remedy}) from None
+
+
+def answer_of(call: Call[Result], response: httpx.Response) -> Result:
+    """Raises KithClientError: something else answers there."""
+    try:
+        return call.read(response.content)
+    except (ValueError, RecursionError):  # pydantic's are ValueErrors
+        raise not_kiths(response.status_code) from None
 
 
 def timeout_of(timeout_s: float, patient: bool = False) -> httpx.Timeout:

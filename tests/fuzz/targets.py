@@ -30,7 +30,7 @@ from service.gallery.parquet import Reader, Writer
 from service.gallery.transfer import Header, Items, check
 from service.imaging import FORMATS, ImageLimits, open_photo
 from service.settings import Settings
-from tests.service.images import SMALL, encode, gif, heic, ifd, scans, tiff, with_exif
+from tests.service.images import SMALL, canvas, encode, gif, heic, heic_grid, heic_overlay, ifd, scans, tiff, with_exif
 
 DIMENSION: Final = 4
 HEADER: Final = Header("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)
@@ -59,6 +59,11 @@ def _photos() -> Iterator[bytes]:
         yield encode(small, kind)
     yield heic(small)
     yield heic(small.convert("LA"), exif=_turned())
+    yield heic_grid(0, 1, 128, 64)
+    yield heic_overlay(canvas(64))
+    # A decoy before the canvas, in an extent without a length, and in another box.
+    yield heic_overlay(canvas(32).ljust(64, b"\0") + canvas(64), listed=[[(0, 0), (64, 26)]])
+    yield heic_overlay(canvas(64), canvas(32))
     yield encode(small, "JPEG", progressive=True)
     yield encode(small.convert("CMYK"), "JPEG")
     yield encode(small.convert("P"), "PNG", transparency=3)

@@ -6,6 +6,7 @@ import base64
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,19 @@ def harmful() -> dict[str, bytes]:
         "heic, a grid of a gigapixel": heic_grid(30, 30, 32_767, 32_767),
         "heic, a grid of 65,280 tiles": heic_grid(254, 255, 64, 64),
         "heic, a grid of large tiles": heic_grid(2, 2, 6000, 6000, LARGE_HEIC, 6000),
+        "heic, an overlay of 400 megapixels": heic_overlay(canvas(20_000)),
+        "heic, an overlay behind nothing": heic_overlay(
+            canvas(64).ljust(64, b"\0") + canvas(20_000), listed=[[(0, 0), (64, 26)]]
+        ),
+        "heic, an overlay in 17 pieces": heic_overlay(
+            canvas(20_000), listed=[[*((at, 1) for at in range(16)), (16, 10)]]
+        ),
+        "heic, two that say how an overlay is": heic_overlay(canvas(20_000), canvas(64)),
+        "heic, an overlay listed twice": heic_overlay(canvas(20_000) + canvas(64), listed=[[(0, 26)], [(26, 26)]]),
+        "heic, numbers that have two bytes": heic_overlay(canvas(20_000)).replace(
+            b"iloc\1\0\0\0\x44\0", b"iloc\1\0\0\0\x44\2"
+        ),
+        "heic, tiles of large alphas": heic_alphas(100),
         "heic, 300 images": _many_heics(300),
         "heic, 60,000 brands": struct.pack(">I", 240_016) + b"ftypheic" + bytes(4) + b"mif1" * 60_000 + HEIC,
         "heic, a box without end": HEIC[:28] + struct.pack(">I", 0) + HEIC[32:],
@@ -219,15 +233,52 @@ def harmful() -> dict[str, bytes]:
 
 def heic_grid(rows: int, columns: int, width: int, height: int, tile: bytes | None = None, side: int = 64) -> bytes:
     """All tiles are the same bytes; ``rows`` and ``columns`` are one less than there are, and at most 65,534 in all."""
-    tile = heic(SMALL.resize((64, 64))) if tile is None else tile
-    hvcc_at = tile.index(b"hvcC") - 4
-    hvcc = tile[hvcc_at : hvcc_at + int.from_bytes(tile[hvcc_at : hvcc_at + 4])]
-    coded = tile[tile.index(b"mdat") + 4 :]
-    count = (rows + 1) * (columns + 1)
+    config = bytes([0, 1, rows, columns]) + struct.pack(">II", width, height)
+    return _put_together(b"grid", (width, height), (rows + 1) * (columns + 1), [config], tile=tile, side=side)
 
-    def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
-        full = b"" if version is None else bytes([version, 0, 0, 0])
-        return struct.pack(">I", 8 + len(full) + len(body)) + kind + full + body
+
+def heic_overlay(*idats: bytes, listed: Sequence[Sequence[tuple[int, int]]] = (((0, 26),),)) -> bytes:
+    """A small image over the canvas that is said in ``idats`` (:func:`canvas`), at the extents that each time that it
+    is ``listed`` says; the header says that it is small."""
+    return _put_together(b"iovl", (64, 64), 1, idats, listed)
+
+
+def canvas(side: int) -> bytes:
+    """Of an overlay of one image: 26 bytes."""
+    return bytes([0, 1]) + struct.pack(">4H2I2i", 0, 0, 0, 0, side, side, 0, 0)
+
+
+def heic_alphas(count: int) -> bytes:
+    """A grid of ``count`` small tiles, each with an alpha of 36 megapixels; all are the same."""
+    config = bytes([0, 1, 0, count - 1]) + struct.pack(">II", 64 * count, 64)
+    return _put_together(b"grid", (64 * count, 64), count, [config], alpha=LARGE_HEIC)
+
+
+def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
+    full = b"" if version is None else bytes([version, 0, 0, 0])
+    return struct.pack(">I", 8 + len(full) + len(body)) + kind + full + body
+
+
+def _coded(photo: bytes) -> tuple[bytes, bytes]:
+    """Its hvcC, and its pixels as they are coded."""
+    at = photo.index(b"hvcC") - 4
+    return photo[at : at + int.from_bytes(photo[at : at + 4])], photo[photo.index(b"mdat") + 4 :]
+
+
+def _put_together(
+    kind: bytes,
+    size: tuple[int, int],
+    count: int,
+    idats: Sequence[bytes],
+    listed: Sequence[Sequence[tuple[int, int]]] | None = None,
+    tile: bytes | None = None,
+    side: int = 64,
+    alpha: bytes | None = None,
+) -> bytes:
+    """Item 1, of ``count`` times the same ``tile``, a HEIC of ``side`` pixels; ``alpha``: of each, of 6000 pixels."""
+    hvcc, coded = _coded(heic(SMALL.resize((64, 64))) if tile is None else tile)
+    alpha_hvcc, alpha_coded = (b"", b"") if alpha is None else _coded(alpha)
+    listed = [[(0, len(idats[0]))]] if listed is None else listed
 
     def ispe(w: int, h: int) -> bytes:
         return box(b"ispe", struct.pack(">II", w, h), 0)
@@ -235,28 +286,34 @@ def heic_grid(rows: int, columns: int, width: int, height: int, tile: bytes | No
     def infe(item: int, kind: bytes) -> bytes:
         return box(b"infe", struct.pack(">HH", item, 0) + kind + b"\0", 2)
 
-    config = bytes([0, 1, rows, columns]) + struct.pack(">II", width, height)
     tiles = range(2, count + 2)
+    alphas = range(count + 2, 2 * count + 2) if alpha else range(0)
     references = box(b"dimg", struct.pack(f">HH{count}H", 1, count, *tiles))
-    properties = box(b"ipco", ispe(width, height) + ispe(side, side) + hvcc)
-    associations = struct.pack(">I", 1 + count) + b"\0\1\1\1"
+    references += b"".join(
+        box(b"auxl", struct.pack(">HHH", image, 1, of)) for image, of in zip(alphas, tiles, strict=False)
+    )
+    properties = ispe(*size) + ispe(side, side) + hvcc
+    properties += ispe(6000, 6000) + alpha_hvcc + box(b"auxC", b"urn:mpeg:hevc:2015:auxid:1\0", 0) if alphas else b""
+    associations = struct.pack(">I", 1 + count + len(alphas)) + b"\0\1\1\1"
     associations += b"".join(struct.pack(">HBBB", item, 2, 2, 0x83) for item in tiles)
+    associations += b"".join(struct.pack(">HBBBB", item, 3, 4, 0x85, 6) for item in alphas)
 
     def meta(at: int) -> bytes:
-        places = b"\x44\0" + struct.pack(">H", 1 + count)
-        places += struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(config))
+        places = b"\x44\0" + struct.pack(">H", len(listed) + count + len(alphas))
+        for extents in listed:
+            places += struct.pack(">HHHH", 1, 1, 0, len(extents)) + b"".join(struct.pack(">II", *e) for e in extents)
         places += b"".join(struct.pack(">HHHHII", item, 0, 0, 1, at, len(coded)) for item in tiles)
+        places += b"".join(struct.pack(">HHHHII", item, 0, 0, 1, at + len(coded), len(alpha_coded)) for item in alphas)
         inner = box(b"hdlr", bytes(4) + b"pict" + bytes(13), 0) + box(b"pitm", b"\0\1", 0)
-        inner += box(
-            b"iinf",
-            struct.pack(">H", 1 + count) + infe(1, b"grid") + b"".join(infe(item, b"hvc1") for item in tiles),
-            0,
-        )
-        inner += box(b"iref", references, 0) + box(b"iprp", properties + box(b"ipma", associations, 0))
-        return box(b"meta", inner + box(b"idat", config) + box(b"iloc", places, 1), 0)
+        infes = infe(1, kind) + b"".join(infe(item, b"hvc1") for item in (*tiles, *alphas))
+        inner += box(b"iinf", struct.pack(">H", 1 + count + len(alphas)) + infes, 0)
+        inner += box(b"iref", references, 0)
+        inner += box(b"iprp", box(b"ipco", properties) + box(b"ipma", associations, 0))
+        inner += b"".join(box(b"idat", data) for data in idats) + box(b"iloc", places, 1)
+        return box(b"meta", inner, 0)
 
     head = box(b"ftyp", b"heic" + bytes(4) + b"mif1heic")
-    return head + meta(len(head) + len(meta(0)) + 8) + box(b"mdat", coded)
+    return head + meta(len(head) + len(meta(0)) + 8) + box(b"mdat", coded + alpha_coded)
 
 
 def _many_heics(count: int) -> bytes:

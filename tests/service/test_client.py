@@ -26,6 +26,7 @@ from PIL import Image
 
 from service.api.schemas import EmbedIn, EnrolIn, IdentifyIn, VerifyIn
 from service.client import AsyncKith, Kith, KithClientError, KithUnreachableError, Photo, calls
+from service.client.photos import payload_of
 from service.client.requests import Call, Pages
 from service.client.retries import LONGEST_PAUSE_S, retry_after_s
 from service.server import embedded
@@ -198,10 +199,136 @@ def test_what_may_have_been_done_is_not_done_again(failure: Answer) -> None:
     with answering(failure, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
         kith.create_key("door", ["read"])
     assert len(script.asked) == 1
-    if failure is BROKEN:
-        assert isinstance(raised.value, KithUnreachableError)
-        assert raised.value.maybe_done
-        assert "look before you repeat" in str(raised.value)
+    assert isinstance(raised.value, KithUnreachableError) is (failure is BROKEN)
+    assert raised.value.maybe_done
+    assert "look before you repeat" in str(raised.value)
+
+
+def test_an_archive_is_sent_once(tmp_path: Path) -> None:
+    (tmp_path / "people.zip").write_bytes(b"PK")
+    with answering(BROKEN, OK) as script, Kith(script.url) as kith, pytest.raises(KithUnreachableError) as raised:
+        kith.enrol_archive("g", tmp_path / "people.zip")
+    assert raised.value.maybe_done
+    assert len(script.asked) == 1
+
+
+def test_a_refusal_was_not_done() -> None:
+    with answering(BUSY) as script, Kith(script.url, attempts=1) as kith, pytest.raises(KithClientError) as raised:
+        kith.create_key("door", ["read"])
+    assert not raised.value.maybe_done
+
+
+# What is not Kith, and what is no address or key
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(404, b"<html>nothing here</html>"),
+        Answer(404, b'{"error": "nothing here"}'),
+        Answer(400, b'{"code": null, "remedy": null}'),
+        Answer(400, b'["code"]'),
+        Answer(200, b"<html>welcome, hunter2</html>"),
+        Answer(200, b'{"password": "hunter2"}'),
+        Answer(200, b"\xff\xfe"),
+        Answer(200, b"no gzip", {"Content-Encoding": "gzip"}),
+        Answer(500, b"no gzip", {"Content-Encoding": "gzip"}),
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_not_kiths_is_said_to_be_none(answer: Answer) -> None:
+    async def awaited(url: str) -> None:
+        async with AsyncKith(url) as kith:
+            await kith.health()
+
+    with answering(answer) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
+            kith.health()
+        with pytest.raises(KithClientError) as raised_awaited:
+            run(awaited(script.url))
+    for error in (raised.value, raised_awaited.value):
+        assert (error.status, error.code, error.problem["code"]) == (answer.status, "unknown", "unknown")
+        assert "does not look like Kith" in str(error)
+        assert "hunter2" not in str(error)
+
+
+def test_an_export_that_cannot_be_unpacked_is_not_kiths() -> None:
+    with answering(Answer(200, b"no gzip", {"Content-Encoding": "gzip"})) as script, Kith(script.url) as kith:
+        with pytest.raises(KithClientError, match="does not look like Kith"):
+            list(kith.export_gallery("g"))
+        assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+@pytest.mark.parametrize(
+    ("url", "key", "code"),
+    [
+        ("http://host:abc", None, "invalid_address"),
+        ("ftp://host", None, "invalid_address"),
+        ("localhost:8000", None, "invalid_address"),
+        ("http://", None, "invalid_address"),
+        ("http://ada:hunter2", None, "invalid_address"),
+        ("http://host", "hunter2schl\xfcssel", "invalid_key"),
+        ("http://host", "hunter2\nX-Other: 1", "invalid_key"),
+    ],
+)
+def test_what_is_no_address_and_no_key_is_refused_unquoted(
+    kind: type[Kith | AsyncKith], url: str, key: str | None, code: str
+) -> None:
+    with pytest.raises(KithClientError) as raised:
+        kind(url, key)
+    assert raised.value.code == code
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_key_may_end_its_line() -> None:
+    with answering(OK) as script, Kith(script.url, "key\n") as kith:
+        kith.health()
+    assert script.asked[0][2]["Authorization"] == "Bearer key"
+
+
+def test_what_cannot_be_sent_is_tried_once() -> None:
+    call = Call("GET", "gopher://host/", bytes)
+    with answering(OK) as script, Kith(script.url, attempts=100) as kith, pytest.raises(KithUnreachableError) as raised:
+        kith._send(call)
+    assert not raised.value.maybe_done
+
+
+def test_an_error_shows_no_password_of_the_address() -> None:
+    with Kith("http://ada:hunter2@127.0.0.1:9", attempts=1) as kith, pytest.raises(KithUnreachableError) as raised:
+        kith.health()
+    assert "http://127.0.0.1:9" in str(raised.value)
+    assert "hunter2" not in str(raised.value) + str(raised.value.problem)
+
+
+def test_no_attempt_is_no_number_of_attempts() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Kith("http://127.0.0.1:9", attempts=0)
+
+
+@pytest.mark.parametrize("mode", ["I", "I;16", "I;16B"])
+def test_a_grey_image_of_16_bits_is_sent_as_it_is(mode: str) -> None:
+    grey = np.arange(0, 60_000, 1000).reshape(6, 10)
+    kinds = {"I": np.int32, "I;16": np.uint16, "I;16B": np.dtype(">u2")}
+    image = Image.frombytes(mode, (10, 6), grey.astype(kinds[mode]).tobytes())
+    sent = Image.open(io.BytesIO(payload_of(image)))
+    assert (np.asarray(sent) == grey).all()
+
+
+@pytest.mark.parametrize("mode", ["F", "La", "RGBa"])
+def test_an_image_whose_white_is_anywhere_is_refused(mode: str) -> None:
+    with pytest.raises(ValueError, match=f"mode {mode} is no photo: convert it"):
+        payload_of(Image.new(mode, (4, 4)))
+
+
+def test_grey_beyond_16_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="from 0 to 65535"):
+        payload_of(Image.new("I", (4, 4), 70_000))
+
+
+def test_an_embedding_without_a_number_is_refused() -> None:
+    with Kith("http://127.0.0.1:9") as kith, pytest.raises(ValueError, match="NaN"):
+        kith.identify("g", embeddings=[[float("nan"), 1.0]])
 
 
 def test_what_was_refused_is_tried_again_whatever_it_is() -> None:
@@ -209,7 +336,7 @@ def test_what_was_refused_is_tried_again_whatever_it_is() -> None:
     with (
         answering(BUSY, LIMITED, made) as script,
         Kith(script.url) as kith,
-        pytest.raises(ValueError, match="GalleryOut"),
+        pytest.raises(KithClientError, match="does not look like Kith"),
     ):
         kith.create_gallery("g")  # this server is none
     assert len(script.asked) == 3
@@ -399,3 +526,65 @@ def test_what_is_repeated_is_so_awaited_too() -> None:
 
         run(work())
     assert len(script.asked) == 5
+
+
+# What cannot be addressed
+
+
+OF_A_PATH = ("gallery", "subject", "template", "job", "key", "receipt", "name")
+"""Parameters that stand in addresses; ``name``: of calls of galleries."""
+UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
+
+
+def naming(describe: Callable[..., Any]) -> list[str]:
+    made_anew = describe in (calls.create_gallery, calls.create_key, calls.put_subject)
+    asked = inspect.signature(describe).parameters
+    in_query = {calls.jobs: {"gallery"}, calls.erasures: {"subject"}}.get(describe, set())
+    return [name for name in OF_A_PATH if name in asked and name not in in_query and not (made_anew and name == "name")]
+
+
+@pytest.mark.parametrize("value", UNADDRESSABLE)
+def test_no_call_sends_what_would_be_another_address(value: str) -> None:
+    """Normalised, '..' is the gallery that holds the subject."""
+    refused = 0
+    for describe in DESCRIBED.values():
+        for name in naming(describe):
+            needed = {
+                parameter.name: SAMPLES.get(parameter.name, "x")
+                for parameter in inspect.signature(describe).parameters.values()
+                if parameter.default is parameter.empty
+                and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            }
+            if describe is calls.audit:  # by place alone
+                given: tuple[tuple[Any, ...], dict[str, Any]] = (value,), {}
+            else:
+                given = (), needed | {name: value}
+            with pytest.raises(KithClientError) as refusal:
+                made = describe(*given[0], **given[1])
+                made.page(None) if isinstance(made, Pages) else made
+            assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (describe, name)
+            refused += 1
+    assert refused > 40
+
+
+@pytest.mark.parametrize("value", ["..", "g/subjects/p"])
+def test_neither_client_sends_it(value: str) -> None:
+    with answering(OK) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError, match="invalid_request"):
+            kith.delete_subject("g", value)
+
+        async def erased() -> None:
+            async with AsyncKith(script.url) as kith:
+                await kith.delete_subject("g", value)
+
+        with pytest.raises(KithClientError, match="invalid_request"):
+            run(erased())
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("subject", ["...", "%2e%2e", "%2F", "a?b#c", "a b+c", "ada;x=1", "Zoë 李", "~", "-rf", ":"])
+def test_odd_ids_are_one_part_of_an_address(kith: Kith, gallery: str, subject: str) -> None:
+    kith.put_subject(gallery, "other")
+    assert kith.put_subject(gallery, subject).id == subject
+    assert kith.delete_subject(gallery, subject).subjects == 1
+    assert [left.id for left in kith.subjects(gallery)] == ["other"]

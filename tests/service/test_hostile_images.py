@@ -38,6 +38,13 @@ REFUSED = {
     "heic, a grid of a gigapixel": "image_too_large",
     "heic, a grid of 65,280 tiles": "image_too_large",
     "heic, a grid of large tiles": "image_too_large",
+    "heic, an overlay of 400 megapixels": "image_too_large",
+    "heic, an overlay behind nothing": "image_damaged",
+    "heic, an overlay in 17 pieces": "image_damaged",
+    "heic, two that say how an overlay is": "image_damaged",
+    "heic, an overlay listed twice": "image_damaged",
+    "heic, numbers that have two bytes": "image_damaged",
+    "heic, tiles of large alphas": "image_too_large",
     "bmp, 4 exapixels": "image_too_large",
     **dict.fromkeys(UNREAD, "image_format"),
 }

@@ -20,6 +20,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.client import Kith, KithClientError
+from service.drift import Decided, Watches
 from service.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
@@ -156,7 +157,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100)
+        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
         gallery = store.create_gallery("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -173,6 +174,23 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
         assert 0 == seconds[0] < seconds[1]
         followers.of(gallery).catch_up()
         assert look().lags == {"g": Lag(0, 0)}
+        followers.close()
+
+
+def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        store, watches = Store(database), Watches({})
+        followers = Followers(in_process(store))
+        look = Looking(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches)
+        for name in ("stays", "goes"):
+            gallery = store.create_gallery(name, "f", 8, GallerySettings())
+            watches.of(gallery.pk, name, "f").add([Decided("no_face")])
+        look()
+        assert watches.drifts().keys() == {"stays", "goes"}
+        with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as another:
+            Store(another).delete_gallery("goes")
+        look()
+        assert watches.drifts().keys() == {"stays"}
         followers.close()
 
 
