@@ -381,7 +381,7 @@ def _height(font: ImageFont.FreeTypeFont) -> float:
 
 @lru_cache
 def _font(file: str, size: float) -> ImageFont.FreeTypeFont:
-    """Of matplotlib, whose DejaVu has most of the world's letters."""
+    """Of matplotlib, whose DejaVu has Latin, Greek, Cyrillic, Arabic and Hebrew letters, and draws others as boxes."""
     spec = find_spec("matplotlib")
     folder = Path((spec.submodule_search_locations or ["."])[0]) if spec else Path()
     return ImageFont.truetype(folder / "mpl-data" / "fonts" / "ttf" / file, size)

@@ -23,7 +23,7 @@ def risk_text(report: GalleryRiskOut, columns: int) -> str:
     plotext.yscale("log")
     plotext.plot([point.similarity for point in report.curve], [point.fpir for point in report.curve])
     plotext.title(TITLE.format(subjects=report.subjects))
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))  # of one colour, and without codes that pipes would keep
 
 
 def risk_png(report: GalleryRiskOut) -> bytes:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from service.commands.completion import complete_packs, complete_subjects
+from service.commands.completion import complete_galleries, complete_packs, complete_subjects
 from service.commands.options import (
     AsJson,
     Fmr,
@@ -176,7 +176,9 @@ def verify(
     subject: Annotated[
         str | None, typer.Option(help="Instead of B: who is enrolled.", autocompletion=complete_subjects)
     ] = None,
-    gallery: Annotated[str | None, typer.Option("--gallery", "-g", help="Of --subject.")] = None,
+    gallery: Annotated[
+        str | None, typer.Option("--gallery", "-g", help="Of --subject.", autocompletion=complete_galleries)
+    ] = None,
     fpir: Fpir = None,
     fmr: Fmr = None,
     threshold: Threshold = None,

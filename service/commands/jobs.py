@@ -36,6 +36,9 @@ def list_jobs(
     if as_json:
         print_json([job.model_dump(mode="json") for job in found])
         return
+    if not found:
+        say("no job: kith enroll FOLDER --gallery NAME begins one, and so do imports and migrations")
+        return
     table = Table(Column("Job", no_wrap=True), "Kind", "Gallery", "State", "Done", "Failed", "Created (UTC)")
     for job in found:
         created = f"{job.created_at:%Y-%m-%d %H:%M:%S}"

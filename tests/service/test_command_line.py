@@ -136,7 +136,9 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", status=2)
 
 
-def test_questions_are_answered_or_the_option_is_named(program: Path, run: Program, gallery: str) -> None:
+def test_questions_are_answered_or_the_option_is_named(run: Program, kith: Kith, gallery: str) -> None:
+    gallery = kith.create_gallery(f"{gallery[:50]}-too").name
+
     def asked(answer: str) -> tuple[str, str, int]:
         process = run.start("gallery", "delete", gallery, stdin=subprocess.PIPE)
         out, said = process.communicate(answer, timeout=60)
@@ -176,13 +178,20 @@ def test_what_is_of_this_machine_makes_no_database(run: Program, tmp_path: Path)
     assert str(tmp_path) in run.said
 
 
+def test_the_risk_curve_in_a_pipe_is_text_alone(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
+    from service.risk_plot import risk_text
+
+    kith.enrol(gallery, "ada", photos["eileen"])
+    assert "\x1b" not in risk_text(kith.risk(gallery), 80)
+
+
 def test_an_enrolment_whose_server_ends_says_how_to_go_on(
     server: str, run: Program, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
 ) -> None:
     """The server is there for the gallery, and gone for the photos."""
     (tmp_path / "people" / "ada").mkdir(parents=True)
     (tmp_path / "people" / "ada" / "1.jpg").write_bytes(jpeg(astronaut))
-    with refusing(server, lambda path: path.endswith("/enrolments")) as url:
+    with refusing(server, lambda path: "/enrolments" in path) as url:
         run("enroll", "people", "-g", gallery, "--report", "report.csv", "--url", url, "--json", status=3)
     assert "run the same again to go on" in json.loads(run.said)["remedy"]
     assert (tmp_path / "report.csv").read_text().startswith("photo,status")
