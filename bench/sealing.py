@@ -67,7 +67,7 @@ def _read(file: IO[bytes]) -> None:
 
 
 def _temporary() -> None:
-    with closing(TemporaryFile()) as file:
+    with closing(TemporaryFile(Path(tempfile.gettempdir()))) as file:
         for _ in range(MEGABYTES * 4):
             file.write(PIECE)
         with file.reader() as reader:

@@ -208,9 +208,7 @@ def create_app(settings: Settings) -> FastAPI:
                 )
                 jobs_known = JobStore(database)
                 most = settings.metrics_galleries
-                samples = opened.enter_context(
-                    Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most))
-                )
+                samples = Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches))
                 batchers: list[Batcher[Any, Any]] = [
                     detecting,
                     *(served.batcher for served in recognisers),

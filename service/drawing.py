@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from service.api.schemas import FaceOut, IdentityOut
 from service.imaging import ImageLimits, decode
-from service.words import DECISIONS, in_words, odds
+from service.words import DECISIONS, in_words, odds, shown
 
 Line = Literal["solid", "dashed", "corners"]
 Area = tuple[float, float, float, float]
@@ -105,7 +105,7 @@ def _decided(face: FaceOut, result: IdentityOut, crowded: bool) -> Mark:
 
 def _mark(face: FaceOut, style: Style, title: str, detail: str) -> Mark:
     x0, y0, x1, y1 = face.box
-    return Mark((x0, y0, x1, y1), [(x, y) for x, y in face.landmarks], style, title, detail)
+    return Mark((x0, y0, x1, y1), [(x, y) for x, y in face.landmarks], style, shown(title), detail)
 
 
 def _risk(results: Sequence[IdentityOut], gallery: str) -> list[str]:

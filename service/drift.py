@@ -163,6 +163,11 @@ class Watches:
             if self._watches.get(name, (-1, "", None))[0] == gallery_pk:
                 del self._watches[name]
 
+    def known(self) -> dict[str, int]:
+        """The key of the gallery that each watch is of, by its name."""
+        with self._lock:
+            return {name: pk for name, (pk, *_) in self._watches.items()}
+
     def drifts(self) -> dict[str, Drift]:
         """By the gallery's name."""
         with self._lock:

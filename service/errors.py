@@ -46,6 +46,11 @@ class InvalidRequestError(KithError):
     remedy = "See /docs for the fields, their types and ranges."
 
 
+class AmbiguousPathError(KithError):
+    status, code, title = 400, "ambiguous_path", "The path can be read as another one"
+    remedy = "Send paths as /docs has them: no id has slashes or backslashes, or is '.' or '..', escaped or not."
+
+
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "This content type is not understood"
     remedy = (
@@ -374,6 +379,11 @@ class GpuUnavailableError(KithError):
         "Do what the detail says and start the service again (kith doctor looks anew); KITH_ALLOW_CPU=true goes on "
         "without, KITH_DEVICE=cpu wants none."
     )
+
+
+class ReadinessUnknownError(KithError):
+    status, code, title = 503, "readiness_unknown", "What the service needs does not answer in time"
+    remedy = "Look at the database, and at Milvus where it is used: one of them hangs, or the way to it is cut."
 
 
 class StorageError(KithError):

@@ -3,6 +3,7 @@ of nobody: what a message says is its author's care (tests/service/test_log.py).
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -40,4 +41,7 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         told = {name: value for name, value in line.items() if value is not None}
-        return orjson.dumps(told, default=str).decode()
+        try:
+            return orjson.dumps(told, default=str).decode()
+        except TypeError:  # of half a surrogate, as in the name of a file that is no UTF-8
+            return json.dumps(told, default=str)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from service.audit_writer import AuditWriter
 from service.batching import FAILING, Devices
-from service.errors import GpuUnavailableError, KithError
+from service.errors import GpuUnavailableError, KithError, ReadinessUnknownError
 from service.gallery.index import SharedEngine
 from service.gallery.store import Store
+from service.looks import OneAtATime
 
 NAMES: Final = ("gpu", "devices", "database", "milvus", "audit")
+PATIENT_S: Final = 3.0
+"""How long who asks waits for checks that take long, as at a database that hangs."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,34 @@ class Readiness:
     """``checks``: by name, each raises a KithError where it fails; all block."""
 
     checks: Mapping[str, Callable[[], None]]
+    patient_s: float = PATIENT_S
+    _looks: OneAtATime[None] = field(init=False, repr=False)
 
-    def check(self) -> None:
-        """Raises the error of the first check that fails."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_looks", OneAtATime("readiness", self._check))
+
+    async def check(self) -> None:
+        """Holds no thread of its own while it waits, however many ask.
+
+        Raises:
+            KithError: of the first check that fails.
+            ReadinessUnknownError: they do not come to an end.
+        """
+        try:
+            async with asyncio.timeout(self.patient_s):
+                await asyncio.wrap_future(self._looks.begun())
+        except TimeoutError as error:
+            raise ReadinessUnknownError(f"the checks have not come to an end within {self.patient_s:g} s") from error
+
+    async def holds(self) -> bool:
+        """Whether :meth:`check` finds nothing."""
+        try:
+            await self.check()
+        except KithError:
+            return False
+        return True
+
+    def _check(self) -> None:
         for check in self.checks.values():
             check()
 

@@ -7,23 +7,25 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from service.drift import Watches
 from service.errors import KithError, StorageError
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
 from service.gallery.store import Store
 from service.gallery.subjects import JobState, Sizes
+from service.looks import OneAtATime
 from service.readiness import Readiness
 
 FRESH_S: Final = 5.0
 PATIENT_S: Final = 1.0
 """How long who asks waits for a look that takes long, as one at a database that hangs."""
+STALE_S: Final = 30.0
+"""After which what was seen is told no more."""
 MOST_LINES: Final = 10_000
 """Of a change log that are counted."""
 log = logging.getLogger(__name__)
@@ -40,8 +42,9 @@ class Lag:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look. ``taken``: seconds since 1970; ``sizes``, ``jobs``, ``lags``: None while the database does not answer;
-    ``disk``: free bytes of the data directory's file system, and all."""
+    """One look. ``taken``: seconds since 1970; ``at``: on the monotonic clock, which nobody sets; ``sizes``, ``jobs``,
+    ``lags``: None while the database does not answer; ``disk``: free bytes of the data directory's file system, and
+    all."""
 
     taken: float
     checks: Mapping[str, KithError | None]
@@ -49,15 +52,25 @@ class Sample:
     jobs: Mapping[JobState, int] | None = None
     lags: Mapping[str, Lag] | None = None
     disk: tuple[int, int] | None = None
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.at
+
+    @property
+    def stale(self) -> bool:
+        return self.age_s >= STALE_S
 
     @property
     def ready(self) -> bool:
-        return not any(self.checks.values())
+        return not self.stale and not any(self.checks.values())
 
 
 @dataclass
 class Looking:
-    """How a sample is taken; blocks. ``most_galleries``: whose sizes and lags are looked at."""
+    """How a sample is taken; blocks. ``most_galleries``: whose sizes and lags are looked at. ``watches``: of galleries
+    that another process deleted, they are dropped."""
 
     readiness: Readiness
     store: Store
@@ -65,16 +78,27 @@ class Looking:
     followers: Followers
     folder: Path
     most_galleries: int
+    watches: Watches
     _behind_since: dict[int, float] = field(default_factory=dict)
 
     def __call__(self) -> Sample:
         checks = self.readiness.look()
         disk = _disk(self.folder)
         try:
+            self._drop_watches()
             sizes = self.store.sizes(self.most_galleries)
             return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk)
         except StorageError:
             return Sample(time.time(), checks, disk=disk)
+
+    def _drop_watches(self) -> None:
+        watched = self.watches.known()  # first, for a gallery may be younger than the list
+        if not watched:
+            return
+        there = self.store.gallery_keys()
+        for name, pk in watched.items():
+            if pk not in there:
+                self.watches.drop(pk, name)
 
     def _lags(self) -> dict[str, Lag]:
         come = dict(sorted(self.followers.sequences().items())[: self.most_galleries])
@@ -85,35 +109,21 @@ class Looking:
 
 
 class Samples:
-    """One look at a time, in a thread of its own. Safe to share between threads; use as a context manager."""
+    """One look at a time, in a thread of its own. Safe to share between threads."""
 
     def __init__(self, look: Callable[[], Sample], fresh_s: float = FRESH_S, patient_s: float = PATIENT_S) -> None:
         self._look = look
         self._fresh_s = fresh_s
         self._patient_s = patient_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
-        self._lock = Lock()
+        self._looks = OneAtATime("samples", self._take)
         self._latest: Sample | None = None
-        self._looking: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.shutdown()
 
     def latest(self) -> Sample | None:
         """As of some seconds ago at most, or, where a look takes longer than who asks waits, the one before; None:
         there was none. Blocks."""
-        with self._lock:
-            if self._latest is not None and time.time() - self._latest.taken < self._fresh_s:
-                return self._latest
-            if self._looking is None or self._looking.done():
-                self._looking = self._thread.submit(self._take)
-            looking = self._looking
-        wait([looking], self._patient_s)
+        if (latest := self._latest) is not None and latest.age_s < self._fresh_s:
+            return latest
+        wait([self._looks.begun()], self._patient_s)
         return self._latest
 
     def _take(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,8 @@ from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 10
+CLOSING_S = 8
+"""After the last request, for what is still to be written; whoever started the service kills it soon after."""
 log = logging.getLogger(__name__)
 
 
@@ -94,12 +97,25 @@ def bind(host: str, port: int) -> socket.socket:
 
 class _Settled(uvicorn.Server):
     """What is there once it started stays until it ends: looking through it for garbage would hold up every request for
-    a quarter of a second, now and then."""
+    a quarter of a second, now and then. It ends in any case: a thread that waits for a database cannot be called off.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        late = threading.Timer(GRACE_S + CLOSING_S, _give_up)
+        late.daemon = True
+        late.start()
+        await super().shutdown(sockets)
+        late.cancel()
+
+
+def _give_up() -> None:
+    log.error("the service ends without closing: something that it uses hangs, the database most likely")
+    os._exit(1)
 
 
 def _server(

@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     max_import_bytes: int = Field(
         100_000_000_000,
         ge=1_000_000,
-        description="Largest file to import; Parquet is kept in a temporary file meanwhile.",
+        description="Largest file to import; Parquet is kept in the data directory meanwhile.",
     )
     queue_size: int = Field(
         64,
@@ -190,9 +190,10 @@ class Settings(BaseSettings):
     )
     traces_url: str | None = Field(
         None,
-        pattern="^https?://[^/]",
-        description="Where traces are sent by OTLP over HTTP, as http://localhost:4318/v1/traces; needs "
-        "kith-face[tracing]; default: nowhere.",
+        # What goes wrong with it is logged with the address.
+        pattern="^https?://[^/?#@][^?#@]*$",
+        description="Where traces are sent by OTLP over HTTP, as http://localhost:4318/v1/traces, without query or "
+        "password; needs kith-face[tracing]; default: nowhere.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Lines of the log, for people or one JSON document each."

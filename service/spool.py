@@ -1,4 +1,5 @@
-"""Archives on their way into a gallery, on this node's disk: one sealed file a job, named after it."""
+"""Archives on their way into a gallery, on this node's disk: one sealed file a job, named after it; and imports that
+are read from their end, in files without a name."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Final
 
 from service.errors import StorageFullError
 from service.gallery.job_store import Job, JobStore
-from service.security.sealed_files import SealedFile, SealedWriter
+from service.security.sealed_files import SealedFile, SealedWriter, TemporaryFile
 from service.security.sealing import Seal
 
 SPARE_BYTES: Final = 256_000_000
@@ -51,9 +52,15 @@ class Spool:
         if size + SPARE_BYTES > free:
             raise StorageFullError(f"{size} more bytes were to come, and {max(0, free - SPARE_BYTES)} can be taken")
 
-    def write(self, file: SealedWriter, block: bytes) -> None:
-        """Write to a file of ``receiving``. What was announced is not believed, and others write, too: that there is
-        room is looked at again and again.
+    def temporary(self) -> TemporaryFile:
+        """Raises StorageFullError."""
+        self.check_room(0)
+        with _room():
+            return TemporaryFile(self._folder)
+
+    def write(self, file: SealedWriter | TemporaryFile, block: bytes) -> None:
+        """Write to a file of ``receiving``, or to a ``temporary`` one. What was announced is not believed, and others
+        write, too: that there is room is looked at again and again.
 
         Raises:
             StorageFullError: there is none any more.

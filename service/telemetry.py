@@ -8,7 +8,6 @@ told of anybody.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ from service.samples import Samples
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHERS: Final = "(others)"
 """Stands for the galleries beyond the first; no gallery has such a name."""
-STALE_S: Final = 30.0
-"""After which what was seen of the database is told no more."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +203,12 @@ class _Sampled(Collector):
 
     def collect(self) -> Iterator[Metric]:
         sample = self._samples.latest()
-        age = float("inf") if sample is None else max(0.0, time.time() - sample.taken)
+        age = float("inf") if sample is None else sample.age_s
         yield GaugeMetricFamily("kith_sample_age_seconds", "Since readiness and the database were looked at.", age)
-        fresh = sample is not None and age < STALE_S
         yield GaugeMetricFamily(
-            "kith_ready", "1 where all that is needed works.", float(fresh and sample is not None and sample.ready)
+            "kith_ready", "1 where all that is needed works.", float(sample is not None and sample.ready)
         )
-        if sample is None or not fresh:
+        if sample is None or sample.stale:
             return
         checks = GaugeMetricFamily("kith_check_ok", "1 where a check of readiness succeeds.", labels=["check"])
         for name, error in sample.checks.items():

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from service.words import CONTROL, shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -20,7 +23,11 @@ INTERRUPTED: Final = 130
 
 
 class Terminal(Console):
-    """Rich's, which leaves it to :func:`service.cli.main` what a reader that went away means."""
+    """Rich's, which shows names and files' names as text, whatever they hold, and leaves it to
+    :func:`service.cli.main` what a reader that went away means."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(_lines(text), **options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -41,7 +48,7 @@ def remark(text: str) -> None:
 
 def say(text: str) -> None:
     """One line of the answer, as it is."""
-    print(text)
+    print(_lines(text))
 
 
 def print_table(table: Table) -> None:
@@ -57,9 +64,16 @@ def print_table(table: Table) -> None:
 
 def print_json(answer: BaseModel | dict[str, Any] | list[Any]) -> None:
     if isinstance(answer, dict | list):
-        print(json.dumps(answer, indent=2, ensure_ascii=False))
+        text = json.dumps(answer, indent=2, ensure_ascii=False)
     else:
-        print(answer.model_dump_json(indent=2, exclude_none=True))
+        text = answer.model_dump_json(indent=2, exclude_none=True)
+    lines = (CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))
+    print("\n".join(lines))
+
+
+def _lines(text: str) -> str:
+    """Lines are our own."""
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def progress(*columns: ProgressColumn, transient: bool = False) -> Progress:

@@ -1,11 +1,16 @@
-"""Chances and decisions in words. Pure."""
+"""Chances, decisions and names in words. Pure."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Final
 
+CONTROLS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+"""What orders a terminal about, breaks a line, or turns the text around it (Unicode's Cc, Zl, Zp, and embeddings,
+overrides and isolates), as a regular expression's class. The joiners and marks that names are written with stay."""
+CONTROL: Final = re.compile(f"[{CONTROLS}]")
 RAREST: Final = 1e-9
 OFTEN: Final = 0.1
 DECISIONS: Final = {"rejected_quality": "too poor to tell", "rejected_liveness": "not taken for a living person"}
@@ -18,6 +23,11 @@ REASONS: Final = {
     "not_judged": "too little around it",
     "risk_out_of_reach": "no similarity keeps to the risk",
 }
+
+
+def shown(text: str) -> str:
+    """As people may be shown it, whatever is stored: a sign in the place of each of CONTROLS."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def odds(chance: float) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -45,6 +47,22 @@ class Postgres:
     def stop(self, mode: str = "fast") -> None:
         """``mode``: "fast" ends all connections, "immediate" is a crash."""
         self._run("pg_ctl", "-D", str(self._data), "-m", mode, "-w", "stop")
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """It keeps its connections and takes new ones, and answers nothing."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children")
+        stopped = [postmaster]
+        os.kill(postmaster, signal.SIGSTOP)  # from here on there are no new ones
+        stopped += map(int, children.read_text().split())
+        try:
+            for process in stopped[1:]:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in stopped:
+                os.kill(process, signal.SIGCONT)
 
     def create(self, name: str, copy_of: str | None = None) -> str:
         """A fresh database, or a copy of one that nobody uses; returns its URL."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,35 @@ def test_what_compose_sets_exists(name: str) -> None:
     assert {name for name, _ in asked} == {name for name, otherwise in asked if otherwise}, "asked for, once"
 
 
+@pytest.mark.parametrize("name", COMPOSE)
+def test_fixed_addresses_are_given_to_nobody_else(name: str) -> None:
+    document = compose(name)
+    for service in document["services"].values():
+        networks = service.get("networks", {})
+        for network, place in networks.items() if isinstance(networks, dict) else ():
+            (pool,) = document["networks"][network]["ipam"]["config"]
+            fixed = ip_address(place["ipv4_address"])
+            assert fixed in ip_network(pool["subnet"])
+            assert fixed not in ip_network(pool["ip_range"])
+
+
+def test_the_proxy_stays_below_what_a_node_takes() -> None:
+    (most,) = re.findall(r"default-server maxconn (\d+)", (DOCKER / "haproxy.cfg").read_text())
+    assert int(most) < Settings.model_fields["max_connections"].default
+
+
+def test_git_does_not_see_files_of_keys() -> None:
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert {".env", "master.key"} <= set(ignored)
+    told = (ROOT / "docs" / "deployment.md").read_text()
+    blocks = [
+        each for each in re.findall(r"```sh\n(.*?)```", told, re.DOTALL) if re.search(r">\S*(\.env|\.key)\b", each)
+    ]
+    assert len(blocks) == 4
+    for each in blocks:
+        assert "umask 077" in each
+
+
 def accepted(environment: dict[str, Any]) -> None:
     """By the service, with something in place of what is left to choose."""
     chosen = {key: re.sub(r"\$\{[^}]*\}", GIVEN, str(value)) for key, value in environment.items()}
@@ -193,7 +223,7 @@ def test_the_proxys_errors_are_like_the_services() -> None:
     told = re.findall(
         r"status (\d+) content-type application/problem\+json string '(.*)'", (DOCKER / "haproxy.cfg").read_text()
     )
-    assert {status for status, _ in told} == {"502", "503", "504"}
+    assert {status for status, _ in told} == {"400", "408", "502", "503", "504"}
     table = (ROOT / "docs" / "deployment.md").read_text()
     for status, text in told:
         document = json.loads(text)

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, model_validator
 
-from service.api.schemas import WITHOUT_NUL, GalleryName, Request, in_utc
+from service.api.schemas import IN_ONE_LINE, GalleryName, Request, in_utc
 from service.security.keys import ApiKey, KeyState, Rights, Scope
 
 DAY_S: Final = 86_400
 
 
 class KeyIn(Request):
-    name: str = Field(min_length=1, max_length=128, pattern=WITHOUT_NUL, description="Whose it is, for people.")
+    name: str = Field(min_length=1, max_length=128, pattern=IN_ONE_LINE, description="Whose it is, for people.")
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     galleries: list[GalleryName] | None = Field(
         None, min_length=1, max_length=100, description="Names, also of galleries to come; null: all."

@@ -15,6 +15,7 @@ from service.api.callers import Callers, limit_fields
 from service.api.permissions import ANONYMOUS, CONSOLE, Caller, paths
 from service.api.problems import respond
 from service.errors import (
+    AmbiguousPathError,
     ForbiddenError,
     ForeignOriginError,
     KithError,
@@ -33,6 +34,8 @@ PHOTOS = re.compile(rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subject
 # Read and stored piece by piece.
 ARCHIVES = re.compile(f"{_IN_GALLERY}/enrolments")
 IMPORTS = re.compile(f"{_IN_GALLERY}/import")
+# What makes a path another one for who unescapes or normalises it: the server that routes it, a proxy, a client.
+AMBIGUOUS = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 REFUSALS = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
 log = logging.getLogger("service.access")
 
@@ -154,10 +157,13 @@ class Gate:
         """Whose request it is, before a byte of its body is read. ``added``: fields of the answer.
 
         Raises:
+            AmbiguousPathError: its path may mean another.
             RequestTooLargeError, RateLimitedError: it says, or they are, too many.
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as Callers.of.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
+        if AMBIGUOUS.search(scope["raw_path"]):
+            raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
         if scope["path"] not in self._unguarded and not scope["path"].startswith(f"{CONSOLE}/"):
             caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
             scope["state"]["caller"] = caller

@@ -42,6 +42,7 @@ from service.gallery.subjects import (
     TemplateKind,
     printable,
 )
+from service.words import CONTROLS
 
 if TYPE_CHECKING:  # a client has none of what these stand on
     from service.gallery.erasure import Examined, Receipt
@@ -65,9 +66,9 @@ GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
 WITHOUT_NUL = r"^[^\x00]*$"
 """PostgreSQL has no such text."""
-PersonName = Annotated[str, StringConstraints(max_length=500, pattern=WITHOUT_NUL)]
-"""Without NUL: no import takes such a name back."""
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+IN_ONE_LINE = rf"^[^{CONTROLS}]*$"
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=IN_ONE_LINE)]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=IN_ONE_LINE)]
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 Embedding = list[FiniteFloat]

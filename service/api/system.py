@@ -32,9 +32,10 @@ async def health() -> HealthOut:
 @router.get("/readyz")
 async def ready(kith: Kith) -> HealthOut:
     """The networks are loaded, on the GPU where one is wanted; the database answers, and so does Milvus where it is
-    used; no line of the audit is lost. 503 otherwise; 500 where a device's thread has ended by an error."""
+    used; no line of the audit is lost. 503 otherwise, and where one of them hangs; 500 where a device's thread has
+    ended by an error."""
     # Not in the threads of requests: a node that is busy is ready all the same.
-    await asyncio.to_thread(kith.readiness.check)
+    await kith.readiness.check()
     return HealthOut(version=version("kith-face"))
 
 
@@ -51,7 +52,7 @@ async def status(kith: Kith) -> StatusOut:
         model=kith.recognisers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=sample is not None and sample.ready,
+        ready=await kith.readiness.holds() and sample is not None and sample.ready,
         looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
         checks=[] if sample is None else [CheckOut.of(*each) for each in sample.checks.items()],
         requests_in_progress=kith.measures.in_progress,

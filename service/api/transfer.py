@@ -33,7 +33,6 @@ from service.gallery.importing import Export, Format, Import, Report, check_head
 from service.gallery.ndjson import Lines
 from service.gallery.subjects import Gallery, GallerySettings
 from service.gallery.transfer import Header, Items
-from service.security.sealed_files import TemporaryFile
 
 router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 MEDIA_TYPES: Final[dict[str, Format]] = {
@@ -183,9 +182,9 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
 
     def keep(piece: bytes) -> None:
         with _keeping():
-            kept.write(piece)
+            kith.spool.write(kept, piece)
 
-    with closing(TemporaryFile()) as kept:
+    with closing(await kith.run(kith.spool.temporary)) as kept:
         async for piece in _pieces(request):
             await kith.run(keep, piece)
         await kith.transfers.importing(take)

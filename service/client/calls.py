@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
-from urllib.parse import quote
 
 from pydantic import BaseModel
 
@@ -46,7 +45,7 @@ from service.api.schemas import (
 )
 from service.api.status_schemas import StatusOut
 from service.client.photos import Photo, Url, Vector, is_photo, numbers_of, payload_of
-from service.client.requests import Archive, Call, FileStream, Pages, given, with_photos
+from service.client.requests import Archive, Call, FileStream, Pages, given, part, with_photos
 from service.decision import FaceChoice
 from service.security.keys import Scope
 
@@ -272,7 +271,7 @@ def erasures(gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
 
 def verify_receipt(receipt: str) -> Call[VerdictOut]:
     """Whether a receipt holds."""
-    return _call(VerdictOut, "GET", f"/v1/erasures/{quote(receipt, safe='')}")
+    return _call(VerdictOut, "GET", f"/v1/erasures/{part(receipt)}")
 
 
 def enrol(
@@ -364,7 +363,7 @@ def enrol_archive(gallery: str, archive: Path | str | Archive, **options: Any) -
 
 
 def job(job: str) -> Call[JobOut]:
-    return _call(JobOut, "GET", f"/v1/jobs/{quote(job, safe='')}")
+    return _call(JobOut, "GET", f"/v1/jobs/{part(job)}")
 
 
 def jobs(gallery: str | None = None, states: Iterable[str] = ()) -> Pages[JobOut]:
@@ -377,12 +376,12 @@ def jobs(gallery: str | None = None, states: Iterable[str] = ()) -> Pages[JobOut
 def job_items(job: str, failed: bool = False) -> Pages[JobItemOut]:
     """What became of each item so far; only those with a problem, if ``failed``."""
     params = {"failed": failed, "limit": 1000}
-    return _pages(JobItemsOut, lambda page: (page.items, page.next), f"/v1/jobs/{quote(job, safe='')}/items", params)
+    return _pages(JobItemsOut, lambda page: (page.items, page.next), f"/v1/jobs/{part(job)}/items", params)
 
 
 def cancel_job(job: str) -> Call[JobOut]:
     """One that runs ends between two items: see ``wait_for``."""
-    return _call(JobOut, "DELETE", f"/v1/jobs/{quote(job, safe='')}")
+    return _call(JobOut, "DELETE", f"/v1/jobs/{part(job)}")
 
 
 # API keys
@@ -474,12 +473,12 @@ def _media_type(path: Path) -> str:
 
 
 def _path(gallery: str, subject: str | None = None) -> str:
-    base = f"/v1/galleries/{quote(gallery, safe='')}"
-    return base if subject is None else f"{base}/subjects/{quote(subject, safe='')}"
+    base = f"/v1/galleries/{part(gallery)}"
+    return base if subject is None else f"{base}/subjects/{part(subject)}"
 
 
 def _template(gallery: str, subject: str, template: str) -> str:
-    return f"{_path(gallery, subject)}/templates/{quote(template, safe='')}"
+    return f"{_path(gallery, subject)}/templates/{part(template)}"
 
 
 def _migrate(gallery: str) -> str:
@@ -487,7 +486,7 @@ def _migrate(gallery: str) -> str:
 
 
 def _key(key: str) -> str:
-    return f"/v1/keys/{quote(key, safe='')}"
+    return f"/v1/keys/{part(key)}"
 
 
 def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:

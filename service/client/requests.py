@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
+from urllib.parse import quote
 
+from service.client.errors import KithClientError
 from service.client.photos import Photo, payload_of
 
 Result = TypeVar("Result", covariant=True)
@@ -74,6 +77,21 @@ class Pages(Generic[Item]):
     """A list that comes in pages. ``page``: that of a cursor; it is read as its items, and the cursor of the next."""
 
     page: Callable[[str | None], Call[tuple[Sequence[Item], str | None]]]
+
+
+def part(text: str) -> str:
+    """An id as it stands between two slashes of an address: whatever reads that on its way, it names nothing else. What
+    does not stay one part is refused, for no escape helps it: '..' and '%2E%2E' are the same (RFC 3986, 6.2.2), and
+    many take '%2F' for '/'.
+
+    Raises:
+        KithClientError: ``invalid_request``, before anything is sent.
+    """
+    if text in ("", ".", "..") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in text):
+        detail = f"{text!r} names nothing: it cannot stand in an address"
+        remedy = "No name or id is empty, '.' or '..', or has slashes, backslashes or control characters."
+        raise KithClientError(0, {"code": "invalid_request", "detail": detail, "remedy": remedy})
+    return quote(text, safe="")
 
 
 def with_photos(

@@ -13,6 +13,8 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from service.words import shown
+
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
@@ -58,7 +60,7 @@ def complete_packs(ctx: typer.Context, incomplete: str) -> Proposals:
 
 
 def _fitting(found: Proposals, incomplete: str) -> Proposals:
-    return [(name, what) for name, what in found if name.startswith(incomplete)]
+    return [(name, shown(what)) for name, what in found if name.startswith(incomplete)]
 
 
 def _from_server(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -51,7 +53,7 @@ def detect(photos: Photos, draw: Draw = None, url: Url = None, api_key: Key = No
     table = Table("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
     answers: dict[str, Any] = {}
     found = 0
-    with connect(url, api_key) as kith:
+    with _told_in_the_end(answers, table, as_json), connect(url, api_key) as kith:
         for photo, answer in _each(kith, photos, lambda photo: kith.detect(photo)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
@@ -71,7 +73,6 @@ def detect(photos: Photos, draw: Draw = None, url: Url = None, api_key: Key = No
                 from service.drawing import draw_faces
 
                 draw_faces(photo.read_bytes(), image.faces, targets[photo])
-    print_json(answers) if as_json else print_table(table)
     if found < len(photos):
         raise typer.Exit(1)
 
@@ -97,38 +98,27 @@ def embed(
     rows: list[dict[str, Any]] = []
     answers: dict[str, Any] = {}
     shown, recogniser, pack = 0, None, None
-    with connect(url, api_key) as kith:
-        for photo, answer in _each(kith, photos, lambda photo: kith.embed(photo, model=model)):
-            if isinstance(answer, dict):
-                answers[str(photo)] = answer
-                remark(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
-                continue
-            (image,) = answer.images
-            shown += bool(image.faces)
-            recogniser, pack = answer.recogniser, answer.model
-            answers[str(photo)] = document = image.model_dump(mode="json", exclude_none=True)
-            rows += [
-                {"photo": str(photo), "face": number, "box": face["box"], "embedding": face["embedding"]}
-                for number, face in enumerate(document["faces"], start=1)
-            ]
-    if output is not None:
-        import numpy as np
-
-        from service.files import replacing
-
-        with replacing(output) as to:
-            np.save(to, np.array([row["embedding"] for row in rows], np.float32))
-        listed = [{key: row[key] for key in ("photo", "face", "box")} for row in rows]
-        if as_json:
-            print_json({"model": pack, "recogniser": recogniser, "file": str(output), "rows": listed})
-        else:
-            table = Table("Row", "Photo", "Face")
-            for index, row in enumerate(rows):
-                table.add_row(str(index), escape(row["photo"]), str(row["face"]))
-            print_table(table)
-            remark(f"wrote {output}: {len(rows)} vectors of {pack}, recogniser {recogniser}")
-    else:
-        print_json({"model": pack, "recogniser": recogniser, "photos": answers})
+    try:
+        with connect(url, api_key) as kith:
+            for photo, answer in _each(kith, photos, lambda photo: kith.embed(photo, model=model)):
+                if isinstance(answer, dict):
+                    answers[str(photo)] = answer
+                    remark(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
+                    continue
+                (image,) = answer.images
+                shown += bool(image.faces)
+                recogniser, pack = answer.recogniser, answer.model
+                answers[str(photo)] = document = image.model_dump(mode="json", exclude_none=True)
+                rows += [
+                    {"photo": str(photo), "face": number, "box": face["box"], "embedding": face["embedding"]}
+                    for number, face in enumerate(document["faces"], start=1)
+                ]
+    finally:
+        by = {"model": pack, "recogniser": recogniser}
+        if answers and output is None:
+            print_json({**by, "photos": answers})
+        elif answers and output is not None:
+            _write_vectors(output, rows, by, as_json)
     if shown < len(photos):
         raise typer.Exit(1)
 
@@ -160,7 +150,7 @@ def identify(
     table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "A stranger is so alike")
     answers: dict[str, Any] = {}
     identified = 0
-    with connect(url, api_key) as kith:
+    with _told_in_the_end(answers, table, as_json), connect(url, api_key) as kith:
         for photo, answer in _each(kith, photos, lambda photo: kith.identify(gallery, photo, **options)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
@@ -174,7 +164,6 @@ def identify(
                 from service.drawing import draw_decisions
 
                 draw_decisions(photo.read_bytes(), answer.results, targets[photo], gallery)
-    print_json(answers) if as_json else print_table(table)
     if not identified:
         raise typer.Exit(1)
 
@@ -218,10 +207,36 @@ def verify(
         raise typer.Exit(1)
 
 
+def _write_vectors(output: Path, rows: list[dict[str, Any]], by: dict[str, str | None], as_json: bool) -> None:
+    """Without a face, no file: how long its rows would be is not known."""
+    if rows:
+        import numpy as np
+
+        from service.files import replacing
+
+        with replacing(output) as to:
+            np.save(to, np.array([row["embedding"] for row in rows], np.float32))
+    listed = [{key: row[key] for key in ("photo", "face", "box")} for row in rows]
+    if as_json:
+        print_json({**by, "file": str(output) if rows else None, "rows": listed})
+        return
+    if not rows:
+        remark(f"no face: {output} was not written")
+        return
+    table = Table("Row", "Photo", "Face")
+    for index, row in enumerate(rows):
+        table.add_row(str(index), escape(row["photo"]), str(row["face"]))
+    print_table(table)
+    remark(f"wrote {output}: {len(rows)} vectors of {by['model']}, recogniser {by['recogniser']}")
+
+
 def _told(answer: VerifyOut, names: dict[str, str], risk: dict[str, float | str]) -> str:
-    outcome = answer.outcome.replace("_", " ")
+    outcome = decision(answer.outcome, None)
     if answer.similarity is None or answer.threshold is None:
-        seen = (f"{names[side]}: {what}" for side, _, what in (reason.partition(": ") for reason in answer.reasons))
+        seen = (
+            names[side] if what == answer.outcome else f"{names[side]}: {in_words([what])}"
+            for side, _, what in (reason.partition(": ") for reason in answer.reasons)
+        )
         return f"{outcome}: {', '.join(seen)}"
     ((kind, value),) = risk.items()
     asked = f"{kind.upper() if kind in ('fmr', 'fpir') else kind} {value if isinstance(value, str) else f'{value:g}'}"
@@ -238,6 +253,16 @@ def _cells(result: IdentityOut) -> tuple[str, str, str, str]:
         "" if result.threshold is None else f"{result.threshold:.3f}",
         "" if chance is None else odds(chance),
     )
+
+
+@contextmanager
+def _told_in_the_end(answers: dict[str, Any], table: Table, as_json: bool) -> Iterator[None]:
+    """Whatever ends the block: of many photos, those that were answered for are not to be sent again."""
+    try:
+        yield
+    finally:
+        if answers:
+            print_json(answers) if as_json else print_table(table)
 
 
 def _each(kith: Kith, photos: list[Path], ask: Any) -> Iterator[tuple[Path, Any]]:
@@ -258,21 +283,45 @@ def _each(kith: Kith, photos: list[Path], ask: Any) -> Iterator[tuple[Path, Any]
 
 
 def _pictures(photos: list[Path], draw: Path | None) -> dict[Path, Path]:
-    """Where each photo's picture goes. Raises typer.BadParameter: nowhere."""
+    """Where each photo's picture goes. Raises typer.BadParameter: nowhere, or onto a photo."""
     if draw is None:
         return {}
     if len(photos) == 1 and not draw.is_dir():
         _check_file(draw, "--draw", PICTURES)
-        return {photos[0]: draw}
-    if draw.suffix.lower() in PICTURES:
-        raise typer.BadParameter(f"{len(photos)} photos need a folder, and {draw} names a file", param_hint="--draw")
-    draw.mkdir(parents=True, exist_ok=True)
-    names: dict[str, int] = {}
+        targets, folder = {photos[0]: draw}, draw.parent
+    else:
+        if draw.suffix.lower() in PICTURES and not draw.is_dir():
+            raise typer.BadParameter(
+                f"{len(photos)} photos need a folder, and {draw} names a file", param_hint="--draw"
+            )
+        targets, folder = _in_folder(photos, draw), draw
+    originals = {_file_of(photo) for photo in photos}
+    for target in targets.values():
+        if target.exists() and _file_of(target) in originals:
+            raise typer.BadParameter(f"{target} is one of the photos: name another place", param_hint="--draw")
+    folder.mkdir(parents=True, exist_ok=True)
+    return targets
+
+
+def _in_folder(photos: list[Path], folder: Path) -> dict[Path, Path]:
+    """By the photos' names; counted up where one is taken, by letters of either size, which some file systems do not
+    tell apart."""
+    taken: set[str] = set()
     targets: dict[Path, Path] = {}
     for photo in photos:
-        again = names[photo.stem] = names.get(photo.stem, 0) + 1
-        targets[photo] = draw / f"{photo.stem}{f'-{again}' if again > 1 else ''}.jpg"
+        again = count(2)
+        name = photo.stem
+        while name.casefold() in taken:
+            name = f"{photo.stem}-{next(again)}"
+        taken.add(name.casefold())
+        targets[photo] = folder / f"{name}.jpg"
     return targets
+
+
+def _file_of(path: Path) -> tuple[int, int]:
+    """Whatever the links are by which it is named."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:

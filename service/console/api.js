@@ -28,6 +28,15 @@ export const unreachable = (cause) =>
     cause: String(cause),
   });
 
+/** A page of a proxy's, a firewall's or a sign-in's came in place of an answer. */
+export const waylaid = (status) =>
+  new Problem(status < 300 ? 0 : status, {
+    code: "waylaid",
+    title: "The service was not reached",
+    detail: `Something between here and the service answered instead of it (status ${status}).`,
+    remedy: "Try again in a moment. If it stays so, tell whoever runs the service: its proxy or firewall says more.",
+  });
+
 export function key() {
   return read("sessionStorage", KEY) ?? read("localStorage", KEY);
 }
@@ -40,11 +49,23 @@ export function setKey(value, remember = false) {
 
 /**
  * Send a request; the answer's JSON, or null where it has none. `query`: left out where null or undefined; lists are
- * repeated. `json`, or `body` (a File, Blob or FormData) with `type`. Throws Problem, or AbortError by `signal`.
+ * repeated. `json`, or `body` (a File, Blob or FormData) with `type`. `parse` reads the answer. Throws Problem, or
+ * AbortError by `signal`.
  */
-export async function call(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
-  const response = await send(method, path, { query, json, body, type, headers, signal });
-  return response.status === 204 ? null : await response.json();
+export async function call(method, path, { parse = JSON.parse, ...request } = {}) {
+  const response = await send(method, path, request);
+  return response.status === 204 ? null : await contents(response, parse);
+}
+
+async function contents(response, parse = JSON.parse) {
+  const text = await response.text().catch((error) => {
+    throw error.name === "AbortError" ? error : unreachable(error);
+  });
+  try {
+    return parse(text);
+  } catch {
+    throw waylaid(response.status);
+  }
 }
 
 /** As `call`; the Response, for files. */
@@ -64,9 +85,15 @@ export async function send(method, path, { query = {}, json, body, type, headers
     throw unreachable(error);
   }
   if (response.ok) return response;
-  const problem = new Problem(response.status, await response.json().catch(() => ({ title: response.statusText })));
+  const problem = await contents(response).then(
+    (document) => new Problem(response.status, document ?? {}),
+    (error) => {
+      if (error.name === "AbortError") throw error;
+      return error;
+    },
+  );
   problem.retryAfter = Number(response.headers.get("Retry-After")) || null;
-  if (response.status === 401) {
+  if (response.status === 401 && problem.code !== "waylaid") {
     const refused = new Event("refused");
     refused.problem = problem;
     EVENTS.dispatchEvent(refused);
@@ -114,7 +141,19 @@ export async function all(path, name, { query = {}, signal, most = 10_000 } = {}
   return found;
 }
 
-const part = encodeURIComponent;
+/** An id as it stands between two slashes of an address. What a URL would normalise to another address is refused before
+ * anything is sent: no escape helps, for "%2E%2E" is ".." to it, and "%2F" is "/" to many. */
+export function part(id) {
+  if (/^\.{0,2}$|[/\\\x00-\x1f\x7f-\x9f]/.test(id))
+    throw new Problem(0, {
+      code: "invalid_request",
+      title: "No such name",
+      detail: `“${id}” cannot stand in an address.`,
+      remedy: "No name or id is empty, “.” or “..”, or has slashes, backslashes or control characters.",
+    });
+  return encodeURIComponent(id);
+}
+
 export const galleryPath = (gallery) => `/v1/galleries/${part(gallery)}`;
 export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjects/${part(subject)}`;
 export const templatePath = (gallery, subject, template) => `${subjectPath(gallery, subject)}/templates/${part(template)}`;

@@ -4,7 +4,7 @@ import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { read, write } from "./store.js";
 import { field, unique } from "./ui.js";
-import { PRESETS, called, plural, riskBriefly } from "./words.js";
+import { PRESETS, called, idRefusal, plural, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
@@ -75,7 +75,7 @@ const MOST = 2000;
 
 /**
  * A field to find somebody who is enrolled, by name or id. The element has `find()`, which resolves to the subject or
- * null, and `load(gallery)`.
+ * null (then `unfound` says why), and `load(gallery)`, which rejects with AbortError once another gallery is loaded.
  */
 export function personField(label, signal, { onPick } = {}) {
   const list = h("datalist", { id: unique("people") });
@@ -85,26 +85,34 @@ export function personField(label, signal, { onPick } = {}) {
   element.append(list);
   let gallery = null;
   let people = [];
+  let loading = null;
   const shown = (one) => (one.name ? `${one.name} (${one.id})` : one.id);
   element.load = async (name) => {
+    loading?.abort();
+    const { signal: until } = (loading = new AbortController());
     gallery = name;
     people = [];
     fill(list);
-    try {
-      people = await all(`${galleryPath(name)}/subjects`, "subjects", { query: { limit: 1000 }, signal, most: MOST });
-    } catch (error) {
+    const options = { query: { limit: 1000 }, signal: AbortSignal.any([signal, until]), most: MOST };
+    const listed = await all(`${galleryPath(name)}/subjects`, "subjects", options).catch((error) => {
       if (error.code !== "forbidden") throw error;
-    }
+      return [];
+    });
+    until.throwIfAborted();
+    people = listed;
     fill(list, people.map((one) => h("option", { value: shown(one) })));
   };
   element.find = async () => {
     const text = input.value.trim();
+    element.unfound = unfound(0, null);
     if (!text || !gallery) return null;
     const named = people.find((one) => shown(one) === text || one.id === text);
     if (named) return named;
     const inBrackets = /\(([^()]+)\)$/.exec(text)?.[1];
     const alike = people.filter((one) => called(one).toLowerCase() === text.toLowerCase());
     if (alike.length === 1) return alike[0];
+    element.unfound = unfound(alike.length, people.length < MOST ? null : people.length);
+    if (idRefusal(inBrackets ?? text)) return null;
     try {
       return await call("GET", subjectPath(gallery, inBrackets ?? text), { signal });
     } catch (error) {

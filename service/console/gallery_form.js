@@ -30,12 +30,12 @@ const INDEX = [
   ["graph", "A graph of neighbours (large galleries)"],
 ];
 const GATE = [
-  ["min_eye_distance_px", "Smallest distance between the eyes, in pixels", 1],
-  ["min_sharpness", "Least sharpness", 0.1],
-  ["min_brightness", "Darkest face, of 255", 1],
-  ["max_brightness", "Brightest face, of 255", 1],
-  ["min_contrast", "Least contrast", 0.1],
-  ["max_abs_yaw", "Farthest turned aside (0 to the front, 1 in profile)", 0.05],
+  ["min_eye_distance_px", "Smallest distance between the eyes, in pixels"],
+  ["min_sharpness", "Least sharpness"],
+  ["min_brightness", "Darkest face, of 255"],
+  ["max_brightness", "Brightest face, of 255"],
+  ["min_contrast", "Least contrast"],
+  ["max_abs_yaw", "Farthest turned aside (0 to the front, 1 in profile)"],
 ];
 
 /** Fields for the settings `from`. The result has `elements` and `read()`, which gives what was changed of them. */
@@ -70,7 +70,7 @@ export function galleryForm(from = DEFAULT) {
   const margin = number(from.min_margin, { min: 0, max: 1, required: true });
   const index = options(INDEX, from.index);
   const recall = number(from.recall, { min: 0.5, max: 1, required: true });
-  const gate = GATE.map(([name, label, step]) => [name, label, number(from.quality_gate[name], { min: 0, step, required: true })]);
+  const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
 
   const all = () => ({
     risk: risk.value === "as-it-is" ? from.risk : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] },
@@ -86,25 +86,28 @@ export function galleryForm(from = DEFAULT) {
     quality_gate: Object.fromEntries(gate.map(([name, , input]) => [name, input.valueAsNumber])),
   });
   const tick = (input, label, hint) => h("div", { class: "field" }, h("label", { class: "check" }, input, label), h("p", { class: "hint" }, hint));
+  const advanced = h(
+    "details",
+    { class: "details" },
+    h("summary", {}, "Advanced"),
+    tick(live, "Only people before the camera", "Refuses pictures of people. Needs a model that can tell."),
+    field("Least liveness", liveFrom, "0 to 1. Empty: what the model’s makers say."),
+    field("Of somebody’s photos, count", fusion),
+    field("“Not sure” up to so many times the risk", review, "1: never “not sure” for want of similarity."),
+    field("Two people nearer than this are not told apart", margin),
+    h("fieldset", { class: "stack" }, h("legend", {}, "Faces that are good enough"), gate.map(([, label, input]) => field(label, input))),
+    field("How it searches", index),
+    field("How often such a search must find the right one", recall, "Of 1; less often, and every photo is compared."),
+  );
+  // The browser can show what is wrong with a field only where that is to be seen; the event does not bubble.
+  advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });
   return {
     elements: [
       field("How strict", risk, "Of so many strangers who are searched for, one may be taken for somebody of this gallery. Stricter means that people of the gallery are missed more often."),
       own,
       tick(crops, "Keep a small picture of each enrolled face", "So that you can move to a better model later without asking everybody for a new photo. It is stored encrypted. Without it no picture is kept at all."),
       field("Forget photos after so many days", days, "Whoever has none left is deleted. Empty: never."),
-      h(
-        "details",
-        { class: "details" },
-        h("summary", {}, "Advanced"),
-        tick(live, "Only people before the camera", "Refuses pictures of people. Needs a model that can tell."),
-        field("Least liveness", liveFrom, "0 to 1. Empty: what the model’s makers say."),
-        field("Of somebody’s photos, count", fusion),
-        field("“Not sure” up to so many times the risk", review, "1: never “not sure” for want of similarity."),
-        field("Two people nearer than this are not told apart", margin),
-        h("fieldset", { class: "stack" }, h("legend", {}, "Faces that are good enough"), gate.map(([, label, input]) => field(label, input))),
-        field("How it searches", index),
-        field("How often such a search must find the right one", recall, "Of 1; less often, and every photo is compared."),
-      ),
+      advanced,
     ],
     read() {
       const now = all();

@@ -2,13 +2,15 @@
 
 import { fill, h, icon } from "./dom.js";
 import { button, field } from "./ui.js";
-import { readTyped, tags, typed } from "./words.js";
+import { readTyped, tags, typed, typedTags } from "./words.js";
 
-/** Fields of a person, `from` what is known. The result has `elements`, `name` (the input) and `read()`. */
+/** Fields of a person, `from` what is known. The result has `elements`, `name` (the input), `read()` and
+ * `changed()`, which gives what was edited alone, so that what others wrote meanwhile stays. */
 export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLabel = "Name" } = {}) {
   const name = h("input", { type: "text", value: from.name ?? "", autocomplete: "off", maxLength: 500 });
-  const labels = h("input", { type: "text", value: from.tags.join(", "), autocomplete: "off" });
+  const labels = h("input", { type: "text", value: typedTags(from.tags), autocomplete: "off" });
   const rows = h("div", { class: "stack tight" });
+  const held = new Map(); // a row's entry as it was given, and the texts that stand for it
   const add = (key = "", value = "") => {
     const row = h(
       "div",
@@ -20,7 +22,14 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
     rows.append(row);
     return row;
   };
-  for (const [key, value] of Object.entries(from.metadata)) add(key, typed(value));
+  const texts = (row) => [row.children[0].value, row.children[1].value];
+  for (const entry of Object.entries(from.metadata)) {
+    const row = add(entry[0], typed(entry[1]));
+    held.set(row, { entry, shown: texts(row) });
+  }
+  const untouched = (row) => held.has(row) && held.get(row).shown.every((text, i) => text === texts(row)[i]);
+  const pair = (row) => (untouched(row) ? held.get(row).entry : [texts(row)[0].trim(), readTyped(texts(row)[1].trim())]);
+  const first = [name.value, labels.value];
   const more = h(
     "details",
     { class: "details", open: Object.keys(from.metadata).length > 0 },
@@ -29,18 +38,22 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
     rows,
     button("Add a line", () => add().firstChild.focus(), { icon: "plus", kind: "quiet" }),
   );
+  const read = () => ({
+    name: name.value.trim() || null,
+    tags: tags(labels.value),
+    metadata: Object.fromEntries([...rows.children].filter((row) => untouched(row) || texts(row)[0].trim()).map(pair)),
+  });
   return {
     name,
-    elements: [field(nameLabel, name), field("Tags", labels, "With commas between, such as: engineering, night shift"), more],
-    read: () => ({
-      name: name.value.trim() || null,
-      tags: tags(labels.value),
-      metadata: Object.fromEntries(
-        [...rows.children]
-          .map((row) => [row.children[0].value.trim(), readTyped(row.children[1].value.trim())])
-          .filter(([key]) => key),
-      ),
-    }),
+    elements: [field(nameLabel, name), field("Tags", labels, "With commas between, such as: engineering, night shift. One with a comma stands in quotes."), more],
+    read,
+    changed() {
+      const now = read();
+      if (name.value === first[0]) delete now.name;
+      if (labels.value === first[1]) delete now.tags;
+      if (rows.children.length === held.size && [...rows.children].every(untouched)) delete now.metadata;
+      return now;
+    },
     clear: () => {
       name.value = labels.value = "";
       fill(rows);

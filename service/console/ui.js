@@ -83,7 +83,19 @@ export function toast(text, kind = "ok") {
   line.append(dismiss);
   place.append(line);
   while (place.children.length > 3) place.firstChild.remove();
-  if (kind === "ok") setTimeout(() => line.remove(), 6000);
+  leaves(line, kind === "ok" ? 6000 : 20_000);
+}
+
+/** Have `line` go after so long, but not while somebody is at it. */
+function leaves(line, ms) {
+  let timer;
+  const wait = () => {
+    clearTimeout(timer);
+    if (!line.matches(":hover, :focus-within")) timer = setTimeout(() => line.remove(), ms);
+  };
+  for (const name of ["pointerenter", "pointerleave", "focusin"]) line.addEventListener(name, wait);
+  line.addEventListener("focusout", () => queueMicrotask(wait)); // until then the focus is where it was
+  wait();
 }
 
 /** Where toasts go: what lies outside an open dialog is neither read aloud nor clickable. */

@@ -1,6 +1,6 @@
 // Sending a large file, with its progress, which `fetch` does not tell.
 
-import { EVENTS, Problem, key, unreachable } from "./api.js";
+import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
 
 /** POST `file`; the answer's JSON. `onProgress(share)`: of what was sent. Throws Problem, or AbortError by `signal`. */
 export function upload(path, file, { query = {}, type, onProgress, signal }) {
@@ -14,8 +14,9 @@ export function upload(path, file, { query = {}, type, onProgress, signal }) {
     if (key()) request.setRequestHeader("Authorization", `Bearer ${key()}`);
     request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(total > 0 ? loaded / total : 0));
     request.addEventListener("load", () => {
+      if (request.response === null) return reject(waylaid(request.status)); // no JSON
       if (request.status < 300) return resolve(request.response);
-      const problem = new Problem(request.status, request.response ?? { title: request.statusText });
+      const problem = new Problem(request.status, request.response);
       if (request.status === 401) EVENTS.dispatchEvent(Object.assign(new Event("refused"), { problem }));
       reject(problem);
     });

@@ -265,20 +265,53 @@ export function idFrom(name) {
     .slice(0, 64);
 }
 
-export const tags = (text) => [...new Set(text.split(",").map((one) => one.trim()).filter(Boolean))];
+/** Why this can be nobody's id; null where it can. */
+export function idRefusal(id) {
+  if (/[/\\]/.test(id)) return "An id has no slashes.";
+  if (id === "." || id === "..") return "An id is more than one dot or two.";
+  if (/\p{C}|[^\P{Z} ]/u.test(id)) return "An id has only signs that can be seen, and plain spaces.";
+  return null;
+}
+
+/** Why nobody was found: so many have the name; `first`: so many alone are looked through by name, null for all. */
+export function unfound(alike, first) {
+  if (alike > 1) return "Several are called so: give the id.";
+  if (first !== null) return `Nobody has this id. By name only the first ${count(first)} people are found: give the id.`;
+  return "Nobody is enrolled under this name or id.";
+}
+
+const TAG = /\s*(?:"((?:[^"]|"")*)"(?=\s*(?:,|$))|([^,]+))/g;
+
+/** Tags as they are typed, with commas between; in quotes what has commas of its own. */
+export function tags(text) {
+  const found = [...text.matchAll(TAG)].map(([, quoted, plain]) => quoted?.replaceAll('""', '"') ?? plain.trim());
+  return [...new Set(found.filter(Boolean))];
+}
+
+/** The text that `tags` reads these from. */
+export const typedTags = (list) => list.map((one) => (/^"|,|^\s|\s$/.test(one) ? `"${one.replaceAll('"', '""')}"` : one)).join(", ");
 
 /** A value of metadata as it is typed: text as it is, unless it would be read as something else. */
 export function typed(value) {
-  return typeof value === "string" && readTyped(value) === value ? value : JSON.stringify(value);
+  const plain = typeof value === "string" && value === value.trim() && !/[\r\n]/.test(value);
+  return plain && readTyped(value) === value ? value : JSON.stringify(value);
 }
 
 /** What was typed as a value: JSON where it is that (12, true, "12"), else text. */
 export function readTyped(text) {
   try {
-    return JSON.parse(text);
+    return parsed(text);
   } catch {
     return text;
   }
+}
+
+/** As JSON.parse; numbers that would be written otherwise than they were (1.0, or more digits than a double has) stay as
+ * they are, where the browser can do so. */
+export function parsed(text) {
+  const kept = (_, value, context) =>
+    typeof value === "number" && JSON.rawJSON && context?.source !== String(value) ? JSON.rawJSON(context.source) : value;
+  return JSON.parse(text, kept);
 }
 
 export const when = (iso) => new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }).format(new Date(iso));

@@ -23,6 +23,7 @@ from service.errors import ForeignFileError
 from service.foreign.subject_ids import SubjectIds
 from service.gallery.ndjson import header_line, lines_of
 from service.gallery.transfer import Header, Items, microseconds, rows_in_block
+from service.words import CONTROL
 
 DETECTION: Final = {
     "input_mean": 127.5,
@@ -120,7 +121,7 @@ def _items(rows: list[Any], d: int, ids: SubjectIds) -> Items:
     return Items(
         numbers=range(1, n + 1),
         subjects=[ids.of(row[0]) for row in rows],
-        names=[row[1] for row in rows],
+        names=[CONTROL.sub(" ", row[1]) if isinstance(row[1], str) else row[1] for row in rows],
         metadata=[_metadata(row) for row in rows],
         tags=nothing,
         subject_created_us=nothing,

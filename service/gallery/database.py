@@ -43,7 +43,16 @@ from service.security.sealing import SealBrokenError
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
 """Of SQLite: a vector of 512 numbers fills its default of 4096 by half, and bulk writes would cost twice as much."""
-CONNECT_TIMEOUT_S: Final = 5
+NETWORK: Final = {
+    "connect_timeout": 5,
+    # Where the other side is gone without a word, a statement fails after half a minute, not after the kernel's two
+    # hours; no limit on statements themselves, for an export or a migration may take long (docs/faults.md).
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 10,
+    "keepalives_count": 2,
+}
+"""Of PostgreSQL (libpq's parameters: seconds, the second in milliseconds)."""
 # What a database says by number: SQLite's primary result codes (sqlite.org/rescode.html), one extended one for its
 # memory-mapped index, and PostgreSQL's SQLSTATEs.
 SQLITE_ERRORS: Final[dict[int, type[StorageError]]] = {
@@ -167,7 +176,7 @@ def _engine(url: sa.URL, **pool: int) -> Engine:
             return sa.create_engine(
                 url.set(drivername="postgresql+psycopg"),
                 pool_pre_ping=True,
-                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+                connect_args=NETWORK,
                 **pool,
             )
         case other:

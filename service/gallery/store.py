@@ -133,6 +133,11 @@ class Store:
                 number, people or 0, photos or 0, {row[0]: (row[1], row[2]) for row in connection.execute(first)}
             )
 
+    def gallery_keys(self) -> set[int]:
+        """Of all galleries there are."""
+        with self._database.read() as connection:
+            return set(connection.execute(sa.select(galleries.c.pk)).scalars())
+
     def lines_after(self, sequences: Mapping[int, int], most: int) -> dict[int, int]:
         """How many lines of galleries' change logs come after these numbers, by the gallery's key; ``most``: counted of
         each."""

@@ -19,6 +19,7 @@ import orjson
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.security.sealing import VECTOR_TYPE
+from service.words import CONTROL
 
 VERSION: Final = 1
 TIMES: Final = "must be from 1970 to 2199"
@@ -33,6 +34,7 @@ LONGEST_NAME: Final = 500
 LONGEST_TAG: Final = 64
 MOST_TAGS: Final = 100
 MOST_METADATA: Final = 100
+NO_CONTROLS: Final = ", without control characters"
 MOST_DIMENSIONS: Final = 65_536
 UNIT_WITHIN: Final = 2e-6
 """A vector whose length is this near to 1 is kept to the last bit: an export comes back as it was."""
@@ -220,9 +222,11 @@ def _spread(items: Items, unsound: Collection[int], told: Told) -> Items:
 def _faults_of_subjects(items: Items) -> Iterator[tuple[int, KithError]]:
     """Column by column: a loop over items for each rule is several times slower."""
     yield from _where(items.subjects, is_subject_id, "subject: must be 1 to 128 printable characters, without / and \\")
-    yield from _where(items.names, _is_name, f"name: must be text of at most {LONGEST_NAME} characters")
+    yield from _where(items.names, _is_name, f"name: must be text of at most {LONGEST_NAME} characters{NO_CONTROLS}")
     yield from _where(items.metadata, _is_metadata, f"metadata: must be an object of at most {MOST_METADATA} entries")
-    yield from _where(items.tags, _are_tags, f"tags: must be at most {MOST_TAGS}, of 1 to {LONGEST_TAG} characters")
+    yield from _where(
+        items.tags, _are_tags, f"tags: must be at most {MOST_TAGS}, of 1 to {LONGEST_TAG} characters{NO_CONTROLS}"
+    )
     yield from _where(items.subject_created_us, _is_time, f"subject_created_at: {TIMES}")
     yield from _where(items.subject_updated_us, _is_time, f"subject_updated_at: {TIMES}")
 
@@ -260,7 +264,7 @@ def is_subject_id(text: Any) -> bool:
 
 
 def _is_name(name: Any) -> bool:
-    return name is None or (isinstance(name, str) and len(name) <= LONGEST_NAME and "\0" not in name)
+    return name is None or (isinstance(name, str) and len(name) <= LONGEST_NAME and not CONTROL.search(name))
 
 
 def _is_metadata(metadata: Any) -> bool:
@@ -278,7 +282,7 @@ def _are_tags(tags: Any) -> bool:
     return tags is None or (
         isinstance(tags, list)
         and len(tags) <= MOST_TAGS
-        and all(isinstance(tag, str) and 0 < len(tag) <= LONGEST_TAG for tag in tags)
+        and all(isinstance(tag, str) and 0 < len(tag) <= LONGEST_TAG and not CONTROL.search(tag) for tag in tags)
     )
 
 

@@ -147,15 +147,20 @@ class SealedFile:
 
 
 class TemporaryFile:
-    """Without a name, and under a key that is nowhere but in memory: to be written, then read."""
+    """Without a name, in a folder's file system, and under a key that is nowhere but in memory: to be written, then
+    read."""
 
-    def __init__(self) -> None:
-        self._file, self._key = tempfile.TemporaryFile(), new_key()  # noqa: SIM115 - closed by close()
+    def __init__(self, folder: Path) -> None:
+        self._file, self._key = tempfile.TemporaryFile(dir=folder), new_key()  # noqa: SIM115 - closed by close()
         self._writer = SealedWriter(self._file, self._key)
 
     def write(self, block: ReadableBuffer) -> None:
         """Raises OSError."""
         self._writer.write(block)
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._writer.tell()
 
     def reader(self) -> BinaryIO:
         """Of all that was written; nothing more can be. Raises OSError."""

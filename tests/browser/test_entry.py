@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from service.client import Kith
 from service.server import embedded
@@ -142,3 +142,33 @@ def test_a_service_that_is_gone_is_told_and_found_again(visit: Opener, tmp_path:
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
     assert page.evaluate("document.activeElement !== document.body")
+
+
+@pytest.mark.parametrize("status", [200, 502])
+def test_a_page_of_something_between_is_told_as_such(visit: Opener, populated: str, status: int) -> None:
+    def answer(route: Route) -> None:
+        route.fulfill(status=status, content_type="text/html", body="<h1>Sign in</h1>")
+
+    page = visit(populated)
+    page.route("**/v1/galleries*", answer)
+    page.get_by_role("link", name="Galleries").click()
+    told = page.get_by_role("alert")
+    expect(told).to_contain_text("answered instead of it")
+    expect(told).to_contain_text("proxy or firewall")
+    page.unroute_all()
+    told.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
+
+
+def test_an_error_in_the_corner_goes_but_not_while_somebody_is_at_it(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.clock.install()
+    page.evaluate("import('/console/ui.js').then((ui) => ui.toast('Not so.', 'error'))")
+    toast = page.locator(".toast")
+    expect(toast).to_be_visible()
+    toast.get_by_role("button", name="Dismiss").focus()
+    page.clock.run_for(60_000)
+    expect(toast).to_be_visible()
+    page.get_by_role("link", name="Galleries").focus()
+    page.clock.run_for(21_000)
+    expect(toast).to_have_count(0)

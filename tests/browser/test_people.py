@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Error, Locator, Page, Route, expect
 
 from service.client import Kith
 from service.server import embedded
@@ -382,3 +383,187 @@ def test_what_a_person_typed_is_never_markup(visit: Opener, service: str, photos
     expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
     page.get_by_role("link", name="family").click()
     expect(page.get_by_role("link", name=name)).to_be_visible()
+
+
+PRECISE = 12345678901234567890123
+
+
+def test_only_what_was_edited_is_saved(visit: Opener, service: str) -> None:
+    """What another wrote meanwhile stays, and so does to the last digit whatever nobody touched."""
+    kept = {"number": PRECISE, "text": " x ", "one": "1.0"}
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", "ada", name="Ada", tags=["a,b", "c"], metadata=kept)
+        page = visit(service)
+        go(page, "/galleries/family/subjects/ada")
+        name = page.get_by_label("Name", exact=True)
+        name.fill("Ada King")
+        kith.update_subject("family", "ada", tags=["other"], metadata={**kept, "more": 1})
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("heading", name="Ada King", level=1)).to_be_visible()
+        expect(page.get_by_label("Tags")).to_have_value("other")  # the other's
+        ada = kith.subject("family", "ada")
+        assert (ada.name, ada.tags, ada.metadata) == ("Ada King", ["other"], {**kept, "more": 1})
+
+        kith.update_subject("family", "ada", tags=["a,b", "c"])
+        page.reload()
+        page.get_by_label("Value").last.fill("2")
+        page.get_by_label("Tags").press("End")
+        page.keyboard.type(", d")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved.")).to_be_visible()
+        ada = kith.subject("family", "ada")
+        assert (ada.tags, ada.metadata) == (["a,b", "c", "d"], {**kept, "more": 2})
+
+
+def held_back(page: Page, pattern: str) -> list[Route]:
+    """Requests that wait until the test lets them go on."""
+    held: list[Route] = []
+    page.route(re.compile(pattern), lambda route: held.append(route))
+    return held
+
+
+def until(page: Page, held: list[Route], count: int) -> None:
+    for _ in range(200):
+        if len(held) >= count:
+            return
+        page.wait_for_timeout(25)  # lets the browser's messages in
+    pytest.fail(f"{len(held)} requests of {count}")
+
+
+def test_a_late_list_of_people_takes_nobody_s_place(visit: Opener, service: str) -> None:
+    with Kith(service) as kith:
+        for gallery, person in (("first", "Ada"), ("second", "Tom")):
+            kith.create_gallery(gallery)
+            kith.put_subject(gallery, person.lower(), name=person)
+    page = visit(service)
+    late = held_back(page, "/galleries/first/subjects")
+    go(page, "/enrol?gallery=first")
+    page.get_by_label("Somebody enrolled already").check()
+    until(page, late, 1)
+    answer = late[0].fetch()
+    page.get_by_label("Gallery", exact=True).select_option("second")
+    expect(page.locator("datalist option")).to_have_count(1)
+    with suppress(Error):  # who asked has gone
+        late[0].fulfill(response=answer)
+    page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
+    expect(page.locator("datalist option")).to_have_attribute("value", "Tom (tom)")
+
+
+def test_a_late_list_of_a_tag_does_not_mix_with_the_next(visit: Opener, service: str) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        for name, tag in (("Ada", "a"), ("Tom", "b"), ("Zoe", "a,b")):
+            kith.put_subject("family", name.lower(), name=name, tags=[tag])
+    page = visit(service)
+    go(page, "/galleries/family")
+    expect(page.get_by_role("link", name="Tom")).to_be_visible()
+    late = held_back(page, r"/subjects\?.*tag=a$")
+    tagged = page.get_by_label("With the tags")
+    tagged.fill("a")
+    tagged.press("Tab")
+    until(page, late, 1)
+    tagged.fill("b")
+    tagged.press("Tab")
+    expect(page.get_by_role("link", name="Ada")).to_have_count(0)
+    with page.expect_response(re.compile("tag=a$")):
+        late[0].continue_()
+    page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
+    expect(page.get_by_role("link", name="Tom")).to_be_visible()
+    expect(page.get_by_role("link", name="Ada")).to_have_count(0)
+    tagged.fill("")
+    tagged.press("Tab")
+    page.get_by_role("link", name="a,b", exact=True).click()
+    expect(page.get_by_text("1 person.")).to_be_visible()
+    expect(page.get_by_role("link", name="Zoe")).to_be_visible()
+
+
+def test_who_leaves_at_once_leaves_a_person_with_their_name(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        page = visit(service)
+        go(page, "/enrol?gallery=family")
+        choose(page, photos["ada"])
+        expect(page.get_by_text("good photo of a face")).to_be_visible()
+        slow = held_back(page, "/subjects/ada-lovelace/templates")
+        name_somebody(page, "Ada Lovelace")
+        until(page, slow, 1)
+        page.get_by_role("link", name="Health").click()
+        expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
+        with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            slow[0].continue_()
+        assert kith.subject("family", "ada-lovelace").name == "Ada Lovelace"
+
+
+def test_a_duplicate_goes_to_whom_it_is(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", "ada", name="Ada")
+        kith.enrol("family", "ada", photos["ada"])
+        page = visit(service)
+        go(page, "/enrol?gallery=family")
+        choose(page, photos["ada again"])
+        name_somebody(page, "Zoe New")
+        page.get_by_role("button", name="It is “ada”").click()
+        expect(page.get_by_role("heading", name="ada is enrolled")).to_be_visible()
+        assert kith.subject("family", "ada").name == "Ada"
+        assert [subject.id for subject in kith.subjects("family")] == ["ada"]
+
+
+def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        for subject in ("one", "two"):
+            kith.put_subject("family", subject, name="Ada")
+    page = visit(service)
+    go(page, "/enrol?gallery=family")
+    choose(page, photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    enrol = page.get_by_role("button", name="Enrol", exact=True)
+    page.get_by_label("Id", exact=True).fill("..")
+    enrol.click()
+    expect(page.get_by_role("alert").filter(has_text="more than one dot or two")).to_be_visible()
+    page.get_by_label("Somebody enrolled already").check()
+    expect(page.locator("datalist option")).to_have_count(2)
+    for name, told in (
+        ("Ada", "Several are called so: give the id."),
+        ("..", "Nobody is enrolled under this name or id."),
+    ):
+        page.get_by_label("Whose photos are these?").fill(name)
+        enrol.click()
+        expect(page.get_by_role("alert").filter(has_text=told)).to_be_visible()
+    page.get_by_label("Somebody new").check()
+    page.get_by_label("Id", exact=True).fill("three")
+    page.route(re.compile("/subjects/three$"), lambda route: route.abort())
+    enrol.click()
+    expect(page.get_by_role("alert").filter(has_text="No answer came")).to_be_visible()  # beside the form
+    expect(page.locator(".toast")).to_have_count(0)
+
+
+def test_a_field_that_is_folded_away_says_what_is_wrong_with_it(visit: Opener, service: str) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", quality_gate={"min_sharpness": 2.05})
+        page = visit(service)
+        go(page, "/galleries/family/settings")
+        page.get_by_label("Forget photos after").fill("30")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("Saved.")).to_be_visible()
+        assert kith.gallery("family").retention_days == 30
+    page.get_by_text("Advanced").click()
+    recall = page.get_by_label("How often such a search")
+    recall.fill("7")
+    page.get_by_text("Advanced").click()
+    expect(recall).to_be_hidden()
+    page.get_by_role("button", name="Save").click()
+    expect(recall).to_be_focused()
+
+
+def test_the_chosen_of_several_photos_keeps_the_focus(visit: Opener, populated: str, photos: Photos) -> None:
+    page = visit(populated)
+    choose(page, photos["ada"], photos["tom"])
+    chip = page.get_by_role("button", name="Photo 2")
+    expect(page.get_by_role("button", name="Photo 2, tom.jpg: 1 face")).to_be_visible()
+    chip.focus()
+    page.keyboard.press("Enter")
+    expect(chip).to_have_attribute("aria-current", "true")
+    expect(chip).to_be_focused()

@@ -126,3 +126,30 @@ test("problems speak to people; what is not known is said as the service says it
   assert.match(words.problem({ code: "forbidden", document: { scope: "enrol" } }).text, /“enrol”/);
   assert.equal(words.problem({ code: "new", title: "T", message: "M", remedy: "R" }).text, "M");
 });
+
+test("tags with commas and spaces of their own stand in quotes", () => {
+  const list = ["a,b", " x ", 'say "hi"', '"q"', '5"', "c"];
+  assert.deepEqual(words.tags(words.typedTags(list)), list);
+  assert.equal(words.typedTags(["a", "b"]), "a, b");
+  assert.deepEqual(words.tags('"a, b'), ['"a', "b"]);
+});
+
+test("numbers that a double does not hold, and spaces at the ends, are kept", () => {
+  for (const text of ["12345678901234567890123", "1.0", "12"]) {
+    assert.equal(JSON.stringify(words.parsed(`{"n":${text}}`)), `{"n":${text}}`);
+    assert.equal(words.typed(words.parsed(text)), text);
+    assert.equal(JSON.stringify(words.readTyped(text)), text);
+  }
+  for (const value of [" x ", "a\nb"]) assert.equal(words.readTyped(words.typed(value).trim()), value);
+});
+
+test("what can be nobody's id is told", () => {
+  for (const id of ["a/b", "a\\b", ".", "..", "a\u0000b", "a\u200bb", "a\u00a0b"]) assert.notEqual(words.idRefusal(id), null);
+  for (const id of ["ada", "...", "ada lovelace", "山田", "<b>"]) assert.equal(words.idRefusal(id), null);
+});
+
+test("who is not found is told why", () => {
+  assert.match(words.unfound(2, null), /Several/);
+  assert.match(words.unfound(0, 2000), /first 2,000/);
+  assert.match(words.unfound(0, null), /Nobody is enrolled/);
+});

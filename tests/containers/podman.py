@@ -17,7 +17,7 @@ KEY: Final = "check-" + "k" * 32
 START_TIMEOUT_S: Final = 90
 STOP_TIMEOUT_S: Final = 20
 LOCKED: Final = (
-    *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
+    *("--read-only", "--tmpfs", "/tmp:size=256m", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
     *("--memory", "1g", "--pids-limit", "200", "--network", "host"),
     # The defaults are more than root may have within another container.
     *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),

@@ -67,6 +67,15 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(30)
 
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+    def terminate(self, patient_s: float) -> int:
+        """Asks it to end; its exit status. Raises subprocess.TimeoutExpired."""
+        self._process.terminate()
+        return self._process.wait(patient_s)
+
     def client(self, attempts: int = 1) -> Kith:
         return Kith(self.url, attempts=attempts)
 

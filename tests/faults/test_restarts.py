@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 
@@ -14,13 +17,18 @@ from models.network import Float
 from models.recognition import unit
 from service.client import KithClientError
 from service.gallery.check import open_check
+from service.server import CLOSING_S, GRACE_S
 from tests.databases import open_database
 from tests.faults import LONG
-from tests.faults.servers import serving
+from tests.faults.servers import Server, serving
 from tests.postgres import Postgres
 
 CLIENTS = 3
 DOWN_S = 0.5
+PROBES = 32
+KEY = "operator-" * 4
+TOLD_S = 15
+"""On a machine that does other things, too."""
 
 
 @pytest.mark.parametrize("mode", ["immediate", "fast"] if LONG else ["immediate"])
@@ -124,3 +132,29 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
                 assert [t.id for t in kith.templates("g", subject).templates] == [template]
     with open_check(open_database(url)) as check:
         assert list(check.findings(None, False)) == []
+
+
+def test_postgresql_halts_and_goes_on(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create(f"kith_{uuid.uuid4().hex}")
+    # The operator's key is told without the database, where the others lie.
+    server = Server(tmp_path, url, KITH_API_KEY=KEY)
+    with closing(server), ThreadPoolExecutor(PROBES) as probes:
+        server.wait_until_ready()
+        with httpx.Client(headers={"X-API-Key": KEY}, timeout=TOLD_S) as http:
+            assert http.get(f"{server.url}/v1/status").json()["ready"] is True
+        with postgres.halted():
+            asked = time.monotonic()
+            # More than asyncio has threads.
+            answers = list(probes.map(lambda _: server.readiness(), range(PROBES)))
+            assert set(answers) == {503}
+            assert httpx.get(f"{server.url}/readyz", timeout=TOLD_S).json()["code"] == "readiness_unknown"
+            with httpx.Client(headers={"X-API-Key": KEY}, timeout=TOLD_S) as http:
+                assert http.get(f"{server.url}/v1/status").json()["ready"] is False
+                assert http.get(f"{server.url}/metrics").is_success
+            assert time.monotonic() - asked < 3 * TOLD_S
+        deadline = time.monotonic() + TOLD_S
+        while server.readiness() != 200:
+            assert time.monotonic() < deadline, "not ready again"
+        with postgres.halted():
+            assert server.readiness() == 503
+            assert server.terminate(patient_s=GRACE_S + CLOSING_S + 5) == 1

@@ -205,7 +205,7 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
     thread.start()
     while size < 1_000_000:
         pause(0.05)
-        held = list(open_files(server.pid, server.folder / "tmp"))
+        held = list(open_files(server.pid, server.folder / "data" / "spool"))
         size = max((len(payload) for _, payload in held), default=0)
     for _, payload in held:
         look(payload, needles, "temporary file", found)

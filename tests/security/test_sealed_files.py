@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tempfile
 import zipfile
 from contextlib import closing
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_what_is_read_is_what_was_written(size: int, tmp_path: Path) -> None:
 )
 def test_any_writes_and_any_reads(writes: list[int], reads: list[tuple[float, int]]) -> None:
     whole = io.BytesIO(b"".join(map(payload_of, writes)))
-    with closing(TemporaryFile()) as file:
+    with closing(TemporaryFile(Path(tempfile.gettempdir()))) as file:
         for size in writes:
             file.write(payload_of(size))
         reader = file.reader()
@@ -135,6 +136,6 @@ def test_archives_and_parquet_are_read_where_they_lie(tmp_path: Path) -> None:
 
     table, written = pa.table({"n": list(range(100_000))}), io.BytesIO()
     pq.write_table(table, written, compression="none")
-    with closing(TemporaryFile()) as temporary:
+    with closing(TemporaryFile(Path(tempfile.gettempdir()))) as temporary:
         temporary.write(written.getvalue())
         assert pq.read_table(temporary.reader()).equals(table)

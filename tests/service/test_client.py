@@ -309,7 +309,7 @@ def test_no_attempt_is_no_number_of_attempts() -> None:
 @pytest.mark.parametrize("mode", ["I", "I;16", "I;16B"])
 def test_a_grey_image_of_16_bits_is_sent_as_it_is(mode: str) -> None:
     grey = np.arange(0, 60_000, 1000).reshape(6, 10)
-    kinds = {"I": np.int32, "I;16": np.uint16, "I;16B": np.dtype(">u2")}
+    kinds = {"I": "<i4", "I;16": "<u2", "I;16B": ">u2"}
     image = Image.frombytes(mode, (10, 6), grey.astype(kinds[mode]).tobytes())
     sent = Image.open(io.BytesIO(payload_of(image)))
     assert (np.asarray(sent) == grey).all()
@@ -526,3 +526,65 @@ def test_what_is_repeated_is_so_awaited_too() -> None:
 
         run(work())
     assert len(script.asked) == 5
+
+
+# What cannot be addressed
+
+
+OF_A_PATH = ("gallery", "subject", "template", "job", "key", "receipt", "name")
+"""Parameters that stand in addresses; ``name``: of calls of galleries."""
+UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
+
+
+def naming(describe: Callable[..., Any]) -> list[str]:
+    made_anew = describe in (calls.create_gallery, calls.create_key, calls.put_subject)
+    asked = inspect.signature(describe).parameters
+    in_query = {calls.jobs: {"gallery"}, calls.erasures: {"subject"}}.get(describe, set())
+    return [name for name in OF_A_PATH if name in asked and name not in in_query and not (made_anew and name == "name")]
+
+
+@pytest.mark.parametrize("value", UNADDRESSABLE)
+def test_no_call_sends_what_would_be_another_address(value: str) -> None:
+    """Normalised, '..' is the gallery that holds the subject."""
+    refused = 0
+    for describe in DESCRIBED.values():
+        for name in naming(describe):
+            needed = {
+                parameter.name: SAMPLES.get(parameter.name, "x")
+                for parameter in inspect.signature(describe).parameters.values()
+                if parameter.default is parameter.empty
+                and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            }
+            if describe is calls.audit:  # by place alone
+                given: tuple[tuple[Any, ...], dict[str, Any]] = (value,), {}
+            else:
+                given = (), needed | {name: value}
+            with pytest.raises(KithClientError) as refusal:
+                made = describe(*given[0], **given[1])
+                made.page(None) if isinstance(made, Pages) else made
+            assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (describe, name)
+            refused += 1
+    assert refused > 40
+
+
+@pytest.mark.parametrize("value", ["..", "g/subjects/p"])
+def test_neither_client_sends_it(value: str) -> None:
+    with answering(OK) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError, match="invalid_request"):
+            kith.delete_subject("g", value)
+
+        async def erased() -> None:
+            async with AsyncKith(script.url) as kith:
+                await kith.delete_subject("g", value)
+
+        with pytest.raises(KithClientError, match="invalid_request"):
+            run(erased())
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("subject", ["...", "%2e%2e", "%2F", "a?b#c", "a b+c", "ada;x=1", "Zoë 李", "~", "-rf", ":"])
+def test_odd_ids_are_one_part_of_an_address(kith: Kith, gallery: str, subject: str) -> None:
+    kith.put_subject(gallery, "other")
+    assert kith.put_subject(gallery, subject).id == subject
+    assert kith.delete_subject(gallery, subject).subjects == 1
+    assert [left.id for left in kith.subjects(gallery)] == ["other"]

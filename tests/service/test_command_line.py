@@ -90,7 +90,7 @@ def test_help_and_completion_import_nothing_slow() -> None:
 def test_the_status_is_the_answer(run: Program, kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
     assert run("verify", photos["eileen"], photos["again"]).startswith("same: similarity")
     assert run("verify", photos["eileen"], photos["tom"], "--threshold", "0.9", status=1).startswith("different")
-    assert "no face" in run("verify", photos["eileen"], photos["coffee"], status=1)
+    assert run("verify", photos["eileen"], photos["coffee"], status=1) == f"no face: {photos['coffee']}\n"
     kith.enrol(gallery, "ada", photos["eileen"])
     assert "same" in run("verify", photos["again"], "--subject", "ada", "-g", gallery, "--preset", "relaxed")
     assert "ada" in run("identify", photos["again"], photos["text"], "-g", gallery)
@@ -151,6 +151,8 @@ def test_vectors_go_into_a_file(run: Program, photos: dict[str, Path], kith: Kit
     assert face.embedding is not None
     assert (vectors.dtype, vectors.shape) == (np.float32, (2, len(face.embedding)))
     assert np.allclose(vectors[1], face.embedding, atol=1e-6)
+    none = json.loads(run("embed", photos["coffee"], "-o", "none.npy", "--json", status=1))
+    assert (none["file"], none["rows"], Path("none.npy").exists()) == (None, [], False)
 
 
 def test_several_photos_are_drawn_into_a_folder(run: Program, gallery: str, photos: dict[str, Path]) -> None:
@@ -159,9 +161,72 @@ def test_several_photos_are_drawn_into_a_folder(run: Program, gallery: str, phot
     (folder / "more" / "tom.jpg").write_bytes(photos["tom"].read_bytes())
     run("identify", photos["tom"], folder / "more" / "tom.jpg", "-g", gallery, "--draw", "drawn", status=1)
     assert sorted(path.name for path in (folder / "drawn").iterdir()) == ["tom-2.jpg", "tom.jpg"]
+    (folder / "more" / "tom-2.jpg").write_bytes(photos["coffee"].read_bytes())
+    three = (photos["tom"], folder / "more" / "tom.jpg", folder / "more" / "tom-2.jpg")
+    run("detect", *three, "--draw", "three", status=1)
+    assert len(list((folder / "three").iterdir())) == 3
     run("detect", photos["eileen"], "--draw", "found.png")
     with Image.open(folder / "found.png") as picture:
         assert max(picture.size) >= 1280
+
+
+def test_no_picture_is_drawn_over_a_photo(run: Program, gallery: str, photos: dict[str, Path]) -> None:
+    folder = photos["tom"].parent
+    (folder / "linked.png").symlink_to(photos["tom"])
+    (folder / "same").mkdir()
+    (folder / "same" / "tom.jpg").hardlink_to(photos["tom"])
+    before = {name: path.read_bytes() for name, path in photos.items()}
+    for target in (".", photos["tom"], "linked.png", "same"):
+        run("detect", photos["tom"], "--draw", target, status=2)
+        assert "of the photos" in run.said
+    run("identify", photos["eileen"], photos["tom"], "-g", gallery, "--draw", folder, status=2)
+    assert {name: path.read_bytes() for name, path in photos.items()} == before
+
+
+def test_what_was_answered_is_told_whatever_ends_the_rest(server: str, run: Program, photos: dict[str, Path]) -> None:
+    from http.client import HTTPConnection
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+    from urllib.parse import urlsplit
+
+    asked = []
+
+    class Refuses(BaseHTTPRequestHandler):
+        """The second request."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            if len(asked) % 2 == 0:
+                self._answer(401, b'{"code": "unauthorized", "detail": "no longer"}')
+                return
+            connection = HTTPConnection(urlsplit(server).netloc)
+            connection.request("POST", self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            self._answer(answer.status, answer.read())
+            connection.close()
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as refusing:
+        Thread(target=refusing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{refusing.server_port}"
+        two = (photos["eileen"], photos["tom"])
+        for command in ("detect", "embed"):
+            told = json.loads(run(command, *two, "--json", "--url", url, status=3))
+            assert list(told.get("photos", told)) == [str(photos["eileen"])]
+            assert "unauthorized" in run.said
+        run("embed", *two, "-o", "some.npy", "--url", url, status=3)
+        assert len(np.load(photos["tom"].parent / "some.npy")) == 1
+        refusing.shutdown()
 
 
 def test_what_nobody_reads_ends_quietly(run: Program) -> None:

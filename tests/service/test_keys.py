@@ -121,6 +121,7 @@ def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Data
     [
         {"rate": 1e-320},
         {"name": "a\0"},
+        {"name": "\x1b[2J"},
         {"expires_at": "9999-12-31T23:59:59-14:00"},
     ],
 )

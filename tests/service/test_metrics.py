@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import time
@@ -19,7 +20,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.client import Kith, KithClientError
-from service.errors import OverloadedError, StorageError, all_errors
+from service.drift import Decided, Watches
+from service.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
@@ -27,7 +29,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.measures import Counts, Histogram, Measures
 from service.readiness import Readiness
-from service.samples import Lag, Looking, Sample, Samples
+from service.samples import STALE_S, Lag, Looking, Sample, Samples
 from service.security.acting import Actor, acting_as
 from service.server import embedded
 from service.settings import load_settings
@@ -155,7 +157,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100)
+        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
         gallery = store.create_gallery("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -172,6 +174,23 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
         assert 0 == seconds[0] < seconds[1]
         followers.of(gallery).catch_up()
         assert look().lags == {"g": Lag(0, 0)}
+        followers.close()
+
+
+def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        store, watches = Store(database), Watches({})
+        followers = Followers(in_process(store))
+        look = Looking(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches)
+        for name in ("stays", "goes"):
+            gallery = store.create_gallery(name, "f", 8, GallerySettings())
+            watches.of(gallery.pk, name, "f").add([Decided("no_face")])
+        look()
+        assert watches.drifts().keys() == {"stays", "goes"}
+        with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as another:
+            Store(another).delete_gallery("goes")
+        look()
+        assert watches.drifts().keys() == {"stays"}
         followers.close()
 
 
@@ -217,14 +236,41 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
             go.wait()
         return Sample(time.time(), {"database": None})
 
-    with Samples(look, fresh_s=0, patient_s=0.01) as samples:
-        while (first := samples.latest()) is None:
-            pass
-        assert samples.latest() is first is samples.latest()
-        assert len(looks) == 2, "one at a time"
+    samples = Samples(look, fresh_s=0, patient_s=0.01)
+    while (first := samples.latest()) is None:
+        pass
+    assert samples.latest() is first is samples.latest()
+    assert len(looks) == 2, "one at a time"
+    go.set()
+    while samples.latest() is first:
+        pass
+
+
+def test_what_was_seen_long_ago_says_no_more_that_all_is_well_whatever_the_clock_says() -> None:
+    assert Sample(0, {"database": None}).ready
+    old = Sample(time.time(), {"database": None}, at=time.monotonic() - STALE_S)
+    assert old.stale
+    assert not old.ready
+
+
+def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
+    go, looks = Event(), []
+
+    def hang() -> None:
+        looks.append(1)
+        go.wait()
+
+    async def main() -> None:
+        ready = Readiness({"database": hang}, patient_s=0.01)
+        for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
+            assert isinstance(each, ReadinessUnknownError)
+        assert not await ready.holds()
+        assert len(looks) == 1
         go.set()
-        while samples.latest() is first:
+        while not await ready.holds():
             pass
+
+    asyncio.run(main())
 
 
 def test_a_check_that_fails_leaves_the_others() -> None:

@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from service.client import Kith, KithClientError
+from service.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT, jpeg
@@ -178,3 +179,9 @@ def test_without_its_package_the_settings_are_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", without], env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True
     )
     assert "pip install 'kith-face[tracing]'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://c:4318/v1/traces?key=s", "http://u:p@c/v1/traces", "http://c/#s", "ftp://c"])
+def test_an_address_that_holds_a_secret_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"(?i)traces_url"):
+        load_settings(traces_url=url)

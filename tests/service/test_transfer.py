@@ -9,6 +9,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -51,6 +52,7 @@ from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Subj
 from service.gallery.transfer import Header, Items, check
 from service.settings import Settings
 from service.transfers import MOST_EXPORTS
+from service.words import CONTROL
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -119,6 +121,7 @@ def parquet_of(table: pa.Table, **options: Any) -> io.BytesIO:
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+IN_ONE_LINE = TEXT.filter(lambda text: not CONTROL.search(text))
 IDS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/\\"), min_size=1, max_size=40).filter(
     lambda text: text not in (".", "..") and text.isprintable()
 )
@@ -130,9 +133,9 @@ VALUES = st.recursive(
 PEOPLE = st.dictionaries(
     IDS,
     st.tuples(
-        st.none() | TEXT,
+        st.none() | IN_ONE_LINE,
         st.dictionaries(TEXT, VALUES, max_size=4),
-        st.lists(TEXT.filter(bool), max_size=4),
+        st.lists(IN_ONE_LINE.filter(bool), max_size=4),
         st.integers(0, 3),
     ),
     max_size=6,
@@ -223,6 +226,9 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         line("a", other, tags=["x" * 65]),
         line("a", other, metadata=[1]),
         line("a", other, name="null \0"),
+        line("a", other, name="\x1b[2J"),
+        line("a", other, tags=["two\nlines"]),
+        line("a", other, name="turned \u202e"),
         line("a", other, created_at="yesterday"),
         line("a", np.full(8, np.nan)),
         line("a", None, template=uuid.uuid4().hex),
@@ -238,12 +244,12 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         8: "embedding_invalid",
         9: "template_conflict",
         10: "template_conflict",
-        **dict.fromkeys(range(11, 18), "item_invalid"),
-        18: "embedding_invalid",
-        19: "embedding_invalid",
-        20: "item_invalid",
+        **dict.fromkeys(range(11, 21), "item_invalid"),
+        21: "embedding_invalid",
+        22: "embedding_invalid",
+        23: "item_invalid",
     }
-    assert (report.subjects, report.templates, report.refused) == (2, 2, 17)
+    assert (report.subjects, report.templates, report.refused) == (2, 2, 20)
     assert [s.id for s in place.store.list_subjects(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
@@ -728,6 +734,17 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
     assert rest(kith, "copy", stranger, create=True).json()["code"] == "recogniser_mismatch"
     with pytest.raises(KithClientError, match="gallery_not_found"):
         kith.gallery("copy")
+
+
+def test_parquet_is_kept_where_the_data_lies(
+    kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rest(kith, gallery, header_of(kith) + people(kith, 5))
+    file = b"".join(kith.export_gallery(gallery, "parquet"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    kept = rest(kith, "kept", file, "application/vnd.apache.parquet", create=True).json()
+    kith.delete_gallery("kept")
+    assert kept["templates"] == 5
 
 
 def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:

@@ -79,7 +79,13 @@ function side(name, known, signal, onChange) {
   const asPhoto = h("input", { type: "radio", name: group, checked: true });
   const asPerson = h("input", { type: "radio", name: group });
   const find = personField("Who", signal, { onPick: look });
-  const gallery = galleryField(known, (chosen) => find.load(chosen).then(look).catch(tell));
+  let looks = 0;
+  const gallery = galleryField(known, (chosen) => {
+    looks += 1; // whoever is still being looked for is another gallery's
+    person = null;
+    onChange();
+    find.load(chosen).then(look).catch(tell);
+  });
   const told = h("p", { class: "hint", role: "status" });
   const pick = picker(take, { signal, multiple: false, anywhere: false, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
 
@@ -91,9 +97,12 @@ function side(name, known, signal, onChange) {
   }
 
   async function look() {
+    const mine = ++looks;
     try {
-      person = await find.find();
-      told.textContent = person || !find.input.value ? "" : "Nobody is enrolled under this name or id.";
+      const found = await find.find();
+      if (mine !== looks) return;
+      person = found;
+      told.textContent = person || !find.input.value ? "" : find.unfound;
       onChange();
     } catch (error) {
       tell(error);

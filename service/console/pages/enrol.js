@@ -144,7 +144,7 @@ function desk(known, params, signal) {
         "div",
         { class: "actions" },
         other && small(linkButton(`See “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
-        other && small(button(`It is “${other}”: enrol it there`, () => ((item.state = "busy"), enrolOne(item, { ...item.person, id: other, fresh: false })))),
+        other && small(button(`It is “${other}”: enrol it there`, () => ((item.state = "busy"), enrolOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })))),
         problem.code === "several_faces" && small(button("Enrol the largest", () => ((item.allowed.face = "largest"), again(item)))),
         allow &&
           small(
@@ -163,9 +163,12 @@ function desk(known, params, signal) {
   const again = (item) => enrolOne(item, item.person);
 
   async function enrolAll() {
-    const person = await who.person();
+    const person = await who.person().catch(who.failed);
     if (!person) return;
-    for (const item of items.filter((one) => one.state === "ready" && one.ready)) await enrolOne(item, person);
+    for (const item of items.filter((one) => one.state === "ready" && one.ready)) {
+      if (signal.aborted) return;
+      await enrolOne(item, person);
+    }
     const left = items.filter((one) => one.state !== "enrolled").length;
     const taken = items.length - left;
     (items.find((one) => one.state === "refused")?.place ?? done).scrollIntoView({ block: "nearest" });
@@ -183,18 +186,18 @@ function desk(known, params, signal) {
     try {
       const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
-      const request = { ...bodyOf(file, options), headers: { "Idempotency-Key": item.key }, signal };
+      // Without `signal`: who leaves the page now leaves a photo that is whole, and a person who has their name.
+      const request = { ...bodyOf(file, options), headers: { "Idempotency-Key": item.key } };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
       const answer = await patiently(() => call("POST", path, request), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
-      if (person.fresh) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about, signal });
+      if (person.fresh) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
       person.fresh = false;
       finished(person);
       who.know(person);
     } catch (error) {
-      if (signal.aborted) return;
-      if (item.state === "enrolled") tell(error);
+      if (item.state === "enrolled" || signal.aborted) tell(error);
       else Object.assign(item, { state: "refused", problem: error });
     }
     show(item);
@@ -295,22 +298,30 @@ function whoForm(known, params, signal) {
     /** {gallery, id, label, fresh, about}, or null once it is said what lacks. */
     async person() {
       fill(problem);
+      const into = gallery.value;
       if (there.checked) {
         const found = await person.find();
-        if (!found) return refuse("Nobody is enrolled under this name or id.", person.input);
-        return { gallery: gallery.value, id: found.id, label: words.called(found), fresh: false };
+        if (!found) return refuse(person.unfound, person.input);
+        return { gallery: into, id: found.id, label: words.called(found), fresh: false };
       }
       const told = about.read();
       const chosen = id.value.trim();
       if (!chosen) return refuse("Say who it is: a name, or an id.", about.name);
-      if (/[/\\]/.test(chosen)) return refuse("An id has no slashes.", id);
-      const taken = await call("GET", subjectPath(gallery.value, chosen), { signal }).catch((error) => {
+      const unfit = words.idRefusal(chosen);
+      if (unfit) return refuse(unfit, id);
+      const taken = await call("GET", subjectPath(into, chosen), { signal }).catch((error) => {
         if (error.code === "subject_not_found" || error.code === "forbidden") return null;
         throw error;
       });
       if (taken)
         return refuse(`Somebody here has the id “${chosen}” already${taken.name ? `: ${taken.name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
-      return { gallery: gallery.value, id: chosen, label: told.name ?? chosen, fresh: true, about: told };
+      return { gallery: into, id: chosen, label: told.name ?? chosen, fresh: true, about: told };
+    },
+    /** Tell what went wrong beside the form; a toast would lie over the button that is to be pressed again. */
+    failed(error) {
+      if (error.name === "AbortError") return;
+      const said = words.problem(error);
+      fill(problem, icon("warning"), h("span", {}, said.text, " ", said.remedy));
     },
     /** What comes next is more of them. */
     know(who) {

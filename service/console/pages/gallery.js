@@ -54,7 +54,7 @@ function people(gallery, { subjects }, tag, signal) {
   const loaded = [];
   let next = null;
   const search = h("input", { type: "search", autocomplete: "off" });
-  const tagged = h("input", { type: "text", value: tag ?? "", autocomplete: "off" });
+  const tagged = h("input", { type: "text", value: tag ? words.typedTags([tag]) : "", autocomplete: "off" });
   const list = h("div", {});
   const told = h("p", { class: "hint", role: "status" });
   const listed = (shown) => {
@@ -67,9 +67,13 @@ function people(gallery, { subjects }, tag, signal) {
     while (next && !signal.aborted) await load();
   }, { kind: "quiet" });
 
+  let reading = 0; // which of the tags asked for, one after another, is on its way
+
   async function load() {
+    const [mine, cursor] = [reading, next];
     const wanted = words.tags(tagged.value);
-    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: PAGE, cursor: next, tag: wanted }, signal });
+    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: PAGE, cursor, tag: wanted }, signal });
+    if (mine !== reading || cursor !== next) return; // other tags were asked for since, or this page is there already
     loaded.push(...page.subjects);
     next = page.next;
     show();
@@ -91,14 +95,19 @@ function people(gallery, { subjects }, tag, signal) {
   }
 
   async function restart() {
+    const mine = ++reading;
     loaded.length = 0;
     next = null;
-    await load();
+    try {
+      await load();
+    } catch (error) {
+      if (mine === reading && error.name !== "AbortError") fill(list, problemBox(error));
+    }
   }
   search.addEventListener("input", show);
-  tagged.addEventListener("change", () => restart().catch((error) => fill(list, problemBox(error))));
+  tagged.addEventListener("change", restart);
   const first = loading(async () => (await load(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
-  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between.")), first);
+  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between. One with a comma stands in quotes.")), first);
 }
 
 function row(gallery, one) {

@@ -106,7 +106,9 @@ function desk(known, params, signal) {
   }
 
   function refresh(shot) {
+    const at = [...strip.children].indexOf(document.activeElement);
     fill(strip, shots.length > 1 && shots.map((one, i) => chip(one, i, one === shown, () => show(one))));
+    strip.children[at]?.focus(); // the same photo's, made anew
     if (shot !== shown) return;
     fill(place, view(shot));
     if (shot.state === "done") live.textContent = words.summary(shot.results);

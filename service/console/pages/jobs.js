@@ -1,6 +1,6 @@
 // Long work: how far it is, what became of its items, calling it off; and enrolling many people from one archive.
 
-import { call, galleryPath } from "../api.js";
+import { call, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { bytes, counted, duration, when, whole } from "../numbers.js";
@@ -198,12 +198,12 @@ class JobCard {
       yes: "Call it off",
     });
     if (!yes) return;
-    await call("DELETE", `/v1/jobs/${this.id}`);
+    await call("DELETE", `/v1/jobs/${part(this.id)}`);
     this.look();
   }
 
   async more(cursor = null) {
-    const page = await call("GET", `/v1/jobs/${this.id}/items`, {
+    const page = await call("GET", `/v1/jobs/${part(this.id)}/items`, {
       query: { failed: true, limit: ITEMS, cursor },
       signal: this.signal,
     }).catch(tell);

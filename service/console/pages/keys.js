@@ -1,6 +1,6 @@
 // API keys: who may do what. A token is told once, when it is made.
 
-import { call, key as ownKey, setKey } from "../api.js";
+import { call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
@@ -106,7 +106,7 @@ function card(one, again, tell) {
             });
             if (yes)
               tell(
-                await call("POST", `/v1/keys/${one.id}/rotate`, { json: {} }),
+                await call("POST", `/v1/keys/${part(one.id)}/rotate`, { json: {} }),
                 "The old token works for another day.",
               );
           }),
@@ -119,7 +119,7 @@ function card(one, again, tell) {
               yes: "Revoke it",
             });
             if (!yes) return;
-            await call("DELETE", `/v1/keys/${one.id}`);
+            await call("DELETE", `/v1/keys/${part(one.id)}`);
             toast(`“${one.name}” was revoked.`);
             again();
           },

@@ -15,7 +15,7 @@ export function render({ gallery, subject }, signal) {
   const content = loading(async () => {
     try {
       const [person, listed, { keep_crops: keeps }] = await Promise.all([
-        call("GET", subjectPath(gallery, subject), { signal }),
+        call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
         call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
@@ -109,7 +109,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
             event.preventDefault();
             try {
               const found = await to.find();
-              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "It is filed under them already." : "Nobody is enrolled under this name or id.");
+              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "It is filed under them already." : to.unfound);
               await call("PATCH", templatePath(gallery, person.id, template.id), { json: { subject: found.id } });
               box.close();
               gone(template);
@@ -148,10 +148,16 @@ function edit(gallery, person, signal) {
       class: "card stack",
       onSubmit: async (event) => {
         event.preventDefault();
+        const json = form.changed();
+        if (Object.keys(json).length === 0) return toast("Nothing was changed.");
         go.disabled = true;
+        const card = event.currentTarget;
         try {
-          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json: form.read(), signal }));
+          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json, parse: words.parsed, signal }));
           document.querySelector("main h1").textContent = words.called(person);
+          const now = edit(gallery, person, signal); // what others wrote is shown, and is what the next edit begins from
+          card.replaceWith(now);
+          now.querySelector("[type=submit]").focus();
           toast("Saved.");
         } catch (error) {
           tell(error);

@@ -1,0 +1,21 @@
+// Addresses that the console asks for. Run by tests/service/test_console.py.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { galleryPath, Problem, subjectPath, templatePath } from "../../service/console/api.js";
+
+const UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "a\\b", "a\nb", "\u001b[2J", "a\u0085"];
+
+test("an id that would be another address is refused before it is one", () => {
+  for (const id of UNADDRESSABLE) {
+    for (const path of [() => galleryPath(id), () => subjectPath("g", id), () => templatePath("g", "ada", id)])
+      assert.throws(path, (problem) => problem instanceof Problem && problem.code === "invalid_request", JSON.stringify(id));
+  }
+});
+
+test("whatever else an id holds, it stays one part", () => {
+  for (const id of ["...", "%2e%2e", "%2F", "a?b#c", "Zoë 李", "-rf", ":", ". ."]) {
+    const parts = new URL(subjectPath("g", id), "http://kith.example").pathname.split("/");
+    assert.deepEqual([parts.length, decodeURIComponent(parts[5])], [6, id]);
+  }
+});
