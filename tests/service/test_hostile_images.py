@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.service.images import HEIC, SMALL, encode, harmful, scans, tiff
 
 MOST_S = 4.0
-"""Of CPU, for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, and more where two threads share a core."""
+"""Of CPU, for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, more where two threads share a core."""
 MOST_BYTES = 1_100_000_000
 """A photo of 50 megapixels has 150 MB, and its decoders several times that."""
 UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
