@@ -33,7 +33,6 @@ export function riskChart({ curve, stops, words, onMove }) {
       "aria-label": "The risk you accept",
       "aria-orientation": "horizontal",
       "aria-valuemin": "0",
-      "aria-valuemax": String(stops.length - 1),
       onKeydown: onKey,
     },
     svg("circle", { class: "reach", r: 22 }),
@@ -95,6 +94,7 @@ export function riskChart({ curve, stops, words, onMove }) {
       label(oneIn(state.stop.fpir), x(at), y(state.stop.fpir), right),
     );
     handle.setAttribute("transform", `translate(${x(at)} ${y(state.stop.fpir)})`);
+    handle.setAttribute("aria-valuemax", String(stops.length - 1)); // an exact target becomes a stop, too
     handle.setAttribute("aria-valuenow", String(stops.indexOf(state.stop)));
     handle.setAttribute("aria-valuetext", words(state.stop));
   }
@@ -165,7 +165,11 @@ function axes({ left, right, top, bottom, x, y }, domain, narrow) {
       svg("path", { class: "axis", d: `M${x(t)} ${bottom + 10}v4` }),
       svg("text", { class: "tick", x: x(t), y: bottom + 30, "text-anchor": "middle" }, t.toFixed(2)),
     ]),
-    svg("text", { class: "tick", x: left, y: bottom + 56 }, narrow ? "← names sooner" : "← names people more readily"),
+    svg(
+      "text",
+      { class: "tick", x: narrow ? 0 : left, y: bottom + 56 },
+      narrow ? "← names sooner" : "← names people more readily",
+    ),
     svg(
       "text",
       { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" },

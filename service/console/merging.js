@@ -32,7 +32,7 @@ async function moveAll(gallery, from, to, templates, step) {
 
 /**
  * File everything of `from` under `to`, and delete `from`, whom nothing is left of. Returns a function that takes it
- * back: the person is made again, by the same name, and gets the photos that it had.
+ * back: the person is made again, by the same name but since that moment, and gets the photos that it had.
  */
 export async function merge(gallery, from, to, step) {
   const person = await call("GET", subjectPath(gallery, from));

@@ -14,13 +14,15 @@ export function oneIn(rate) {
   return `1 in ${times < 10 && times % 1 ? times.toFixed(1) : whole(times)}`;
 }
 
-/** "27 in 100" of a share, finer where it is small. */
+/** "27 in 100" of a share, finer where it is small; that none was counted does not say that there is none. */
 export function inHundred(share) {
-  if (share === 0) return "none in 100";
-  if (share > 0.995) return "all";
+  if (share >= 0.995) return share < 1 ? "nearly all" : "all";
   if (share >= 0.0095) return `${Math.round(share * 100)} in 100`;
   return share >= 0.0005 ? `${Math.round(share * 1000)} in 1,000` : "hardly any";
 }
+
+/** "97 of 100" of a share of things that were all counted. */
+export const ofHundred = (share) => (share === 0 ? "none" : inHundred(share).replace(" in ", " of "));
 
 export function duration(seconds) {
   if (seconds < 90) return counted(Math.max(1, Math.round(seconds)), "second");
@@ -75,6 +77,12 @@ export function fpirAt(curve, similarity) {
   const [a, b] = [curve[after - 1], curve[after]];
   const part = (similarity - a.similarity) / (b.similarity - a.similarity);
   return a.fpir * (b.fpir / a.fpir) ** part;
+}
+
+/** Where a similarity lies beyond the curve, which then does not tell its risk; else null. */
+export function beyondCurve(curve, similarity) {
+  if (similarity < curve[0].similarity) return "more often than the curve shows";
+  return similarity > curve.at(-1).similarity ? "more seldom than the curve shows" : null;
 }
 
 /** The similarity at which the curve falls to `fpir`; its ends beyond them. */

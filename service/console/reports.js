@@ -21,12 +21,17 @@ export function galleryHeading(gallery, here, lead, ...actions) {
       icon(picture),
       name,
     );
+  const tabs = h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link));
+  requestAnimationFrame(() => {
+    const current = tabs.querySelector("[aria-current]"); // on a phone with large text it lies beyond the edge
+    if (current) tabs.scrollLeft = current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.clientWidth) / 2;
+  });
   return h(
     "div",
     { class: "stack" },
     h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries"),
     heading(gallery, lead, ...actions),
-    h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link)),
+    tabs,
   );
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Page, expect
 
+from service.client import Kith
 from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import Opener
+from tests.browser.conftest import Opener, choose
 
 PLACES = {
     "identify": "/identify",
@@ -54,6 +57,57 @@ def test_axe_finds_no_serious_fault_in_either_theme_and_nothing_is_too_wide(
     for width in (320, 640, 1280):  # 640: what a window of 1280 has at a zoom of 200 %
         page.set_viewport_size({"width": width, "height": 800})
         assert overflow(page) == 0, width
+
+
+def test_a_long_name_and_a_long_id_widen_nothing(visit: Opener, service: str, photos: dict[str, Path]) -> None:
+    name, subject = "N" * 200, "i" * 128
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", subject, name=name)
+        kith.enrol("family", subject, photos["ada"])
+    page = visit(service)
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        for place in ("", f"/subjects/{subject}"):
+            page.goto(f"{service}/console#/galleries/family{place}")
+            settled(page)
+            assert overflow(page) == 0, (width, place)
+    page.goto(f"{service}/console#/galleries/family")
+    row = page.get_by_role("row").filter(has_text=name)
+    expect(row.get_by_title(subject)).to_be_visible()
+    box = row.bounding_box()
+    assert box is not None
+    assert box["height"] < 60  # one line
+    assert page.get_by_role("region", name="People").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
+
+
+def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(visit: Opener, populated: str) -> None:
+    page = visit(populated, viewport={"width": 360, "height": 800})
+    page.goto(f"{populated}/console#/galleries/family/risk")
+    settled(page)
+    sooner = page.locator(".chart text", has_text="names sooner").bounding_box()
+    more = page.locator(".chart text", has_text="asks for more").bounding_box()
+    assert sooner is not None
+    assert more is not None
+    assert sooner["x"] + sooner["width"] + 8 <= more["x"]
+
+
+def test_the_tab_of_the_page_one_is_on_is_in_view_with_large_text(visit: Opener, populated: str) -> None:
+    page = visit(populated, viewport={"width": 240, "height": 800})
+    page.goto(f"{populated}/console#/galleries/family/settings")
+    settled(page)
+    expect(
+        page.get_by_role("navigation", name="Pages of family").get_by_role("link", name="Settings")
+    ).to_be_in_viewport(ratio=1)
+
+
+def test_the_button_that_enrols_is_above_the_fold(visit: Opener, populated: str, photos: dict[str, Path]) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/enrol?gallery=family")
+    choose(page, photos["ada"])
+    expect(page.get_by_text("photo of a face")).to_be_visible()
+    page.evaluate("scrollTo(0, 0)")
+    expect(page.get_by_role("main").get_by_role("button", name="Enrol", exact=True)).to_be_in_viewport(ratio=1)
 
 
 def test_each_page_says_its_name_and_has_one_first_heading(visit: Opener, populated: str) -> None:

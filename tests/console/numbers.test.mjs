@@ -32,8 +32,9 @@ test("every stop is a round one in so many, and they fall", () => {
 });
 
 test("a share is said of a hundred, finer where it is small", () => {
-  const said = [0, 0.0001, 0.0014, 0.0099, 0.141, 0.99, 0.999].map(numbers.inHundred);
-  assert.deepEqual(said, ["none in 100", "hardly any", "1 in 1,000", "1 in 100", "14 in 100", "99 in 100", "all"]);
+  const said = [0, 0.0014, 0.0099, 0.141, 0.99, 0.999, 1].map(numbers.inHundred);
+  assert.deepEqual(said, ["hardly any", "1 in 1,000", "1 in 100", "14 in 100", "99 in 100", "nearly all", "all"]);
+  assert.deepEqual([0, 0.97, 0.999, 1].map(numbers.ofHundred), ["none", "97 of 100", "nearly all", "all"]);
 });
 
 test("durations, sizes and frequencies are said in the unit that suits them", () => {
@@ -64,6 +65,13 @@ test("the curve is read both ways, and its ends hold beyond it", () => {
   assert.deepEqual(
     [1, 1e-9].map((p) => numbers.similarityAt(CURVE, p)),
     [0.5, CURVE.at(-1).similarity],
+  );
+});
+
+test("beyond the curve it is said on which side", () => {
+  assert.deepEqual(
+    [0.49, 0.5, 0.9, 0.91].map((at) => numbers.beyondCurve(CURVE, at)),
+    ["more often than the curve shows", null, null, "more seldom than the curve shows"],
   );
 });
 

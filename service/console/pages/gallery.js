@@ -27,7 +27,13 @@ export function render({ gallery, tag }, signal) {
   );
 }
 
-const DRIFT = { ok: "as expected", watch: "worth watching", drifted: "no longer as expected", too_few: "too few yet" };
+const BESIDE = "what searches find, beside the calibration";
+const DRIFT = {
+  ok: ["as expected", BESIDE],
+  watch: ["worth watching", BESIDE],
+  drifted: ["no longer as expected", BESIDE],
+  too_few: ["too few", "searches to tell"],
+};
 
 function figures(gallery) {
   return h(
@@ -36,7 +42,7 @@ function figures(gallery) {
     stat("People", words.count(gallery.subjects)),
     stat("Photos", words.count(gallery.templates)),
     stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "strangers taken for somebody"),
-    gallery.drift && stat("Decisions", DRIFT[gallery.drift.state], "lately, beside the calibration"),
+    gallery.drift && stat("Lately", ...DRIFT[gallery.drift.state]),
   );
 }
 
@@ -113,8 +119,8 @@ function people(gallery, { subjects }, tag, signal) {
 function row(gallery, one) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   return [
-    h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}` }, one.name || one.id),
-    h("code", {}, one.id),
+    h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id),
+    h("code", { title: one.id }, one.id),
     h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
     words.count(one.templates),
     words.when(one.created_at),

@@ -252,6 +252,9 @@ async function models(signal) {
             h(
               "dl",
               { class: "pairs" },
+              [model.detection, model.recognition, model.liveness]
+                .filter(Boolean)
+                .map(({ engine, precision, why }) => [h("dt", {}, `${engine}, ${precision}`), h("dd", {}, why)]),
               h("dt", {}, "Fingerprint"),
               h("dd", {}, h("code", {}, model.recogniser)),
               h("dt", {}, "Dimensions"),
@@ -264,7 +267,7 @@ async function models(signal) {
   );
 }
 
-const network = (does, { engine, precision, providers, why }) =>
+const network = (does, { engine, precision, providers }) =>
   h(
     "div",
     { class: "network" },
@@ -274,7 +277,6 @@ const network = (does, { engine, precision, providers, why }) =>
       {},
       `${engine}, ${precision}, on ${providers.map((provider) => provider.replace("ExecutionProvider", "")).join(", ")}`,
     ),
-    h("p", { class: "hint" }, why),
   );
 
 async function stores(signal) {

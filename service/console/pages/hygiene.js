@@ -62,7 +62,7 @@ async function report(gallery, limit, signal, again) {
       "hygiene",
       "Nobody to compare yet",
       "As soon as two people are enrolled, everybody is compared with everybody here.",
-      linkButton("Enrol somebody", "#/enrol", { kind: "primary", icon: "enrol" }),
+      linkButton("Enrol somebody", `#/enrol?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enrol" }),
     );
   const aside = new Aside(gallery);
   const open = found.findings.filter((finding) => !aside.has(finding));
@@ -97,7 +97,9 @@ async function report(gallery, limit, signal, again) {
       h(
         "p",
         { class: "hint" },
-        "This gallery keeps no faces to show. With “keep faces” in its settings, it does from the next photo on.",
+        "This gallery keeps no faces to show. With “Keep a small picture of each enrolled face” in its ",
+        h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/settings` }, "settings"),
+        ", it does from the next photo on.",
       ),
     kinds.map((kind) =>
       section(
@@ -228,7 +230,7 @@ function told({ kind, subjects, chance, similarity, own_similarity: own, belongs
   const rare =
     chance === null
       ? ""
-      : `Of two different people, ${chance < 1e-9 ? "fewer than 1 in 1,000,000,000 pairs" : `${oneIn(chance)} pairs`} are so alike. `;
+      : `Of pairs of different people, ${chance < 1e-9 ? "fewer than 1 in 1,000,000,000" : oneIn(chance)} is so alike. `;
   const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its own ${own}`]
     .filter(Boolean)
     .join(", ");
@@ -247,17 +249,20 @@ function actions(gallery, finding, run) {
   const [first, second] = finding.subjects;
   if (finding.kind === "duplicate_subjects" || finding.kind === "lookalikes") {
     const into = (to, from) =>
-      button(`One person: keep ${called(to)}`, async () => {
+      button(`Keep ${called(to)}`, async () => {
         const yes = await confirmed({
           title: "File both under one name?",
-          text: `All photos of ${called(from)} are filed under ${called(to)}, and ${called(from)} is deleted. You can take it back as long as this page is open.`,
+          text: `All photos of ${called(from)} are filed under ${called(to)}, and ${called(from)} is deleted. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
           yes: `Keep ${called(to)}`,
           danger: false,
         });
         if (yes)
-          await run((step) => merge(gallery, from.subject, to.subject, step), `${called(from)} is now ${called(to)}.`);
+          await run(
+            (step) => merge(gallery, from.subject, to.subject, step),
+            `${called(from)} is now ${called(to)}. Undo makes ${called(from)} anew, here since that moment.`,
+          );
       });
-    return [into(first, second), into(second, first)];
+    return [h("span", {}, "One person:"), into(first, second), into(second, first)];
   }
   const remove = ({ template, subject }, label) =>
     button(

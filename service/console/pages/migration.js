@@ -2,7 +2,7 @@
 
 import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
-import { counted, inHundred, whole } from "../numbers.js";
+import { counted, ofHundred, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
 import { button, confirmed, empty, loading, problemBox, table, toast } from "../ui.js";
 
@@ -116,7 +116,7 @@ function shadow({ compared, agreed, same_nearest: nearest, absent, disagreements
     h(
       "p",
       {},
-      `Of ${counted(compared, "search", "searches")}, they agreed in ${inHundred(agreed / compared)}; the same person was nearest in ${inHundred(nearest / compared)}.`,
+      `Of ${counted(compared, "search", "searches")}, they agreed in ${ofHundred(agreed / compared)}; the same person was nearest in ${ofHundred(nearest / compared)}.`,
       absent > 0 && ` ${whole(absent)} disagreed because the new one does not know that person yet.`,
     ),
     disagreements.length > 0 &&

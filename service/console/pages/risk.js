@@ -3,7 +3,7 @@
 import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
-import { counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
+import { beyondCurve, counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { button, field, loading, table, toast } from "../ui.js";
@@ -81,7 +81,7 @@ async function page(gallery, signal, again) {
 
   function draw() {
     chart.show({ stop: chosen, review: review(curve, chosen, settings.review_factor), now, growth });
-    fill(state, meaning(chosen), use(), changes, detailsOf(chosen, report, exactly, detail));
+    fill(state, beyond(), meaning(chosen), use(), changes, detailsOf(chosen, report, exactly, detail));
   }
 
   async function exactly(times) {
@@ -94,6 +94,11 @@ async function page(gallery, signal, again) {
     }
     choose(stops.find((stop) => stop.fpir === found.fpir));
     chart.focus();
+  }
+
+  function beyond() {
+    const often = now > 1 ? null : beyondCurve(curve, now);
+    return often && h("p", { class: "notice" }, icon("question"), `In use: ${often}.`);
   }
 
   function use() {
@@ -182,11 +187,12 @@ function review(curve, stop, factor) {
 
 // In words
 
-const strangers = (fpir) => `${oneIn(fpir)} searches for strangers gives a wrong name`;
+const often = (fpir) => `In ${oneIn(fpir).replace("1 in", "1 of")}`;
+const strangers = (fpir) => `${often(fpir)} searches for a stranger, the answer is a wrong name`;
 const missed = (fnmr) =>
   fnmr === null
     ? "how many others are missed nobody measured"
-    : `${inHundred(fnmr)} photos of enrolled people are not recognised`;
+    : `${inHundred(fnmr)} photos of enrolled people are missed`;
 const inWords = (stop) => `${strangers(stop.fpir)}; ${missed(stop.fnmr)}`;
 
 function accepted(risk, threshold) {
@@ -198,7 +204,7 @@ function accepted(risk, threshold) {
 
 function meaning(stop) {
   const daily = Number(read("localStorage", "kith-strangers") ?? 100);
-  const often = h("strong", {}, everySo(stop.fpir, daily));
+  const so = h("strong", {}, everySo(stop.fpir, daily));
   const input = h("input", {
     type: "number",
     min: 1,
@@ -210,17 +216,17 @@ function meaning(stop) {
       const strangersDaily = Number(input.value);
       if (!(strangersDaily >= 1)) return;
       write("localStorage", "kith-strangers", String(strangersDaily));
-      often.textContent = everySo(stop.fpir, strangersDaily);
+      so.textContent = everySo(stop.fpir, strangersDaily);
     },
   });
   return [
     h(
       "div",
       { class: "said" },
-      h("p", { class: "figure" }, oneIn(stop.fpir)),
-      h("p", {}, "searches for a stranger ends with the name of somebody here. That name is wrong."),
+      h("p", { class: "figure" }, often(stop.fpir)),
+      h("p", {}, "searches for a stranger, the answer is the name of somebody here. That name is wrong."),
     ),
-    h("p", { class: "daily" }, "With ", input, " strangers a day: ", often),
+    h("p", { class: "daily" }, "With ", input, " strangers a day: ", so),
     h("hr", {}),
     stop.fnmr === null
       ? h("p", {}, "How many enrolled people it misses was not measured for this recogniser.")
@@ -231,7 +237,7 @@ function meaning(stop) {
             "div",
             {},
             h("p", { class: "figure missed" }, inHundred(stop.fnmr)),
-            h("p", {}, "photos of people who are enrolled are not recognised: the price of the first figure."),
+            h("p", {}, "photos of people who are enrolled are missed: the price of the first figure."),
           ),
           dots(stop.fnmr),
         ),
@@ -284,10 +290,10 @@ function legend() {
     "ul",
     { class: "legend" },
     entry("counted", "strangers who get a name"),
-    entry("missed", "enrolled people not recognised"),
+    entry("missed", "enrolled people who are missed"),
     zone("identified", "named"),
-    zone("uncertain", "uncertain: somebody should look"),
     zone("unknown", "unknown"),
+    zone("uncertain", "uncertain: somebody should look"),
   );
 }
 
@@ -450,7 +456,7 @@ function asTable(stops) {
     h("summary", {}, "The same as a table"),
     table(
       "Thresholds by risk",
-      ["Strangers who get a name", "Threshold", "95 %", "Not recognised", "At ten times the size", ""],
+      ["Strangers who get a name", "Threshold", "95 %", "Missed", "At ten times the size", ""],
       stops.map(({ fpir, today, grown }) => [
         oneIn(fpir),
         today.threshold.toFixed(4),
