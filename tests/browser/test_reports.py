@@ -175,11 +175,12 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     page = visit(populated)
     page.goto(f"{populated}/console#/health")
     expect(page.get_by_role("heading", name="All is well")).to_be_visible()
-    expect(page.get_by_text("Recognising them", exact=True)).to_be_visible()
-    reason = page.locator("dd", has_text="the calibration").first
+    expect(page.locator(".network").get_by_text("Recognising them", exact=True)).to_be_visible()
+    reason = page.locator(".models dd").first
     expect(reason).to_be_hidden()  # until who knows the field's terms asks for it
     page.get_by_text("Details", exact=True).first.click()
-    expect(page.locator(".models .pairs dd").first).to_be_visible()
+    expect(reason).to_be_visible()
+    expect(page.locator(".models .network .hint")).to_have_count(0)
     row = page.get_by_role("row").filter(has_text="family")
     row.scroll_into_view_if_needed()
     expect(row).to_contain_text("exact")

@@ -252,9 +252,11 @@ async function models(signal) {
             h(
               "dl",
               { class: "pairs" },
-              [model.detection, model.recognition, model.liveness]
-                .filter(Boolean)
-                .map(({ engine, precision, why }) => [h("dt", {}, `${engine}, ${precision}`), h("dd", {}, why)]),
+              [
+                ["Finding faces", model.detection],
+                ["Recognising them", model.recognition],
+                ["Telling people from pictures", model.liveness],
+              ].map(([does, role]) => role && [h("dt", {}, does), h("dd", {}, role.why)]),
               h("dt", {}, "Fingerprint"),
               h("dd", {}, h("code", {}, model.recogniser)),
               h("dt", {}, "Dimensions"),
