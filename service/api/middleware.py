@@ -162,7 +162,7 @@ class Gate:
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as Callers.of.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
-        if AMBIGUOUS.search(scope["raw_path"]):
+        if AMBIGUOUS.search(scope.get("raw_path") or scope["path"].encode()):
             raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
         if scope["path"] not in self._unguarded and not scope["path"].startswith(f"{CONSOLE}/"):
             caller, kept_to = await self._callers.of(scope, headers, scope["app"].state.context)
