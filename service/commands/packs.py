@@ -195,7 +195,7 @@ def _ask(entry: Entry) -> bool:
     if not sys.stdin.isatty():
         return False
     remark(f"{entry.name} is under {entry.licence.name}: {entry.licence.url}\n{entry.licence.allows}")
-    return confirmed("Do you accept this licence?")
+    return confirmed("Do you accept this licence?", "--accept-licence")
 
 
 @contextmanager

@@ -16,11 +16,11 @@ def insist(question: str) -> None:
         raise typer.Exit(1)
 
 
-def confirmed(question: str) -> bool:
-    """Raises typer.BadParameter: nobody answers."""
+def confirmed(question: str, unasked: str = "--yes") -> bool:
+    """``unasked``: the option that answers yes. Raises typer.BadParameter: nobody answers."""
     stderr().print(f"{question} [y/N]: ", end="", markup=False, soft_wrap=True)
     answer = sys.stdin.readline()
     if not answer:
         stderr().print()
-        raise typer.BadParameter("nobody answers here: name it to do it unasked", param_hint="--yes")
+        raise typer.BadParameter("nobody answers here: name it to do it unasked", param_hint=unasked)
     return answer.strip().lower() in ("y", "yes")
