@@ -145,7 +145,7 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _tell_usage(error)
-    raise SystemExit(status)
+    raise SystemExit(status or 0)
 
 
 def _refusal(error: Exception) -> KithClientError | None:
