@@ -68,7 +68,7 @@ def test_columns_are_bounded_and_a_million_templates_with_crops_are_within() -> 
         began = time.process_time()
         with pytest.raises(ValueError, match="more than 100000 columns"):
             row_groups(_small_columns(groups, columns))
-        assert time.process_time() - began < 2
+        assert time.process_time() - began < 6
 
 
 def test_a_long_list_that_is_passed_over_takes_no_time() -> None:
@@ -77,4 +77,4 @@ def test_a_long_list_that_is_passed_over_takes_no_time() -> None:
     footer = b"\x29\xf1" + length + b"\x01" * size + b"\0"
     began = time.process_time()
     assert row_groups(io.BytesIO(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")) == []
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 2
