@@ -37,7 +37,7 @@ def list_jobs(
         print_json([job.model_dump(mode="json") for job in found])
         return
     if not found:
-        say("no job: kith enroll FOLDER --gallery NAME begins one, and so do imports and migrations")
+        say("no job: kith enroll FOLDER --gallery NAME begins one, and so does kith gallery migrate")
         return
     table = Table(Column("Job", no_wrap=True), "Kind", "Gallery", "State", "Done", "Failed", "Created (UTC)")
     for job in found:
