@@ -209,11 +209,12 @@ def table(found: Mapping[str, list[list[float]]]) -> str:
     for name, drawn in sorted(found.items(), key=lambda item: NORMALISED in item[0]):
         values = 100 * np.array(drawn)
         difference = values[:, HEADLINE] - 100 * reference
-        lines.append([name, *(_spread(column, "", " %") for column in values.T), _spread(difference, "+", "")])
+        lines.append([name, *(spread(column, "", " %") for column in values.T), spread(difference, "+", "")])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _spread(values: Values, sign: str, unit: str) -> str:
+def spread(values: Values, sign: str, unit: str) -> str:
+    """Mean and 80 % of the draws, for a table's cell."""
     low, high = np.quantile(values, SPREAD)
     return f"{values.mean():{sign}.2f}{unit} ({low:{sign}.2f} to {high:{sign}.2f})"
 

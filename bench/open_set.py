@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         packs = {"bundled": load_pack(BUNDLED)}
         if any(reference.glob("*.onnx")):
-            packs = {"reference": _calibrated(reference, lfw, options.cache, Path(folder) / "reference"), **packs}
+            packs = {"reference": calibrated(reference, lfw, options.cache, Path(folder) / "reference"), **packs}
         else:
             say(
                 f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled pack is measured."
@@ -130,7 +130,7 @@ def main() -> None:
     print(text)
 
 
-def _calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack:
+def calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack:
     """The reference models with a calibration of their own: those people of LFW View 1's training list of whom no photo
     is in the protocol."""
     shutil.copytree(reference, copy)

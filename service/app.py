@@ -44,6 +44,7 @@ from service.api import (
     subjects,
     system,
     transfer,
+    verify,
 )
 from service.api.context import Context
 from service.api.deadlines import Deadlines
@@ -275,6 +276,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (
         faces,
+        verify,
         galleries,
         subjects,
         enrolments,

@@ -252,6 +252,7 @@ def test_photos_of_one_call_are_compared_with_each_other(
 
 def test_more_templates_do_not_weaken_a_verification(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     vectors = rng.normal(size=(50, kith.model().dimension))
+    kith.update_gallery(gallery, fusion="max")
     kith.enrol(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
     one = kith.verify(vectors[0], vectors[1], fmr=0.001)
     many = kith.verify(vectors[0], (gallery, "many"), fmr=0.001)

@@ -186,6 +186,24 @@ def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str
     assert found.threshold == report.threshold
 
 
+def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
+    kith: Kith, small: str, rng: np.random.Generator
+) -> None:
+    kith.enrol(small, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
+    kith.update_gallery(small, review_factor=3)
+    report = kith.calibrate(small)
+    (probe,) = people(rng, 1)
+    found = {each.subject: each for each in kith.identify(small, embeddings=[probe], top_k=12).results[0].candidates}
+    for subject in ("s0", "s1"):
+        pair = kith.verify(probe, (small, subject), fmr=1e-6)
+        assert pair.similarity == found[subject].similarity
+        assert pair.risk is not None
+        assert (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
+    at_fmr = kith.identify(small, embeddings=[probe], risk={"fmr": 1e-6}).results[0]
+    assert (pair.threshold, pair.review_threshold) == (at_fmr.threshold, at_fmr.review_threshold)
+    assert report.subjects == 12
+
+
 def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.random.Generator) -> None:
     report = kith.calibrate(small)
     assert report.review_threshold < report.threshold

@@ -1,0 +1,98 @@
+"""A face beside a subject: the same similarity, and the same judge, as in a search; two subjects, and two faces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, get_args
+
+import numpy as np
+import pytest
+
+from models.network import Float
+from models.risk import Calibration
+from service.decision import KnownRisk, RiskTarget, false_alarm_probability, thresholds_for
+from service.gallery.fusion import Fusion
+from service.verification import Enrolled, compare
+
+RULES: Final = get_args(Fusion)
+
+
+def units(rng: np.random.Generator, count: int, dimension: int = 16) -> Float:
+    vectors = rng.normal(size=(count, dimension))
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+@pytest.fixture
+def of_pack(calibration: Calibration) -> KnownRisk:
+    return KnownRisk(calibration.curve, "pack")
+
+
+@pytest.fixture
+def subject(rng: np.random.Generator, of_pack: KnownRisk) -> Enrolled:
+    return Enrolled(
+        units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), "max", replace(of_pack, source="both")
+    )
+
+
+def by_hand(probe: Float, subject: Enrolled) -> float:
+    """By each rule's words, in double precision."""
+    to_each = subject.vectors.astype(np.float64) @ probe
+    match subject.fusion:
+        case "max":
+            return float(to_each.max())
+        case "mean_top_k":
+            return float(np.sort(to_each)[-3:].mean())
+        case rule:
+            weights = subject.qualities if rule == "quality_weighted" else np.ones(len(to_each))
+            mean = (weights[:, None] * subject.vectors.astype(np.float64)).sum(0)
+            return float(mean @ probe / np.linalg.norm(mean))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_face_meets_a_subject_by_the_gallerys_rule(
+    rule: Fusion, rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+) -> None:
+    subject = replace(subject, fusion=rule)
+    for probe in units(rng, 20):
+        found = compare(probe, subject, of_pack)
+        assert found.similarity == pytest.approx(by_hand(probe, subject), abs=1e-6)
+        assert found == compare(subject, probe, of_pack)
+        # The gallery's strangers were scored by its rule: a subject is one of their kind.
+        assert (found.known, found.comparisons) == (subject.known, 1)
+
+
+def test_each_template_is_a_chance_where_only_photos_were_compared_and_the_best_counts(
+    rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+) -> None:
+    (probe,) = units(rng, 1)
+    target = RiskTarget("fpir", 0.001)
+
+    def threshold(enrolled: Enrolled) -> float:
+        found = compare(probe, enrolled, of_pack)
+        return thresholds_for(target, found.known, found.comparisons).accept
+
+    of_five = threshold(replace(subject, known=of_pack))
+    assert of_five == pytest.approx(thresholds_for(target, of_pack, 5).accept)
+    one = replace(subject, known=of_pack, vectors=subject.vectors[:1], qualities=subject.qualities[:1])
+    assert of_five > threshold(one) == threshold(replace(subject, known=of_pack, fusion="centroid"))
+
+
+def test_two_subjects_by_all_pairs_of_their_templates(
+    rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+) -> None:
+    other = replace(subject, vectors=units(rng, 3), qualities=np.full(3, np.nan, np.float32), review_factor=2.0)
+    found = compare(subject, other, of_pack)
+    assert found.similarity == pytest.approx(max(float(a @ b) for a in subject.vectors for b in other.vectors))
+    assert (found.known, found.comparisons, found.review_factor) == (of_pack, 15, 2.0)
+    alike, in_one = (false_alarm_probability(found.similarity, of_pack, chances) for chances in (15, 1))
+    assert alike is not None
+    assert in_one is not None
+    assert alike > in_one
+
+
+def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: KnownRisk) -> None:
+    (face,) = units(rng, 1)
+    found = compare(face, face * 1.000001, of_pack)
+    assert found.similarity == pytest.approx(1)
+    assert found.similarity <= 1
+    assert (found.known, found.comparisons) == (of_pack, 1)
