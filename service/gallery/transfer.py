@@ -216,7 +216,8 @@ def _spread(items: Items, unsound: Collection[int], told: Told) -> Items:
     last = items.subjects[-1]
     if isinstance(last, str) and (last in known or len(items) - 1 not in unsound):
         told.subject, told.about = last, tuple(known.get(last) or [column[-1] for column in columns])
-    return replace(items, **dict(zip(ABOUT, columns, strict=True)))
+    spread: dict[str, Any] = dict(zip(ABOUT, columns, strict=True))
+    return replace(items, **spread)
 
 
 def _faults_of_subjects(items: Items) -> Iterator[tuple[int, KithError]]:
