@@ -57,7 +57,6 @@ from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.decision import VerifyOutcome
 from service.drift import Watches
-from service.engines import open_milvus, open_own_database, open_tracing
 from service.errors import all_errors
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
@@ -75,6 +74,7 @@ from service.jobs import Runner
 from service.key_uses import KeyUses
 from service.measures import Measures, Spans
 from service.migration import Migrations
+from service.opening import open_milvus, open_own_database, open_tracing
 from service.pipeline import Pipeline
 from service.readiness import readiness
 from service.recognisers import Judge, Recognisers, Served, read_packs

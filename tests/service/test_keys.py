@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from service.api.key_schemas import KeyIn
 from service.cli import app
 from service.client import Kith, KithClientError
-from service.engines import has_keys
 from service.errors import KeyEndedError, KeyNotFoundError, KithError
 from service.gallery.backup import back_up, restore
 from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
 from service.gallery.tables import audit
 from service.key_uses import KeyUses
+from service.opening import has_keys
 from service.security.keys import EVERYTHING, Keyring, Rights, Scope
 from service.server import embedded
 from service.settings import Settings, load_settings
