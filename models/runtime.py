@@ -1,4 +1,4 @@
-"""The only place that knows onnxruntime: sessions, threads, providers, shape buckets, and what really ran where."""
+"""Networks by onnxruntime, here alone: sessions, threads, providers, shape buckets, and what really ran where."""
 
 from __future__ import annotations
 
