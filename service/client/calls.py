@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
-from service.api.key_schemas import DAY_S, KeyIn, KeyOut, KeysOut, NewKeyOut
+from service.api.key_schemas import DAY_S, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
@@ -389,7 +390,7 @@ def cancel_job(job: str) -> Call[JobOut]:
 
 def create_key(name: str, scopes: Iterable[Scope], **options: Any) -> Call[NewKeyOut]:
     """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
-    body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
+    body = to_jsonable_python({"name": name, "scopes": list(scopes), **options})
     return _call(NewKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
 
