@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
@@ -54,6 +54,12 @@ Key = Annotated[
 ]
 
 
+OnlyNew = Annotated[
+    Literal["*"] | None,
+    Header(alias="If-None-Match", description="Only if there is no such subject yet; else 412 `subject_exists`."),
+]
+
+
 @router.get("")
 async def list_subjects(
     gallery: GalleryPath,
@@ -73,10 +79,11 @@ async def list_subjects(
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
-    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
+    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith, only_new: OnlyNew = None
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags; its templates stay."""
-    put, created = await kith.change(begun, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
+    about = body.name, body.metadata, body.tags, only_new is not None
+    put, created = await kith.change(begun, kith.store.put_subject, subject, *about)
     response.status_code = 201 if created else 200
     return SubjectOut.of(put)
 
@@ -143,7 +150,9 @@ async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: 
     response_model=EnrolOut,
     openapi_extra=body_of(EnrolIn),
 )
-async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
+async def enrol(
+    begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None, only_new: OnlyNew = None
+) -> Response:
     """Enrol photos or embeddings of one person. Each is taken or refused alone; a lone one refused fails the call.
 
     Nothing is answered before it is on disk.
@@ -155,18 +164,20 @@ async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:
         try:
-            return await _enrol(kith, found, subject, body, key, caller_of(request))
+            return await _enrol(kith, found, subject, body, key, only_new is not None, caller_of(request))
         except GalleryMovedError:
             found = await kith.gallery_again(found)
 
 
 async def _enrol(
-    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, caller: Caller
+    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, only_new: bool, caller: Caller
 ) -> Response:
     by = kith.recognisers.of(found)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
+    if only_new:  # before the photos are compared with those of whoever that is
+        await kith.run(kith.store.refuse_known, found, subject)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
@@ -180,7 +191,7 @@ async def _enrol(
     if templates:
         keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
         with kith.measures.stage("write"):
-            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed, only_new)
         kith.measures.enrolled.add("enrolled", len(templates))
         kith.pipeline.risks.follow(found)
         answer = earlier or answer

@@ -231,10 +231,14 @@ def put_subject(
     name: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     tags: Iterable[str] = (),
+    *,
+    only_new: bool = False,
 ) -> Call[SubjectOut]:
-    """Create it, or write all this in the place of what was there."""
+    """Create it, or write all this in the place of what was there; ``only_new``: refuse (``subject_exists``) if there
+    is a subject of this id."""
     body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
-    return _call(SubjectOut, "PUT", _path(gallery, subject), json=body)
+    # Sent again after its answer was lost, it would be refused for the subject that it made.
+    return _call(SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new))
 
 
 def update_subject(gallery: str, subject: str, **changes: Any) -> Call[SubjectOut]:
@@ -287,11 +291,13 @@ def enrol(
     allow_inconsistent: bool | None = None,
     allow_low_quality: bool | None = None,
     allow_not_live: bool | None = None,
+    only_new: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[EnrolOut]:
     """Give a subject templates of photos, or of ``embeddings`` (``recogniser``: whose they are, as :func:`embed` says).
     The answer to several says for each what became of it; a lone one refused raises. ``face="largest"``: of a photo of
-    several. ``idempotency_key``: of the request, which is done once however often it is sent; default: a new one."""
+    several. ``only_new``: as in :func:`put_subject`. ``idempotency_key``: of the request, which is done once however often
+    it is sent; default: a new one."""
     options = given(
         recogniser=recogniser,
         face=face,
@@ -300,7 +306,7 @@ def enrol(
         allow_low_quality=allow_low_quality,
         allow_not_live=allow_not_live,
     )
-    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
     arguments = with_photos(photos, urls, options | _embeddings(embeddings), headers)
     return _call(EnrolOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -456,6 +462,10 @@ def _pages(
         return Call("GET", path, lambda answer: read(model.model_validate_json(answer)), arguments)
 
     return Pages(page)
+
+
+def _only_new(only_new: bool) -> dict[str, str]:
+    return {"If-None-Match": "*"} if only_new else {}
 
 
 def _document(answer: bytes) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from service.errors import (
     KithError,
     MasterKeyAwayError,
     MasterKeyError,
+    SubjectExistsError,
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
@@ -277,12 +278,21 @@ class Store:
     # Subjects
 
     def put_subject(
-        self, gallery: Gallery, subject_id: str, name: str | None, metadata: dict[str, Any], tags: list[str]
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        name: str | None,
+        metadata: dict[str, Any],
+        tags: list[str],
+        only_new: bool = False,
     ) -> tuple[Subject, bool]:
-        """Create or replace; returns whether it was created. Raises SubjectErasedError: as :meth:`enrol`."""
+        """Create or, unless ``only_new``, replace; returns whether it was created. Raises SubjectErasedError,
+        SubjectExistsError: as :meth:`enrol`."""
         now, about = _now(), About(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             created = subject_pk is None
             if subject_pk is None:
@@ -383,7 +393,19 @@ class Store:
 
     # Templates
 
-    def enrol(self, gallery: Gallery, subject_id: str, new: list[NewTemplate], keyed: Idempotent | None) -> str | None:
+    def refuse_known(self, gallery: Gallery, subject_id: str) -> None:
+        """Raises SubjectExistsError."""
+        with self._database.read() as connection:
+            _refuse_known(connection, gallery, subject_id)
+
+    def enrol(
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        new: list[NewTemplate],
+        keyed: Idempotent | None,
+        only_new: bool = False,
+    ) -> str | None:
         """Store templates, their subject if need be, and their log lines, all or nothing.
 
         Returns the earlier response if ``keyed`` was answered before, and stores nothing then; else None.
@@ -391,6 +413,7 @@ class Store:
         Raises:
             IdempotencyConflictError: the key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
+            SubjectExistsError: there is one already, and ``only_new``.
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
                 meanwhile.
         """
@@ -399,6 +422,8 @@ class Store:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
@@ -719,6 +744,11 @@ def _is_template(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
 def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
     said: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
+
+
+def _refuse_known(connection: Connection, gallery: Gallery, subject_id: str) -> None:
+    if connection.execute(_key_of(gallery, subject_id)).scalar() is not None:
+        raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
 
 
 def _no_template(template_id: str, subject_id: str) -> KithError:
