@@ -584,6 +584,7 @@ class TemplateOut(BaseModel):
 class TemplatesOut(BaseModel):
     subject: str
     templates: list[TemplateOut]
+    next: str | None = None
 
 
 class EnrolledOut(BaseModel):
@@ -691,6 +692,7 @@ class HygieneOut(BaseModel):
     gallery: str
     total: dict[HygieneKind, int]
     findings: list[FindingOut]
+    next: str | None = None
 
 
 class NetworkOut(BaseModel):
