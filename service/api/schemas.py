@@ -200,7 +200,10 @@ class VerifyIn(Request):
 
     a: Side
     b: Side
-    risk: RiskIn = RiskIn(preset="standard")
+    risk: RiskIn | None = Field(
+        None,
+        description="Default: of a face and a subject the gallery's, if an FMR or a threshold; else standard.",
+    )
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
     require_liveness: bool = Field(
         False, description="Of photos, that people were there; a subject's gallery may require it, too."
