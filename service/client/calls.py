@@ -22,6 +22,7 @@ from service.api.schemas import (
     DeletedOut,
     EnrolOut,
     FacesOut,
+    FindingOut,
     GalleriesOut,
     GalleryOut,
     GalleryRiskOut,
@@ -133,9 +134,15 @@ def stats(name: str) -> Call[GalleryStatsOut]:
     return _call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
 
 
-def hygiene(name: str, limit: int = 100) -> Call[HygieneOut]:
-    """Who seems enrolled twice, filed wrongly, or easily taken for another."""
-    return _call(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit})
+def hygiene(name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
+    """Who seems enrolled twice, filed wrongly, or easily taken for another: how many, and a page of them. ``cursor``:
+    ``next`` of the page before."""
+    return _call(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit} | given(cursor=cursor))
+
+
+def findings(name: str) -> Pages[FindingOut]:
+    """All of :func:`hygiene`, the most pressing first."""
+    return _pages(HygieneOut, lambda page: (page.findings, page.next), f"{_path(name)}/hygiene", {"limit": 1000})
 
 
 def risk(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
@@ -250,11 +257,10 @@ def subject(gallery: str, subject: str) -> Call[SubjectOut]:
     return _call(SubjectOut, "GET", _path(gallery, subject))
 
 
-def subjects(gallery: str, tags: Iterable[str] = ()) -> Pages[SubjectOut]:
-    """The oldest first; those that have all the tags."""
-    return _pages(
-        SubjectsOut, lambda page: (page.subjects, page.next), f"{_path(gallery)}/subjects", {"tag": list(tags)}
-    )
+def subjects(gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> Pages[SubjectOut]:
+    """The oldest first; those that have all the tags and all of the metadata."""
+    chosen = {"tag": list(tags)} | given(metadata=json.dumps(dict(metadata)) if metadata else None)
+    return _pages(SubjectsOut, lambda page: (page.subjects, page.next), f"{_path(gallery)}/subjects", chosen)
 
 
 def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
@@ -315,12 +321,13 @@ def template(gallery: str, subject: str, template: str) -> Call[TemplateOut]:
     return _call(TemplateOut, "GET", _template(gallery, subject, template))
 
 
-def templates(gallery: str, subject: str) -> Call[TemplatesOut]:
-    return _call(TemplatesOut, "GET", f"{_path(gallery, subject)}/templates")
+def templates(gallery: str, subject: str) -> Pages[TemplateOut]:
+    """The oldest first."""
+    return _pages(TemplatesOut, lambda page: (page.templates, page.next), f"{_path(gallery, subject)}/templates")
 
 
 def move_template(gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
-    """File a template under the subject ``to``, whose templates are returned."""
+    """File a template under the subject ``to``; the answer is the first page of that one's templates."""
     path = _template(gallery, subject, template)
     return _call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
 
