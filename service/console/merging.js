@@ -3,31 +3,28 @@
 
 import { call, subjectPath, templatePath } from "./api.js";
 
-/** What became of an act: `moved` are the templates, `left` those that were refused, `problem` why the first was. */
+/** An act that was done in part: `moved` of `all` photos; `problem`: why the first that was not could not be. */
 class Partly extends Error {
-  constructor({ moved, left, problem }) {
-    super(`${moved.length} of ${moved.length + left.length} photos were moved. ${problem.message}`);
+  constructor(moved, all, problem) {
+    super(`${moved} of ${all} photos were moved. ${problem.message}`);
     this.remedy = problem.remedy || "Look again, and repeat it: what was moved stays where it is.";
-    this.moved = moved;
   }
 }
 
 /** File templates of `from` under `to`, in turn; `step(done, total)` after each. Throws Partly. */
 async function moveAll(gallery, from, to, templates, step) {
-  const moved = [];
-  const left = [];
+  let moved = 0;
   let problem = null;
-  for (const template of templates) {
+  for (const [i, template] of templates.entries()) {
     try {
       await call("PATCH", templatePath(gallery, from, template), { json: { subject: to } });
-      moved.push(template);
+      moved += 1;
     } catch (error) {
-      left.push(template);
       problem ??= error;
     }
-    step(moved.length + left.length, templates.length);
+    step(i + 1, templates.length);
   }
-  if (problem !== null) throw new Partly({ moved, left, problem });
+  if (problem !== null) throw new Partly(moved, templates.length, problem);
 }
 
 /**
@@ -41,7 +38,7 @@ export async function merge(gallery, from, to, step) {
   await moveAll(gallery, from, to, ids, step);
   const { templates: since } = await call("GET", `${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
   if (since.length > 0)
-    throw new Partly({ moved: ids, left: since, problem: new Error("Somebody enrolled more meanwhile.") });
+    throw new Partly(ids.length, ids.length + since.length, new Error("Somebody enrolled more meanwhile."));
   await call("DELETE", subjectPath(gallery, from));
   return async (back) => {
     const { name, metadata, tags } = person;
