@@ -302,8 +302,8 @@ def enrol(
 ) -> Call[EnrolOut]:
     """Give a subject templates of photos, or of ``embeddings`` (``recogniser``: whose they are, as :func:`embed` says).
     The answer to several says for each what became of it; a lone one refused raises. ``face="largest"``: of a photo of
-    several. ``only_new``: as in :func:`put_subject`. ``idempotency_key``: of the request, which is done once however often
-    it is sent; default: a new one."""
+    several. ``only_new``: as in :func:`put_subject`. ``idempotency_key``: of the request, which is done once however
+    often it is sent; default: a new one."""
     options = given(
         recogniser=recogniser,
         face=face,
