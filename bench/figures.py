@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.accuracy import RESULTS, ROOT
+from bench.common import RESULTS, ROOT
 from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
 from models.dlib_pack import read_evidence
 

@@ -427,7 +427,7 @@ class DatabaseMissingError(KithError):
     code, title = "no_database", "There is no database"
     remedy = (
         "Run it where the server's data are: in its folder, or with its KITH_DATA_DIR or KITH_DATABASE_URL. "
-        "'kith serve' and 'kith restore' make a database."
+        "'kith serve', 'kith keys create' and 'kith restore' make a database."
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from configparser import ConfigParser
 from copy import deepcopy
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -241,13 +242,40 @@ def test_the_proxys_errors_are_like_the_services() -> None:
         assert f"{status} `{document['code']}`" in table
 
 
-def test_systemd_starts_it_with_settings_that_exist() -> None:
-    text = (DOCKER / "kith.service").read_text()
+@pytest.mark.parametrize("name", ["kith.service", "kith-backup.service", "kith-backup.timer"])
+def test_systemd_starts_it_with_settings_that_exist(name: str) -> None:
+    text = (DOCKER / name).read_text()
     assert set(re.findall(r"\bKITH_\w+", text)) <= SETTINGS
     if shutil.which("systemd-analyze") is not None:
-        done = run("systemd-analyze", "verify", str(DOCKER / "kith.service"))
+        done = run("systemd-analyze", "verify", str(DOCKER / name))
         said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
         assert said == [], "the program is not there yet; all else is to be right"
+
+
+def test_what_runs_beside_the_service_has_its_user_settings_and_bounds() -> None:
+    service, backup = (unit(name)["Service"] for name in ("kith.service", "kith-backup.service"))
+    own = {"ExecStart", "Type", "Restart", "TimeoutStopSec"}
+    assert {key: value for key, value in backup.items() if key not in own} == {
+        key: value for key, value in service.items() if key not in own
+    }
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    recipe = page[page.index("kith_here() {") : page.index("kith_here keys create")]
+    given = dict(re.findall(r"--property=(\w+)=(\S+)", recipe))
+    assert {"DynamicUser", "User", "StateDirectory", "EnvironmentFile", "LoadCredential"} <= given.keys()
+    assert given.items() <= service.items()
+    known = dict(pair.split("=") for pair in service["Environment"].split())
+    said = dict(re.findall(r"--setenv=(\w+)=(\S+)", recipe))
+    assert said == {
+        "KITH_DATA_DIR": known["KITH_DATA_DIR"],
+        "KITH_MASTER_KEY_FILE": known["KITH_MASTER_KEY_FILE"].replace("%d", "/run/credentials/kith-command.service"),
+    }
+
+
+def unit(name: str) -> ConfigParser:
+    parser = ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DOCKER / name).read_text())
+    return parser
 
 
 def test_the_image_sets_what_exists() -> None:

@@ -25,26 +25,17 @@ from training.data.preflight import contact_sheet, preflight
 from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
 from training.export import ParityError, Precision
+from training.finished import embed_of
 from training.html_report import write_pack_report
 from training.loop import Checkpoint
 from training.losses import HEADS, TERMS, bounds, options_of
+from training.other_benchmarks import judge_others
+from training.packing import calibrate_pack, export_run, make_pack, measure_pack, refresh_pack, write_variants
 from training.recipes import COMPARED_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.report import rows, variant_rows
-from training.run import (
-    calibrate_pack,
-    embed_of,
-    export_run,
-    judge_others,
-    make_pack,
-    measure_pack,
-    refresh_pack,
-    report_run,
-    train_detector,
-    train_recogniser,
-    write_variants,
-)
 from training.run import compare as compare_losses
-from training.runs import CONFIG, read_run
+from training.run import report_run, train_detector, train_recogniser
+from training.run_folder import CONFIG, read_run
 from training.state import NonFiniteLossError
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)

@@ -13,10 +13,10 @@ from service.api import answers
 from service.api.answers import Document, encoded
 from service.api.beginnings import Begun, Noted
 from service.api.context import Context, Kith
-from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Caller, caller_of
+from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
@@ -34,8 +34,6 @@ from service.api.schemas import (
 from service.enrolment import (
     Overrides,
     check_identity,
-    check_recogniser,
-    check_vectors,
     choose_face,
     embed_for,
     new_template,
@@ -45,7 +43,7 @@ from service.errors import DuplicateSubjectError, GalleryMovedError, KithError, 
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
-from service.recognisers import Served
+from service.recognisers import Served, check_recogniser, check_vectors
 
 router = APIRouter(route_class=Noted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]

@@ -217,7 +217,7 @@ class Kith(Sender):
     # API keys
     create_key = _one(calls.create_key)
     api_key = _one(calls.api_key)
-    api_keys = _one(calls.api_keys)
+    api_keys = _each(calls.api_keys)
     revoke_key = _one(calls.revoke_key)
     rotate_key = _one(calls.rotate_key)
 

@@ -398,10 +398,9 @@ def api_key(key: str) -> Call[KeyOut]:
     return _call(KeyOut, "GET", _key(key))
 
 
-def api_keys(ended: bool = False) -> Call[list[KeyOut]]:
-    """``ended``: also those that were revoked or have expired."""
-    read = lambda answer: KeysOut.model_validate_json(answer).keys  # noqa: E731
-    return Call("GET", "/v1/keys", read, {"params": {"ended": ended}})
+def api_keys(ended: bool = False) -> Pages[KeyOut]:
+    """The oldest first. ``ended``: also those that were revoked or have expired."""
+    return _pages(KeysOut, lambda page: (page.keys, page.next), "/v1/keys", {"ended": ended})
 
 
 def revoke_key(key: str) -> Call[KeyOut]:

@@ -879,25 +879,37 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
     return Gallery(
-        row.pk,
-        row.name,
-        row.fingerprint,
-        row.dimension,
-        settings,
-        row.created_at,
-        vault.seal(row.pk, row.wrapped, row.master_key),
-        row.subject_count,
-        row.template_count,
-        row.evidence_sequence,
-        row.current_generation,
-        row.current_generation,
-        row.log_floor,
-        None
-        if row.other_generation is None
-        else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
-        bool(row.moved),
-        row.version,
-        row.erased,
+        pk=row.pk,
+        name=row.name,
+        fingerprint=row.fingerprint,
+        dimension=row.dimension,
+        settings=settings,
+        created_at=row.created_at,
+        seal=vault.seal(row.pk, row.wrapped, row.master_key),
+        subjects=row.subject_count,
+        templates=row.template_count,
+        evidence_sequence=row.evidence_sequence,
+        generation=row.current_generation,
+        current_generation=row.current_generation,
+        log_floor=row.log_floor,
+        other=_other_generation(row),
+        moved=bool(row.moved),
+        version=row.version,
+        erased=row.erased,
+    )
+
+
+def _other_generation(row: sa.Row[Any]) -> Generation | None:
+    if row.other_generation is None:
+        return None
+    return Generation(
+        number=row.other_generation,
+        fingerprint=row.other_fingerprint,
+        dimension=row.other_dimension,
+        model=row.other_model,
+        state=row.other_state,
+        details=row.other_details,
+        evidence_sequence=row.other_evidence_sequence,
     )
 
 

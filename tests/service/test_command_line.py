@@ -178,6 +178,22 @@ def test_what_is_of_this_machine_makes_no_database(run: Program, tmp_path: Path)
     assert str(tmp_path) in run.said
 
 
+def test_the_first_key_says_which_database_it_is_in(program: Path, tmp_path: Path) -> None:
+    run = Program(program, None)
+    run.environment.pop("KITH_URL", None)
+    for command in (("keys", "list"), ("keys", "revoke", "0" * 12)):
+        assert run(*command, status=3) == ""
+        assert f"no database at {tmp_path / 'data' / 'kith.db'}" in run.said.replace("\n", " ")
+    assert not (tmp_path / "data").exists()
+    token = run("keys", "create", "--scope", "admin")
+    assert token.startswith("kith_")
+    assert f"no database at {tmp_path / 'data' / 'kith.db'}: it is made now" in run.said
+    again = run("keys", "create", "--scope", "read", "--json")
+    assert json.loads(again)["scopes"] == ["read"]
+    assert f"in the database {tmp_path / 'data' / 'kith.db'}" in run.said
+    assert token.split("_")[1] in run("keys", "list")
+
+
 def test_the_risk_curve_in_a_pipe_is_text_alone(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
     from service.risk_plot import risk_text
 

@@ -15,7 +15,7 @@ from training.config import ConfigError
 from training.losses import HEADS, TERMS
 from training.recipes import PUBLISHED_LOSSES, compared
 from training.run import train_recogniser
-from training.runs import record_config
+from training.run_folder import record_config
 
 
 def call(*words: object) -> None:
