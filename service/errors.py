@@ -211,6 +211,11 @@ class SubjectNotFoundError(KithError):
     remedy = "Check its id; PUT, or enrolling a template for it, creates it."
 
 
+class SubjectExistsError(KithError):
+    status, code, title = 412, "subject_exists", "There is a subject of this id"
+    remedy = "Choose another id; or leave 'If-None-Match' out, if it is them whom you mean."
+
+
 class SubjectErasedError(KithError):
     status, code, title = 409, "subject_erased", "The subject was erased while this was under way"
     remedy = "Whoever is to be enrolled anew is so by a request that begins after the erasure."

@@ -17,7 +17,7 @@ from models.gpus import GpuWish
 from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
-from service.security.addresses import Hosts
+from service.security.addresses import Hosts, is_loopback
 
 
 class Settings(BaseSettings):
@@ -308,15 +308,6 @@ def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # nor what it would lie in
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False
 
 
