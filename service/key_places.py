@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from service.api.key_schemas import KeyIn, KeyOut, NewKeyOut
 from service.api.problems import validation_error
 from service.client import Kith
-from service.engines import open_own_database
 from service.gallery.key_store import KeyStore
+from service.opening import open_own_database
 from service.security.acting import Actor, acting_as
 from service.security.keys import Scope
 from service.settings import Settings

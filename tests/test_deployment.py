@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from configparser import ConfigParser
 from copy import deepcopy
@@ -28,6 +29,7 @@ DOCKER = ROOT / "docker"
 COMPOSE = ["compose.yaml", "compose.scale.yaml"]
 KUBERNETES = ["one", "scale", "gpu"]
 SETTINGS = {f"KITH_{name.upper()}" for name in Settings.model_fields}
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 GIVEN = "x" * 32
 """For what is somebody's to choose."""
 STYLE = (
@@ -193,6 +195,12 @@ def test_pods_are_closed_and_looked_after(folder: str) -> None:
     assert (container["resources"]["limits"].get("nvidia.com/gpu") == 1) == (folder == "gpu")
 
 
+@pytest.mark.parametrize("folder", ["one", "scale"])
+def test_manifests_name_the_version_they_are_of(folder: str) -> None:
+    (image,) = yaml.safe_load((DOCKER / "kubernetes" / folder / "kustomization.yaml").read_text())["images"]
+    assert image["newTag"] == VERSION
+
+
 @pytest.mark.parametrize("folder", KUBERNETES)
 def test_kustomize_makes_the_same_of_them(folder: str) -> None:
     if shutil.which("kubectl") is None:
@@ -202,7 +210,7 @@ def test_kustomize_makes_the_same_of_them(folder: str) -> None:
     made = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
     expected = {each["kind"]: each for each in manifests(folder)}
     (pod,), (also,) = pods(list(made.values())), pods(list(expected.values()))
-    also["containers"][0]["image"] = f"registry.example.org/kith{'-gpu' if folder == 'gpu' else ''}:0.1.0"
+    also["containers"][0]["image"] = f"registry.example.org/kith{'-gpu' if folder == 'gpu' else ''}:{VERSION}"
     assert pod["containers"][0]["image"] == also["containers"][0]["image"]
     assert made == expected
 

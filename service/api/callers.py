@@ -17,8 +17,9 @@ from starlette.types import Scope
 from service.api.context import Context
 from service.api.permissions import ANONYMOUS, OPERATOR, Caller
 from service.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
+from service.security.addresses import is_loopback
 from service.security.limits import Buckets, Limit, Standing
-from service.settings import Settings, is_loopback
+from service.settings import Settings
 
 WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""

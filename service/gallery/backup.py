@@ -237,6 +237,7 @@ def restore(
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):
                 said(f"{receipt.kind} erased since, on {receipt.at:%Y-%m-%d %H:%M} UTC: stays so")
+    database.empty_log()
 
 
 def _beyond(connection: Connection) -> dict[str, int]:

@@ -136,6 +136,23 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", status=2)
 
 
+def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: str) -> None:
+    create = ("keys", "create", "foo", "--scope", "identify")
+    for words, status in (
+        ((*create, "-g", "a b"), 3),
+        ((*create, "--rate", "1e9"), 2),
+        ((*create, "--rate", "nan"), 2),
+        ((*create, "--days", "inf"), 2),
+        ((*create, "--days", "1e9"), 2),
+        (("keys", "create", "x" * 200, "--scope", "identify"), 3),
+        (("keys", "create", "--scope", "nope"), 2),
+        (("keys", "rotate", "0" * 12, "--overlap-hours", "inf"), 2),
+        (("subject", "update", "ada", "-g", gallery, "--set", "a=NaN"), 2),
+        (("subject", "update", "ada", "-g", gallery, "--set", "a=[1e999]"), 2),
+    ):
+        run(*words, status=status)
+
+
 def test_questions_are_answered_or_the_option_is_named(run: Program, kith: Kith, gallery: str) -> None:
     gallery = kith.create_gallery(f"{gallery[:50]}-too").name
 

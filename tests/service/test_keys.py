@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from service.api.key_schemas import KeyIn, KeysOut
 from service.cli import app
 from service.client import Kith, KithClientError
-from service.engines import has_keys
 from service.errors import KeyEndedError, KeyNotFoundError, KithError
 from service.gallery.backup import back_up, restore
 from service.gallery.check import open_check
@@ -31,6 +30,7 @@ from service.gallery.key_store import KeyStore
 from service.gallery.tables import api_keys, audit
 from service.gallery.vault import Vault
 from service.key_uses import KeyUses
+from service.opening import has_keys
 from service.security.keys import EVERYTHING, Keyring, Rights, Scope, digest, new_token
 from service.server import embedded
 from service.settings import Settings, load_settings
