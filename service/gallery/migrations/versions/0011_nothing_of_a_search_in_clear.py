@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0010"
-down_revision = "0009"
+revision = "0011"
+down_revision = "0010"
 
 TIME = sa.DateTime(timezone=True)
 GENERATIONS = sa.table("generations", sa.column("gallery_pk"), sa.column("generation"), sa.column("details", sa.JSON))
