@@ -228,6 +228,7 @@ def test_an_enrolment_whose_server_ends_says_how_to_go_on(
         run("enroll", "people", "-g", gallery, "--report", "report.csv", "--url", url, "--json", status=3)
     assert "run the same again to go on" in json.loads(run.said)["remedy"]
     assert (tmp_path / "report.csv").read_text().startswith("photo,status")
+    assert (tmp_path / "report.csv").stat().st_mode & 0o777 == 0o600  # folders are named after people
 
 
 def test_a_person_is_enrolled_changed_and_erased(
