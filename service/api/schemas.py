@@ -587,6 +587,7 @@ class TemplateOut(BaseModel):
 class TemplatesOut(BaseModel):
     subject: str
     templates: list[TemplateOut]
+    next: str | None = None
 
 
 class EnrolledOut(BaseModel):
@@ -694,6 +695,7 @@ class HygieneOut(BaseModel):
     gallery: str
     total: dict[HygieneKind, int]
     findings: list[FindingOut]
+    next: str | None = None
 
 
 class NetworkOut(BaseModel):
