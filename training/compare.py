@@ -1,4 +1,4 @@
-"""The seed notes' losses side by side: the same people, the same budget, one table."""
+"""The papers' losses side by side: the same people, the same budget, one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seed notes' figures, drawn from the very heads that train."""
+"""The figures of the papers on margin losses, drawn from the very heads that train."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {"distilled": distilled, "compact": compact, "smoke": smoke, "medium": medium, "papers": papers}
 )
 
-# The seed notes' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
+# The papers' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
 # scales that suit a small set. A head and the terms beside it.
-SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
+PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
         "normface-64": (HeadConfig("normface", {"scale": 64.0}), ()),
@@ -138,12 +138,12 @@ TRIPLET_IMAGES_PER_PERSON = 4
 
 
 def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARED_PEOPLE) -> RunConfig:
-    """One of SEED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
+    """One of PUBLISHED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
     more. All runs see equally many images in batches of 128, with one schedule; nothing is tuned for any of them.
 
     A loss over pairs of a batch needs people to come several times in it, so that the triplets' batches are balanced.
     """
-    head, terms = SEED_LOSSES[loss]
+    head, terms = PUBLISHED_LOSSES[loss]
     return RunConfig(
         name=loss,
         output=output,

@@ -63,7 +63,7 @@ def judge_of(validation: Sequence[Path]) -> Judge | None:
 
 
 def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
-    """Run the seed notes' losses one after the other (those judged before are not run again) and judge each on LFW,
+    """Run the papers' losses one after the other (those judged before are not run again) and judge each on LFW,
     aligned by this detector; the table grows in ``output`` run by run and is returned."""
     crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
     detector = sha256_of(detection.path)

@@ -45,13 +45,18 @@ def list_subjects(
     tag: Annotated[
         list[str] | None, typer.Option(help="Only those that bear this tag; repeatable: all of them.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only those with this metadata; VALUE as of update --set; repeatable."),
+    ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Who is in a gallery, the oldest first."""
+    metadata = dict(_entry(each, "--where") for each in where or ())
     with connect(url, api_key) as kith:
-        found = list(kith.subjects(gallery, tag or ()))
+        found = list(kith.subjects(gallery, tag or (), metadata))
     if as_json:
         print_json([subject.model_dump(mode="json") for subject in found])
         return
@@ -71,7 +76,7 @@ def show(subject: Subject, gallery: Gallery, url: Url = None, api_key: Key = Non
     """One person's name, tags, metadata and templates."""
     with connect(url, api_key) as kith:
         found = kith.subject(gallery, subject)
-        templates = kith.templates(gallery, subject).templates
+        templates = list(kith.templates(gallery, subject))
     if as_json:
         listed = [template.model_dump(mode="json") for template in templates]
         print_json(found.model_dump(mode="json") | {"templates": listed})
@@ -152,7 +157,7 @@ def update(
         raise typer.BadParameter(
             "nothing to change: name something", param_hint="--name, --tag, --untag, --set, --unset"
         )
-    entries = dict(_entry(each) for each in put or ())
+    entries = dict(_entry(each, "--set") for each in put or ())
     with connect(url, api_key) as kith:
         now = kith.subject(gallery, subject)
         changes: dict[str, Any] = {} if name is None else {"name": name or None}
@@ -205,14 +210,21 @@ def erase_subject(
     say(f"erased {subject}: {removed}; receipt {receipt.id}")
 
 
-def _entry(given: str) -> tuple[str, Any]:
+def _entry(given: str, option: str) -> tuple[str, Any]:
     key, equals, value = given.partition("=")
     if not key or not equals:
-        raise typer.BadParameter(f"{given} is no KEY=VALUE", param_hint="--set")
+        raise typer.BadParameter(f"{given} is no KEY=VALUE", param_hint=option)
     try:
-        return key, json.loads(value)
+        read = json.loads(value)
     except ValueError:
         return key, value
+    try:
+        json.dumps(read, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        raise typer.BadParameter(
+            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint="--set"
+        ) from None
+    return key, read
 
 
 def _print(subject: SubjectOut) -> None:
