@@ -26,6 +26,7 @@ from PIL import Image
 
 from service.client import Kith
 from service.words import odds
+from tests.commands import called
 from tests.conftest import ROOT, jpeg
 
 SLOW = {"numpy", "cv2", "torch", "faiss", "onnxruntime", "openvino", "sqlalchemy", "fastapi", "pydantic", "matplotlib"}
@@ -65,11 +66,11 @@ class Program:
 
     def __call__(self, *words: str | Path, status: int = 0, **environment: str) -> str:
         self.environment |= environment
-        process = self.start(*words)
-        answer, self.said = process.communicate(timeout=120)
-        assert process.returncode == status, (words, answer, self.said)
+        done = called(*map(str, words), cwd=self._script.parent.parent, environment=self.environment)
+        self.said = done.stderr
+        assert done.returncode == status, (words, done.stdout, self.said)
         assert "Traceback" not in self.said
-        return answer
+        return done.stdout
 
     def completed(self, line: str) -> list[str]:
         """What bash proposes for the line's last word."""
