@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -28,34 +28,12 @@ from service.commands import (
     subjects,
     templates,
 )
+from service.commands.remedies import detail_of, remedy_of
 from service.errors import KithError, SettingsError
-from service.terminal import INTERRUPTED, stderr
+from service.terminal import FAILED, INTERRUPTED, NOBODY_READS, USAGE, stderr
 
 if TYPE_CHECKING:
     from service.client import KithClientError
-
-SAID_NO: Final = 1
-USAGE: Final = 2
-FAILED: Final = 3
-NOBODY_READS: Final = 141
-"""As a shell says of a process that ended by SIGPIPE."""
-
-REMEDIES: Final = {
-    "invalid_request": "'--help' after the command says what it takes; docs/cli.md.",
-    "gallery_not_found": "'kith gallery list' names those that there are, 'kith gallery create NAME' makes one.",
-    "subject_not_found": "'kith subject list --gallery GALLERY' names those that there are.",
-    "template_not_found": "'kith template list SUBJECT --gallery GALLERY' names those that there are.",
-    "job_not_found": "'kith jobs list' names those that there are; finished ones are forgotten after two weeks.",
-    "model_not_served": "'kith models list' names packs; KITH_ALSO has the server serve more than one.",
-    "unauthorized": "Name a key: --api-key, or KITH_CLIENT_KEY; 'kith keys create' on the server's machine makes one.",
-    "risk_uncalibrated": "Name a similarity, as --threshold 0.4; calibrate the pack with kith-train calibrate; or "
-    "enrol 50 people or more.",
-    "several_faces": "Crop the photo to one person, or take the largest with --largest-face.",
-    "duplicate_subject": "Enrol it there, or insist with --allow-duplicate.",
-    "inconsistent_template": "Check the photo, or insist with --allow-inconsistent.",
-    "low_quality": "Take a sharper, better lit, more frontal photo, or insist with --allow-low-quality.",
-}
-"""What to do, where the answer's remedy speaks to those who write requests."""
 
 
 class Commands(TyperGroup):
@@ -167,7 +145,7 @@ def _tell(problem: dict[str, Any], status: int, remedy: str | None = None) -> No
     """As JSON to who asked for that."""
     code = problem["code"]
     if remedy is None:
-        remedy = REMEDIES.get(code, problem.get("remedy", ""))
+        remedy = remedy_of(problem)
     if "--json" in sys.argv:
         import json
 
@@ -176,7 +154,7 @@ def _tell(problem: dict[str, Any], status: int, remedy: str | None = None) -> No
     near = " or ".join(f"'{name}'" for name in problem.get("near", ()))
     what = " ".join(filter(None, (f"Did you mean {near}?" if near else "", remedy)))
     console = stderr()
-    console.print(f"[red]error:[/red] {escape(str(problem.get('detail', '')))} [dim]({code})[/dim]", soft_wrap=True)
+    console.print(f"[red]error:[/red] {escape(detail_of(problem))} [dim]({code})[/dim]", soft_wrap=True)
     if what:
         console.print(f"  {escape(what)}", soft_wrap=True)
     raise SystemExit(status)

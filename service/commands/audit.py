@@ -17,7 +17,7 @@ from service.commands.options import AsJson, GalleryName, Key, OneGallery, Url
 from service.commands.own_database import own_settings
 from service.connection import connect
 from service.files import replacing
-from service.terminal import print_json, print_table, remark, say
+from service.terminal import SAID_NO, print_json, print_table, remark, say
 
 if TYPE_CHECKING:
     from service.security.trail import Fault, Report
@@ -61,7 +61,7 @@ def verify(
             say(_told(fault))
         _print_summary(report, against is not None)
     if report.faults:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 @app.command()
@@ -78,7 +78,7 @@ def head(source: Source = None) -> None:
     for fault in report.faults:
         remark(_told(fault))
     if report.faults:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
     print("\n".join(anchor_lines(report.ends, datetime.now(UTC))))
 
 
@@ -114,7 +114,7 @@ def list_lines(
     with connect(url, api_key) as kith:
         lines = list(islice(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})), limit))
     if as_json:
-        print_json([line.model_dump(mode="json") for line in lines])
+        print_json(lines)
         return
     whole = (Column(header, no_wrap=True) for header in ("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who"))
     table = Table(*whole, Column("Details", min_width=20))

@@ -15,7 +15,7 @@ from service.commands.options import AsJson, Gallery, Key, Url
 from service.commands.own_database import own_settings
 from service.connection import connect
 from service.files import replacing
-from service.terminal import print_json, print_table, say
+from service.terminal import SAID_NO, print_json, print_table, say
 
 app = typer.Typer(help="What was erased.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def list_erasures(
     with connect(url, api_key) as kith:
         found = list(kith.erasures(gallery, subject))
     if as_json:
-        print_json([receipt.model_dump(mode="json") for receipt in found])
+        print_json(found)
         return
     table = Table(Column("Receipt", no_wrap=True), "When (UTC)", "What", "Removed")
     for receipt in found:
@@ -56,7 +56,7 @@ def verify_receipt(
     with connect(url, api_key) as kith:
         verdict = kith.verify_receipt(receipt)
     if as_json:
-        print_json(verdict.model_dump(mode="json"))
+        print_json(verdict)
     elif verdict.holds:
         say(f"the receipt holds: what was erased on {verdict.receipt.at:%Y-%m-%d %H:%M} UTC is gone")
     else:
@@ -64,7 +64,7 @@ def verify_receipt(
         there = "" if verdict.gone or verdict.enrolled_since else ": what it names is there"
         say(f"the receipt does not hold{line}{there}")
     if not verdict.holds:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 @app.command("save")

@@ -92,7 +92,7 @@ def list_keys(
     with reached_keys(url, api_key) as keys:
         found = keys.api_keys(ended)
     if as_json:
-        print_json([key.model_dump(mode="json") for key in found])
+        print_json(found)
         return
     table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
     for key in found:
@@ -138,7 +138,7 @@ def _check_number(option: str, value: float | None) -> None:
 
 def _tell(key: NewKeyOut, as_json: bool) -> None:
     if as_json:
-        print_json(key.model_dump(mode="json"))
+        print_json(key)
         return
     galleries = "all galleries" if key.galleries is None else ", ".join(key.galleries)
     expires = "never expires" if key.expires_at is None else f"expires at {key.expires_at:%Y-%m-%d %H:%M} UTC"

@@ -61,7 +61,7 @@ def migrate(
             told, wait = kith.migration(name), False
         if wait:
             told = _waited(kith, told)
-    print_json(told.model_dump(mode="json")) if as_json else _print(told)
+    print_json(told) if as_json else _print(told)
 
 
 def _waited(kith: Kith, told: MigrationOut) -> MigrationOut:

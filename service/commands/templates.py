@@ -26,7 +26,7 @@ def list_templates(
     with connect(url, api_key) as kith:
         found = kith.templates(gallery, subject)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Since (UTC)")
     for template in found.templates:
@@ -49,9 +49,7 @@ def move(
     """File a template under another person, where it was filed wrongly."""
     with connect(url, api_key) as kith:
         found = kith.move_template(gallery, subject, template, to)
-    print_json(found.model_dump(mode="json")) if as_json else say(
-        f"{template} is {to}'s, who has {len(found.templates)}"
-    )
+    print_json(found) if as_json else say(f"{template} is {to}'s, who has {len(found.templates)}")
 
 
 @app.command()
@@ -70,6 +68,6 @@ def delete(
     with connect(url, api_key) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
     if as_json:
-        print_json(receipt.model_dump(mode="json", exclude_none=True))
+        print_json(receipt)
     else:
         say(f"erased template {template} of {subject}; receipt {receipt.id}")
