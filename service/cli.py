@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from rich.markup import escape
@@ -34,6 +35,13 @@ from service.terminal import FAILED, INTERRUPTED, NOBODY_READS, USAGE, stderr
 
 if TYPE_CHECKING:
     from service.client import KithClientError
+
+
+USABLE: Final = "See that it is there, and that you may use it; or name another."
+FILE_REMEDIES: Final = {
+    errno.ENOENT: "See that it, or the folder that it is to be written to, is there: no folder is made.",
+    errno.ENOSPC: "Make room, or name another place.",
+}
 
 
 class Commands(TyperGroup):
@@ -116,7 +124,8 @@ def main() -> None:
         code, remedy = getattr(error, "code", "pack"), getattr(error, "remedy", "")
         _tell(told | {"code": code, "remedy": remedy}, FAILED)
     except OSError as error:
-        _tell({"code": "file", "detail": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}, FAILED)
+        detail = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+        _tell({"code": "file", "detail": detail, "remedy": FILE_REMEDIES.get(error.errno, USABLE)}, FAILED)
     except Exception as error:
         if (refusal := _refusal(error)) is not None:
             _tell(refusal.problem, FAILED)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from service.commands.completion import complete_subjects
 from service.commands.options import AsJson, Gallery, Key, Url
 from service.commands.own_database import own_settings
 from service.connection import connect
@@ -25,7 +26,7 @@ Kept = Annotated[Path, typer.Argument(help="JSON.", dir_okay=False)]
 @app.command("list")
 def list_erasures(
     gallery: Gallery,
-    subject: Annotated[str | None, typer.Option(help="Only this subject's.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Only this subject's.", autocompletion=complete_subjects)] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
@@ -35,6 +36,11 @@ def list_erasures(
         found = list(kith.erasures(gallery, subject))
     if as_json:
         print_json(found)
+        return
+    if not found:
+        say(
+            f"no erasure in {gallery}: 'kith subject erase', 'kith template delete' and what became too old leave receipts"
+        )
         return
     table = Table(Column("Receipt", no_wrap=True), "When (UTC)", "What", "Removed")
     for receipt in found:
@@ -68,7 +74,7 @@ def verify_receipt(
 
 
 @app.command("save")
-def save_erasures(file: Kept) -> None:
+def save_erasures(file: Kept, as_json: AsJson = False) -> None:
     """Write every receipt of the database to a file, to be kept elsewhere: no backup knows what was erased after it."""
     from service.engines import open_own_database
     from service.gallery.repeated_erasures import saved
@@ -77,21 +83,29 @@ def save_erasures(file: Kept) -> None:
         documents = saved(connection)
     with replacing(file) as to:
         to.write(json.dumps(documents, indent=1).encode())
-    say(f"wrote {len(documents)} receipts to {file}")
+    if as_json:
+        print_json({"file": str(file), "receipts": len(documents)})
+    else:
+        say(f"wrote {len(documents)} receipts to {file}")
 
 
 @app.command("repeat")
-def repeat_erasures(file: Kept) -> None:
+def repeat_erasures(file: Kept, as_json: AsJson = False) -> None:
     """Erase anew, after a backup was restored, what the receipts of a file name."""
     from service.engines import open_own_database
     from service.gallery.repeated_erasures import repeat_saved
 
     try:
         documents: list[dict[str, Any]] = json.loads(file.read_text())
+        if not isinstance(documents, list):
+            raise ValueError("it is no list")
     except ValueError as error:
         raise typer.BadParameter(
             f"{file} is not what 'kith erasures save' writes: {error}", param_hint="FILE"
         ) from error
     with closing(open_own_database(own_settings())) as database:
         repeated = repeat_saved(database, documents)
-    say(f"of {len(documents)} receipts, {len(repeated)} named what was there again; it is erased")
+    if as_json:
+        print_json({"receipts": len(documents), "erased": [receipt.id for receipt in repeated]})
+    else:
+        say(f"of {len(documents)} receipts, {len(repeated)} named what was there again; it is erased")

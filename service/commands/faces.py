@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from service.commands.completion import complete_galleries, complete_packs, complete_subjects
+from service.commands.completion import complete_galleries, complete_served, complete_subjects
 from service.commands.options import (
     AsJson,
     Fmr,
@@ -84,7 +84,7 @@ def embed(
         typer.Option("--output", "-o", help="Write the vectors here: FILE.npy, one row a face (float32, unit length)."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="By which served pack; default: the server's.", autocompletion=complete_packs)
+        str | None, typer.Option(help="By which served pack; default: the server's.", autocompletion=complete_served)
     ] = None,
     url: Url = None,
     api_key: Key = None,

@@ -155,6 +155,12 @@ def calibrate(gallery: Gallery, url: Url = None, api_key: Key = None, as_json: A
     print_json(report) if as_json else _print_risk(report)
 
 
+@app.command("calibrate", hidden=True)
+def calibrate_named(name: GalleryName, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """As 'kith calibrate', where one may look for it."""
+    calibrate(name, url, api_key, as_json)
+
+
 @app.command()
 def hygiene(
     name: GalleryName,

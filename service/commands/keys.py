@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from service.commands.completion import complete_galleries
+from service.commands.completion import complete_galleries, complete_keys
 from service.commands.options import AsJson, Key, Url
 from service.terminal import print_json, print_table, remark, say
 
@@ -22,7 +22,7 @@ app = typer.Typer(help="API keys: who may use the service, and for what.", no_ar
 LEAST_DAYS: Final = 1e-4
 MOST_DAYS: Final = 36_500
 MOST_OVERLAP_HOURS: Final = 2160
-KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.")]
+KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.", autocompletion=complete_keys)]
 
 
 class May(StrEnum):
@@ -93,6 +93,9 @@ def list_keys(
         found = keys.api_keys(ended)
     if as_json:
         print_json(found)
+        return
+    if not found:
+        say("no key: 'kith keys create --scope admin' makes the first, and closes the service to whoever has none")
         return
     table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
     for key in found:

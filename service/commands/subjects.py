@@ -216,16 +216,18 @@ def export_subject(
     file: Annotated[Path | None, typer.Argument(help="Where to; default: the terminal.", dir_okay=False)] = None,
     url: Url = None,
     api_key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Everything that is held about one person, as JSON; a file is readable by its owner alone."""
     with connect(url, api_key) as kith:
-        document = json.dumps(kith.export_subject(gallery, subject), indent=2)
+        document = kith.export_subject(gallery, subject)
     if file is None:
-        say(document)
+        print_json(document)
         return
     with replacing(file) as to:
-        to.write(document.encode())
-    say(f"wrote {file}")
+        to.write(json.dumps(document, indent=2).encode())
+    size = file.stat().st_size
+    print_json({"file": str(file), "bytes": size}) if as_json else say(f"wrote {file}, {size:,} bytes")
 
 
 @app.command("erase")
@@ -247,6 +249,9 @@ def erase_subject(
         return
     removed = ", ".join(f"{count} {what}" for what, count in receipt.removed.items())
     say(f"erased {subject}: {removed}; receipt {receipt.id}")
+
+
+app.command("delete", hidden=True)(erase_subject)
 
 
 def _entry(given: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from service.commands.completion import complete_subjects
+from service.commands.completion import complete_subjects, complete_templates
 from service.commands.options import AsJson, Gallery, Key, Subject, Url, Yes
 from service.commands.questions import insist
 from service.connection import connect
@@ -15,7 +15,9 @@ from service.terminal import print_json, print_table, say
 
 app = typer.Typer(help="What is enrolled of a person: list, move, delete.", no_args_is_help=True)
 
-Template = Annotated[str, typer.Argument(help="Its id, as 'kith template list' names it.")]
+Template = Annotated[
+    str, typer.Argument(help="Its id, as 'kith template list' names it.", autocompletion=complete_templates)
+]
 
 
 @app.command("list")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
 from service.words import odds
 from tests.conftest import ROOT, jpeg
 
@@ -36,7 +39,7 @@ def program(tmp_path: Path) -> Path:
     """As the environment's script would be: its name is what completion goes by."""
     script = tmp_path / "bin" / "kith"
     script.parent.mkdir()
-    script.write_text("from service.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from service.entry import main\n\nif __name__ == '__main__':\n    main()\n")
     return script
 
 
@@ -123,7 +126,10 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", "stats", gallery, "--url", "http://127.0.0.1:9", status=3)
     assert "(unreachable)" in run.said
     run("gallery", "export", gallery, "folder-that-is-not/x.ndjson", status=3)
-    assert "folder-that-is-not" in run.said
+    assert run.said.splitlines() == [
+        "error: folder-that-is-not/x.ndjson: No such file or directory (file)",
+        "  See that it, or the folder that it is to be written to, is there: no folder is made.",
+    ]
     run("erasures", "repeat", photos["text"], status=2)
     assert "erasures save" in " ".join(run.said.split())
     run("identfy", photos["tom"], status=2)
@@ -457,6 +463,35 @@ def test_ctrl_c_is_130_and_says_nothing(run: Program, photos: dict[str, Path]) -
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in said) == (130, False)
+
+
+def test_ctrl_c_while_it_is_imported_says_nothing() -> None:
+    interrupted = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "service.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from service.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_an_embedded_service_that_is_left_as_it_starts_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would go on into the interpreter's end, which it aborts."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.server._wait_for_start", interrupted)
+    with pytest.raises(KeyboardInterrupt), embedded(load_settings(data_dir=tmp_path, log_level="WARNING")):
+        pass
+    assert "kith-server" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_server_is_measured(run: Program, photos: dict[str, Path]) -> None:
