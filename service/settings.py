@@ -183,7 +183,8 @@ class Settings(BaseSettings):
     )
     index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
     audit_searches: Literal["soon", "before", "off"] = Field(
-        "soon", description="When a search is written to the audit: within a second, before it is answered, or not."
+        "soon",
+        description="When a search is written to the audit: within half a second, before it is answered, or not.",
     )
     metrics_galleries: int = Field(
         100, ge=0, le=10_000, description="Galleries that /metrics tells of by name; the others are counted together."

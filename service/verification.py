@@ -15,13 +15,14 @@ from service.gallery.fusion import Fusion, scores
 class Enrolled:
     """A subject: its (n, d) templates of (n,) qualities, n >= 1, and how its gallery decides.
 
-    ``known``: what the gallery knows of strangers.
+    ``known``: what the gallery knows of strangers; ``usual_templates``: of its subjects, the mean.
     """
 
     vectors: Float
     qualities: Float
     fusion: Fusion
     known: KnownRisk | None
+    usual_templates: float = 1.0
     review_factor: float = REVIEW_FACTOR
 
 
@@ -57,8 +58,12 @@ def _with_subject(probe: Float, subject: Enrolled) -> Comparison:
     count = len(subject.vectors)
     (fused,) = scores(probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities, subject.fusion)[0]
     known = subject.known
-    if known is not None and known.source == "pack" and subject.fusion == "max":
-        known = replace(known, per_subject=count)  # of this subject; a search counts the mean of all
+    if known is not None:
+        # Strangers reach a subject of more templates more easily: each is a chance, and a mean of many is nearer to
+        # everybody. The pack compared photo with photo; the gallery's subjects, together, make up for one another in a
+        # search, but not here.
+        usual = 1.0 if known.source == "pack" else max(1.0, subject.usual_templates)
+        known = replace(known, per_subject=max(1.0, count / usual))
     return Comparison(_cosine(fused), known, 1, subject.review_factor)
 
 

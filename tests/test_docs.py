@@ -65,11 +65,8 @@ def test_errors() -> None:
 def test_errors_of_the_client_and_the_command_line() -> None:
     """Those that no server answers with."""
     documented = {row[0].strip("`") for row in rows("errors.md") if len(row) == 2}
-    places = [
-        *(ROOT / "service/client").glob("*.py"),
-        *(ROOT / "service/commands").glob("*.py"),
-        ROOT / "service/cli.py",
-    ]
+    folders = (ROOT / "service" / "client", ROOT / "service" / "commands")
+    places = [ROOT / "service" / "cli.py", *(path for folder in folders for path in folder.glob("*.py"))]
     named = {code for path in places for code in re.findall(r'"code": "([a-z_]+)"', path.read_text())}
     assert documented == (named | {UNKNOWN, "pack"}) - {error.code for error in all_errors()}
 

@@ -139,7 +139,7 @@ def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:
     """What the text says is there by now."""
     if "5f0c" in command:
         kith.put_subject("staff", "countess")
-        known["5f0c..."] = kith.templates("staff", "ada").templates[0].id
+        known["5f0c..."] = next(kith.templates("staff", "ada")).id
     if command.endswith("/cut-over -H 'Content-Type: application/json' -d '{}'"):
         for job in kith.jobs("staff"):
             kith.wait_for(job.id, 60)

@@ -31,15 +31,27 @@ router = APIRouter(route_class=Permitted, prefix="/v1/galleries", tags=["galleri
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
-PlaceCursor = Annotated[str | None, Query(pattern="^[0-9a-f]{58,128}$", description="'next' of the page before.")]
+PlaceCursor = Annotated[str | None, Query(pattern="^[0-9a-f]{58,160}$", description="'next' of the page before.")]
 
 
 def place_in(seal: Seal, cursor: str | None) -> int | None:
     """The key after which a page begins. Raises InvalidRequestError: no page of this list ended there."""
+    place = places_in(seal, cursor, 1)
+    return None if place is None else place[0]
+
+
+def places_in(seal: Seal, cursor: str | None, numbers: int) -> tuple[int, ...] | None:
+    """As :func:`place_in`, of a list in the order of so many numbers."""
+    if cursor is None:
+        return None
+    wrong = InvalidRequestError("cursor: it is not 'next' of a page of this list")
     try:
-        return None if cursor is None else open_place(seal, cursor)
+        place = open_place(seal, cursor)
     except (ValueError, SealBrokenError) as error:
-        raise InvalidRequestError("cursor: it is not 'next' of a page of this list") from error
+        raise wrong from error
+    if len(place) != numbers:
+        raise wrong
+    return place
 
 
 @router.post("", status_code=201)

@@ -200,7 +200,10 @@ class VerifyIn(Request):
 
     a: Side
     b: Side
-    risk: RiskIn = RiskIn(preset="standard")
+    risk: RiskIn | None = Field(
+        None,
+        description="Default: of a face and a subject the gallery's, if an FMR or a threshold; else standard.",
+    )
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or that of a subject's gallery.")
     require_liveness: bool = Field(
         False, description="Of photos, that people were there; a subject's gallery may require it, too."
@@ -584,6 +587,7 @@ class TemplateOut(BaseModel):
 class TemplatesOut(BaseModel):
     subject: str
     templates: list[TemplateOut]
+    next: str | None = None
 
 
 class EnrolledOut(BaseModel):
@@ -691,6 +695,7 @@ class HygieneOut(BaseModel):
     gallery: str
     total: dict[HygieneKind, int]
     findings: list[FindingOut]
+    next: str | None = None
 
 
 class NetworkOut(BaseModel):

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import TypeAdapter, ValidationError
 
 from models.network import Float
 from service.api import answers
 from service.api.answers import Document, encoded
 from service.api.beginnings import Begun, Noted
 from service.api.context import Context, Kith
-from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Caller, caller_of
+from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
     EnrolIn,
     EnrolOut,
+    Metadata,
     SubjectId,
     SubjectIn,
     SubjectOut,
@@ -34,18 +36,16 @@ from service.api.schemas import (
 from service.enrolment import (
     Overrides,
     check_identity,
-    check_recogniser,
-    check_vectors,
     choose_face,
     embed_for,
     new_template,
     template_from_face,
 )
-from service.errors import DuplicateSubjectError, GalleryMovedError, KithError, TemplateNotFoundError
+from service.errors import DuplicateSubjectError, GalleryMovedError, InvalidRequestError, KithError
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
-from service.recognisers import Served
+from service.recognisers import Served, check_recogniser, check_vectors
 
 router = APIRouter(route_class=Noted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
@@ -53,6 +53,14 @@ TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Key = Annotated[
     str | None,
     Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats get the first answer."),
+]
+Entries: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
+METADATA: Final = "Only subjects whose metadata have all of these: a JSON object, compared as a search's filter is."
+
+
+OnlyNew = Annotated[
+    Literal["*"] | None,
+    Header(alias="If-None-Match", description="Only if there is no such subject yet; else 412 `subject_exists`."),
 ]
 
 
@@ -63,10 +71,11 @@ async def list_subjects(
     cursor: PlaceCursor = None,
     limit: Limit = 100,
     tag: Annotated[list[str], Query(description="Only subjects that bear all of these.")] = [],  # noqa: B006
+    metadata: Annotated[str | None, Query(description=METADATA, examples=['{"floor": 3}'])] = None,
 ) -> SubjectsOut:
     """The oldest first."""
     found_gallery = await kith.run(kith.store.gallery, gallery)
-    seal, chosen = found_gallery.seal, SubjectFilter(tags=tuple(tag))
+    seal, chosen = found_gallery.seal, SubjectFilter(tuple(tag), _metadata(metadata))
     found = await kith.run(kith.store.list_subjects, found_gallery, place_in(seal, cursor), limit + 1, chosen)
     page = found[:limit]
     more = close_place(seal, page[-1].pk) if len(found) > limit else None
@@ -75,10 +84,11 @@ async def list_subjects(
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
-    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
+    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith, only_new: OnlyNew = None
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags; its templates stay."""
-    put, created = await kith.change(begun, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
+    about = body.name, body.metadata, body.tags, only_new is not None
+    put, created = await kith.change(begun, kith.store.put_subject, subject, *about)
     response.status_code = 201 if created else 200
     return SubjectOut.of(put)
 
@@ -107,26 +117,28 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith)
 
 
 @router.get("/{subject}/templates")
-async def list_templates(gallery: GalleryPath, subject: SubjectPath, kith: Kith) -> TemplatesOut:
+async def list_templates(
+    gallery: GalleryPath, subject: SubjectPath, kith: Kith, cursor: PlaceCursor = None, limit: Limit = 100
+) -> TemplatesOut:
+    """The oldest first."""
     found = await kith.run(kith.store.gallery, gallery)
-    listed = await kith.run(kith.store.list_templates, found, subject)
-    return TemplatesOut(subject=subject, templates=[TemplateOut.of(t) for t in listed])
+    listed = await kith.run(kith.store.list_templates, found, subject, place_in(found.seal, cursor), limit + 1)
+    page = listed[:limit]
+    more = close_place(found.seal, page[-1].pk) if len(listed) > limit else None
+    return TemplatesOut(subject=subject, templates=[TemplateOut.of(t) for t in page], next=more)
 
 
 @router.get("/{subject}/templates/{template}")
 async def get_template(gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, kith: Kith) -> TemplateOut:
     found = await kith.run(kith.store.gallery, gallery)
-    for listed in await kith.run(kith.store.list_templates, found, subject):
-        if listed.id == template:
-            return TemplateOut.of(listed)
-    raise TemplateNotFoundError(f"there is no template {template!r} of subject {subject!r}")
+    return TemplateOut.of(await kith.run(kith.store.template, found, subject, template))
 
 
 @router.patch("/{subject}/templates/{template}")
 async def move_template(
     begun: Begun, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, kith: Kith
 ) -> TemplatesOut:
-    """File a template under another subject, whose templates are returned."""
+    """File a template under another subject; the answer is the first page of that one's templates."""
     await kith.change(begun, kith.store.move_template, subject, template, body.subject)
     kith.pipeline.risks.follow(await kith.gallery(begun.name))
     return await list_templates(begun.name, body.subject, kith)
@@ -145,7 +157,9 @@ async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: 
     response_model=EnrolOut,
     openapi_extra=body_of(EnrolIn),
 )
-async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
+async def enrol(
+    begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None, only_new: OnlyNew = None
+) -> Response:
     """Enrol photos or embeddings of one person. Each is taken or refused alone; a lone one refused fails the call.
 
     Nothing is answered before it is on disk.
@@ -157,18 +171,20 @@ async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:
         try:
-            return await _enrol(kith, found, subject, body, key, caller_of(request))
+            return await _enrol(kith, found, subject, body, key, only_new is not None, caller_of(request))
         except GalleryMovedError:
             found = await kith.gallery_again(found)
 
 
 async def _enrol(
-    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, caller: Caller
+    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, only_new: bool, caller: Caller
 ) -> Response:
     by = kith.recognisers.of(found)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
+    if only_new:  # before the photos are compared with those of whoever that is
+        await kith.run(kith.store.refuse_known, found, subject)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
@@ -182,7 +198,7 @@ async def _enrol(
     if templates:
         keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
         with kith.measures.stage("write"):
-            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed, only_new)
         kith.measures.enrolled.add("enrolled", len(templates))
         kith.pipeline.risks.follow(found)
         answer = earlier or answer
@@ -250,6 +266,14 @@ async def _told(kith: Context, gallery: Gallery, refusal: DuplicateSubjectError,
     if caller.rights.may("identify") or caller.rights.may("read"):
         return refusal
     return DuplicateSubjectError("the face resembles another subject")
+
+
+def _metadata(asked: str | None) -> tuple[tuple[str, Any], ...]:
+    """Raises InvalidRequestError: it is no JSON object that metadata could be."""
+    try:
+        return () if asked is None else tuple(Entries.validate_json(asked).items())
+    except ValidationError as error:
+        raise InvalidRequestError(f"metadata: {error.errors()[0]['msg']}") from error
 
 
 def _digest(subject: str, body: EnrolIn) -> str:

@@ -12,16 +12,15 @@ from models.network import Float
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
-from service.api.faces import fetched, together
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Permitted, caller_of
+from service.api.photos import fetched, together
 from service.api.requests import read_verify
-from service.api.schemas import Side, VerifyIn, VerifyOut
+from service.api.schemas import RiskIn, Side, VerifyIn, VerifyOut
 from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
-from service.enrolment import check_recogniser, check_vectors
 from service.errors import InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
-from service.recognisers import Served
+from service.recognisers import Served, check_recogniser, check_vectors
 from service.verification import Enrolled, compare
 
 router = APIRouter(route_class=Permitted, tags=["faces"], responses=PROBLEMS)
@@ -56,7 +55,7 @@ async def verify(request: Request, kith: Kith) -> Response:
         await _write_down(kith, body, galleries, "no_face")
         return answer({"model": by.pack.model_id, "outcome": "no_face", "reasons": reasons, "a": a.seen, "b": b.seen})
     compared = compare(a.person, b.person, kith.pipeline.risks.of_pack(by.fingerprint))
-    target = body.risk.target("fmr")
+    target = _target(body, galleries)
     # For two people together to be within the asked rate, each of several comparisons must be far below it.
     joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
     thresholds = thresholds_for(joint, compared.known, compared.comparisons, compared.review_factor)
@@ -88,6 +87,16 @@ async def _write_down(kith: Context, body: VerifyIn, galleries: dict[str, Galler
     for side in (body.a, body.b):
         if side.subject:
             await kith.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
+
+
+def _target(body: VerifyIn, galleries: dict[str, Gallery]) -> RiskTarget:
+    """What is asked; else what the gallery of the one subject says of one comparison: an FPIR is of a search."""
+    if body.risk is not None:
+        return body.risk.target("fmr")
+    subjects = [side.subject for side in (body.a, body.b) if side.subject]
+    if len(subjects) == 1 and (own := galleries[subjects[0].gallery].settings.risk).kind != "fpir":
+        return own
+    return RiskIn(preset="standard").target("fmr")
 
 
 def _recogniser(kith: Context, body: VerifyIn, galleries: list[Gallery]) -> Served:
@@ -162,5 +171,6 @@ def _enrolled(kith: Context, gallery: Gallery, subject_id: str) -> Enrolled:
     vectors, qualities = kith.store.subject_vectors(gallery, subject_id)
     if not len(vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
-    settings = gallery.settings
-    return Enrolled(vectors, qualities, settings.fusion, kith.pipeline.risks.of(gallery), settings.review_factor)
+    known, settings = kith.pipeline.risks.of(gallery), gallery.settings
+    usual = gallery.templates / max(1, gallery.subjects)
+    return Enrolled(vectors, qualities, settings.fusion, known, usual, settings.review_factor)

@@ -160,6 +160,7 @@ class AsyncKith(AsyncSender):
     delete_gallery = _one(calls.delete_gallery)
     stats = _one(calls.stats)
     hygiene = _one(calls.hygiene)
+    findings = _each(calls.findings)
     risk = _one(calls.risk)
     calibrate = _one(calls.calibrate)
     audit = _each(calls.audit)
@@ -189,7 +190,7 @@ class AsyncKith(AsyncSender):
     verify_receipt = _one(calls.verify_receipt)
     enrol = _reading(calls.enrol)
     template = _one(calls.template)
-    templates = _one(calls.templates)
+    templates = _each(calls.templates)
     move_template = _one(calls.move_template)
     delete_template = _one(calls.delete_template)
     identify = _reading(calls.identify)
@@ -216,7 +217,7 @@ class AsyncKith(AsyncSender):
     # API keys
     create_key = _one(calls.create_key)
     api_key = _one(calls.api_key)
-    api_keys = _one(calls.api_keys)
+    api_keys = _each(calls.api_keys)
     revoke_key = _one(calls.revoke_key)
     rotate_key = _one(calls.rotate_key)
 

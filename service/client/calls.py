@@ -22,6 +22,7 @@ from service.api.schemas import (
     DeletedOut,
     EnrolOut,
     FacesOut,
+    FindingOut,
     GalleriesOut,
     GalleryOut,
     GalleryRiskOut,
@@ -133,9 +134,15 @@ def stats(name: str) -> Call[GalleryStatsOut]:
     return _call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
 
 
-def hygiene(name: str, limit: int = 100) -> Call[HygieneOut]:
-    """Who seems enrolled twice, filed wrongly, or easily taken for another."""
-    return _call(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit})
+def hygiene(name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
+    """Who seems enrolled twice, filed wrongly, or easily taken for another: how many, and a page of them. ``cursor``:
+    ``next`` of the page before."""
+    return _call(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit} | given(cursor=cursor))
+
+
+def findings(name: str) -> Pages[FindingOut]:
+    """All of :func:`hygiene`, the most pressing first."""
+    return _pages(HygieneOut, lambda page: (page.findings, page.next), f"{_path(name)}/hygiene", {"limit": 1000})
 
 
 def risk(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
@@ -231,10 +238,14 @@ def put_subject(
     name: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     tags: Iterable[str] = (),
+    *,
+    only_new: bool = False,
 ) -> Call[SubjectOut]:
-    """Create it, or write all this in the place of what was there."""
+    """Create it, or write all this in the place of what was there; ``only_new``: refuse (``subject_exists``) if there
+    is a subject of this id."""
     body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
-    return _call(SubjectOut, "PUT", _path(gallery, subject), json=body)
+    # Sent again after its answer was lost, it would be refused for the subject that it made.
+    return _call(SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new))
 
 
 def update_subject(gallery: str, subject: str, **changes: Any) -> Call[SubjectOut]:
@@ -246,11 +257,10 @@ def subject(gallery: str, subject: str) -> Call[SubjectOut]:
     return _call(SubjectOut, "GET", _path(gallery, subject))
 
 
-def subjects(gallery: str, tags: Iterable[str] = ()) -> Pages[SubjectOut]:
-    """The oldest first; those that have all the tags."""
-    return _pages(
-        SubjectsOut, lambda page: (page.subjects, page.next), f"{_path(gallery)}/subjects", {"tag": list(tags)}
-    )
+def subjects(gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> Pages[SubjectOut]:
+    """The oldest first; those that have all the tags and all of the metadata."""
+    chosen = {"tag": list(tags)} | given(metadata=json.dumps(dict(metadata)) if metadata else None)
+    return _pages(SubjectsOut, lambda page: (page.subjects, page.next), f"{_path(gallery)}/subjects", chosen)
 
 
 def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
@@ -287,11 +297,13 @@ def enrol(
     allow_inconsistent: bool | None = None,
     allow_low_quality: bool | None = None,
     allow_not_live: bool | None = None,
+    only_new: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[EnrolOut]:
     """Give a subject templates of photos, or of ``embeddings`` (``recogniser``: whose they are, as :func:`embed` says).
     The answer to several says for each what became of it; a lone one refused raises. ``face="largest"``: of a photo of
-    several. ``idempotency_key``: of the request, which is done once however often it is sent; default: a new one."""
+    several. ``only_new``: as in :func:`put_subject`. ``idempotency_key``: of the request, which is done once however
+    often it is sent; default: a new one."""
     options = given(
         recogniser=recogniser,
         face=face,
@@ -300,7 +312,7 @@ def enrol(
         allow_low_quality=allow_low_quality,
         allow_not_live=allow_not_live,
     )
-    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
     arguments = with_photos(photos, urls, options | _embeddings(embeddings), headers)
     return _call(EnrolOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -309,12 +321,13 @@ def template(gallery: str, subject: str, template: str) -> Call[TemplateOut]:
     return _call(TemplateOut, "GET", _template(gallery, subject, template))
 
 
-def templates(gallery: str, subject: str) -> Call[TemplatesOut]:
-    return _call(TemplatesOut, "GET", f"{_path(gallery, subject)}/templates")
+def templates(gallery: str, subject: str) -> Pages[TemplateOut]:
+    """The oldest first."""
+    return _pages(TemplatesOut, lambda page: (page.templates, page.next), f"{_path(gallery, subject)}/templates")
 
 
 def move_template(gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
-    """File a template under the subject ``to``, whose templates are returned."""
+    """File a template under the subject ``to``; the answer is the first page of that one's templates."""
     path = _template(gallery, subject, template)
     return _call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
 
@@ -399,10 +412,9 @@ def api_key(key: str) -> Call[KeyOut]:
     return _call(KeyOut, "GET", _key(key))
 
 
-def api_keys(ended: bool = False) -> Call[list[KeyOut]]:
-    """``ended``: also those that were revoked or have expired."""
-    read = lambda answer: KeysOut.model_validate_json(answer).keys  # noqa: E731
-    return Call("GET", "/v1/keys", read, {"params": {"ended": ended}})
+def api_keys(ended: bool = False) -> Pages[KeyOut]:
+    """The oldest first. ``ended``: also those that were revoked or have expired."""
+    return _pages(KeysOut, lambda page: (page.keys, page.next), "/v1/keys", {"ended": ended})
 
 
 def revoke_key(key: str) -> Call[KeyOut]:
@@ -457,6 +469,10 @@ def _pages(
         return Call("GET", path, lambda answer: read(model.model_validate_json(answer)), arguments)
 
     return Pages(page)
+
+
+def _only_new(only_new: bool) -> dict[str, str]:
+    return {"If-None-Match": "*"} if only_new else {}
 
 
 def _document(answer: bytes) -> dict[str, Any]:

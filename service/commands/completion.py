@@ -178,8 +178,8 @@ def _unsealed(gallery: str, listed: Callable[[Store, Gallery], Proposals]) -> Pr
     with contextlib.suppress(Exception):
         if _database_file() is None:
             return []
-        from service.engines import open_own_database
         from service.gallery.store import Store
+        from service.opening import open_own_database
         from service.settings import load_settings
 
         with contextlib.closing(open_own_database(load_settings())) as database:

@@ -38,9 +38,7 @@ def list_erasures(
         print_json(found)
         return
     if not found:
-        say(
-            f"no erasure in {gallery}: 'kith subject erase', 'kith template delete' and what became too old leave receipts"
-        )
+        say(f"no erasure in {gallery}: 'kith subject erase' and 'kith template delete' leave receipts, and so does age")
         return
     table = Table(Column("Receipt", no_wrap=True), "When (UTC)", "What", "Removed")
     for receipt in found:
@@ -76,8 +74,8 @@ def verify_receipt(
 @app.command("save")
 def save_erasures(file: Kept, as_json: AsJson = False) -> None:
     """Write every receipt of the database to a file, to be kept elsewhere: no backup knows what was erased after it."""
-    from service.engines import open_own_database
     from service.gallery.repeated_erasures import saved
+    from service.opening import open_own_database
 
     with closing(open_own_database(own_settings())) as database, database.read() as connection:
         documents = saved(connection)
@@ -92,8 +90,8 @@ def save_erasures(file: Kept, as_json: AsJson = False) -> None:
 @app.command("repeat")
 def repeat_erasures(file: Kept, as_json: AsJson = False) -> None:
     """Erase anew, after a backup was restored, what the receipts of a file name."""
-    from service.engines import open_own_database
     from service.gallery.repeated_erasures import repeat_saved
+    from service.opening import open_own_database
 
     try:
         documents: list[dict[str, Any]] = json.loads(file.read_text())

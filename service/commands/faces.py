@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from service.api.schemas import IdentityOut, VerifyOut
 
 PICTURES: Final = (".jpg", ".jpeg", ".png")
-DEFAULT_FMR: Final = 0.001
 
 Draw = Annotated[
     Path | None,
@@ -189,10 +188,11 @@ def verify(
 ) -> None:
     """Are two photos of the same person, or is this the person who is enrolled?
 
-    At FMR 0.001, unless another risk is named. Exit 1 if not, or if it cannot be said."""
+    At FMR 0.001, unless another risk is named, or the gallery of --subject has an FMR or a threshold. Exit 1 if not,
+    or if it cannot be said."""
     if (subject is None) == (b is None) or (subject is None) != (gallery is None):
         raise typer.BadParameter("name another photo, or --subject with its --gallery", param_hint="B")
-    risk: dict[str, Any] = risk_of(fpir, fmr, threshold, preset) or {"fmr": DEFAULT_FMR}
+    risk: dict[str, Any] = risk_of(fpir, fmr, threshold, preset) or {}
     other: Path | tuple[str, str]
     if b is not None:
         other = b
@@ -204,7 +204,7 @@ def verify(
     if as_json:
         print_json(answer.model_dump(mode="json", exclude_none=True))
     else:
-        say(_told(answer, {"a": str(a), "b": str(b or subject)}, risk))
+        say(_told(answer, {"a": str(a), "b": str(b or subject)}))
     if answer.outcome != "same":
         raise typer.Exit(SAID_NO)
 
@@ -232,16 +232,16 @@ def _write_vectors(output: Path, rows: list[dict[str, Any]], by: dict[str, str |
     remark(f"wrote {output}: {len(rows)} vectors of {by['model']}, recogniser {by['recogniser']}")
 
 
-def _told(answer: VerifyOut, names: dict[str, str], risk: dict[str, float | str]) -> str:
+def _told(answer: VerifyOut, names: dict[str, str]) -> str:
     outcome = decision(answer.outcome, None)
-    if answer.similarity is None or answer.threshold is None:
+    if answer.similarity is None or answer.threshold is None or answer.risk is None:
         seen = (
             names[side] if what == answer.outcome else f"{names[side]}: {in_words([what])}"
             for side, _, what in (reason.partition(": ") for reason in answer.reasons)
         )
         return f"{outcome}: {', '.join(seen)}"
-    ((kind, value),) = risk.items()
-    asked = f"{kind.upper() if kind in ('fmr', 'fpir') else kind} {value if isinstance(value, str) else f'{value:g}'}"
+    kinds = (("FMR", answer.risk.fmr), ("FPIR", answer.risk.fpir), ("threshold", answer.risk.threshold))
+    asked = next(f"{kind} {value:g}" for kind, value in kinds if value is not None)
     chance = answer.false_match_probability
     alike = "" if chance is None else f"; two different people are so alike in {odds(chance)} comparisons"
     return f"{outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at {asked}{alike}"

@@ -49,6 +49,10 @@ Liveness = Annotated[
 ]
 
 
+PAGE = 1000
+"""Findings of one answer, at most."""
+
+
 @app.command("list")
 def list_galleries(url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
     """All galleries."""
@@ -164,14 +168,18 @@ def calibrate_named(name: GalleryName, url: Url = None, api_key: Key = None, as_
 @app.command()
 def hygiene(
     name: GalleryName,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show so many findings.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many findings.")] = 50,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Who seems enrolled twice, filed wrongly, or easily taken for another; what to do about each."""
     with connect(url, api_key) as kith:
-        report = kith.hygiene(name, limit)
+        report = page = kith.hygiene(name, min(limit, PAGE))
+        while page.next is not None and len(report.findings) < limit:
+            page = kith.hygiene(name, min(limit - len(report.findings), PAGE), page.next)
+            report.findings += page.findings
+        report.next = page.next
     if as_json:
         print_json(report)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,10 +14,12 @@ from rich.table import Column, Table
 
 from service.commands.completion import complete_galleries, complete_keys
 from service.commands.options import AsJson, Key, Url
+from service.commands.own_database import named_settings, own_settings
 from service.terminal import print_json, print_table, remark, say
 
 if TYPE_CHECKING:
     from service.api.key_schemas import NewKeyOut
+    from service.key_places import Keys
 
 app = typer.Typer(help="API keys: who may use the service, and for what.", no_args_is_help=True)
 LEAST_DAYS: Final = 1e-4
@@ -69,11 +72,10 @@ def create(
         raise typer.BadParameter("it needs a rate, too: --rate", param_hint="--burst")
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     options = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
-    from service.key_places import reached_keys
     from service.security.keys import SCOPES
 
     scopes = [each for each in SCOPES if each in scope]
-    with reached_keys(url, api_key) as keys:
+    with _reached(url, api_key, may_make=True) as keys:
         _tell(keys.create_key(name or "+".join(scopes), scopes, **options), as_json)
         if gallery and (absent := sorted(set(gallery) - keys.gallery_names())):
             remark(f"no gallery is called {', '.join(absent)} yet: the key is for whichever will be")
@@ -87,10 +89,8 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """All keys, the oldest first, without their tokens."""
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
-        found = keys.api_keys(ended)
+    with _reached(url, api_key) as keys:
+        found = list(keys.api_keys(ended))
     if as_json:
         print_json(found)
         return
@@ -108,9 +108,7 @@ def list_keys(
 @app.command()
 def revoke(key: KeyId, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
     """Refuse a key from now on, for good."""
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
+    with _reached(url, api_key) as keys:
         revoked = keys.revoke_key(key)
     print_json(revoked) if as_json else say(f"{revoked.id} is revoked")
 
@@ -127,10 +125,17 @@ def rotate(
 ) -> None:
     """Make a key with the same rights, and print its token; the old one works on for a while."""
     _check_number("--overlap-hours", overlap_hours)
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
+    with _reached(url, api_key) as keys:
         _tell(keys.rotate_key(key, round(overlap_hours * 3600)), as_json)
+
+
+def _reached(url: str | None, api_key: str | None, may_make: bool = False) -> AbstractContextManager[Keys]:
+    """``may_make``: a database, where there is none yet."""
+    from service.key_places import keys_here, keys_of_server
+
+    if url is not None:
+        return keys_of_server(url, api_key)
+    return keys_here(named_settings() if may_make else own_settings())
 
 
 def _check_number(option: str, value: float | None) -> None:

@@ -32,6 +32,24 @@ def own_settings(existing: bool = True) -> Settings:
     return settings
 
 
+def named_settings() -> Settings:
+    """For a command that may begin a database: says which one it uses, or makes."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    file = settings.database_file
+    if file is None:
+        remark(f"in the database {_place(settings.sql_url)}")
+    elif file.is_file():
+        remark(f"in the database {file.absolute()}")
+    else:
+        remark(
+            f"no database at {file.absolute()}: it is made now, and its master key if none is named. Only a server "
+            "that uses this database knows the key (KITH_DATA_DIR, KITH_DATABASE_URL)"
+        )
+    return settings
+
+
 def _place(url: str) -> str:
     """Without who opens it by which password."""
     parts = urlsplit(url)

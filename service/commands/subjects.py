@@ -51,13 +51,18 @@ def list_subjects(
     tag: Annotated[
         list[str] | None, typer.Option(help="Only those that bear this tag; repeatable: all of them.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only those with this metadata; VALUE as of update --set; repeatable."),
+    ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Who is in a gallery, the oldest first."""
+    metadata = dict(_entry(each, "--where") for each in where or ())
     with connect(url, api_key) as kith:
-        found = list(kith.subjects(gallery, tag or ()))
+        found = list(kith.subjects(gallery, tag or (), metadata))
     if as_json:
         print_json(found)
         return
@@ -77,7 +82,7 @@ def show(subject: Subject, gallery: Gallery, url: Url = None, api_key: Key = Non
     """One person's name, tags, metadata and templates."""
     with connect(url, api_key) as kith:
         found = kith.subject(gallery, subject)
-        templates = kith.templates(gallery, subject).templates
+        templates = list(kith.templates(gallery, subject))
     if as_json:
         print_json(found.model_dump(mode="json") | {"templates": templates})
         return
@@ -196,7 +201,7 @@ def update(
         raise typer.BadParameter(
             "nothing to change: name something", param_hint="--name, --tag, --untag, --set, --unset"
         )
-    entries = dict(_entry(each) for each in put or ())
+    entries = dict(_entry(each, "--set") for each in put or ())
     with connect(url, api_key) as kith:
         now = kith.subject(gallery, subject)
         changes: dict[str, Any] = {} if name is None else {"name": name or None}
@@ -254,10 +259,10 @@ def erase_subject(
 app.command("delete", hidden=True)(erase_subject)
 
 
-def _entry(given: str) -> tuple[str, Any]:
+def _entry(given: str, option: str) -> tuple[str, Any]:
     key, equals, value = given.partition("=")
     if not key or not equals:
-        raise typer.BadParameter(f"{given} is no KEY=VALUE", param_hint="--set")
+        raise typer.BadParameter(f"{given} is no KEY=VALUE", param_hint=option)
     try:
         read = json.loads(value)
     except ValueError:
@@ -266,7 +271,7 @@ def _entry(given: str) -> tuple[str, Any]:
         json.dumps(read, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
         raise typer.BadParameter(
-            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint="--set"
+            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint=option
         ) from None
     return key, read
 

@@ -26,12 +26,12 @@ def list_templates(
 ) -> None:
     """A person's templates."""
     with connect(url, api_key) as kith:
-        found = kith.templates(gallery, subject)
+        found = list(kith.templates(gallery, subject))
     if as_json:
-        print_json(found)
+        print_json({"subject": subject, "templates": found})
         return
     table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Since (UTC)")
-    for template in found.templates:
+    for template in found:
         score = "" if template.quality is None else f"{template.quality.get('score', 0):.2f}"
         detection = "" if template.detection_score is None else f"{template.detection_score:.2f}"
         table.add_row(template.id, template.kind, score, detection, f"{template.created_at:%Y-%m-%d %H:%M}")
@@ -50,8 +50,9 @@ def move(
 ) -> None:
     """File a template under another person, where it was filed wrongly."""
     with connect(url, api_key) as kith:
-        found = kith.move_template(gallery, subject, template, to)
-    print_json(found) if as_json else say(f"{template} is {to}'s, who has {len(found.templates)}")
+        moved = kith.move_template(gallery, subject, template, to)
+        count = len(moved.templates) if moved.next is None else kith.subject(gallery, to).templates
+    print_json(moved) if as_json else say(f"{template} is {to}'s, who has {count}")
 
 
 @app.command()

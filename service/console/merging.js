@@ -36,10 +36,10 @@ async function moveAll(gallery, from, to, templates, step) {
  */
 export async function merge(gallery, from, to, step) {
   const person = await call("GET", subjectPath(gallery, from));
-  const { templates } = await call("GET", `${subjectPath(gallery, from)}/templates`);
+  const { templates } = await call("GET", `${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
   const ids = templates.map((template) => template.id);
   await moveAll(gallery, from, to, ids, step);
-  const { templates: since } = await call("GET", `${subjectPath(gallery, from)}/templates`);
+  const { templates: since } = await call("GET", `${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
   if (since.length > 0)
     throw new Partly({ moved: ids, left: since, problem: new Error("Somebody enrolled more meanwhile.") });
   await call("DELETE", subjectPath(gallery, from));

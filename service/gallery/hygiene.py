@@ -44,6 +44,8 @@ NEAR_CHANCE: Final = 0.1
 """The same for a template that is known to be astray, which is likely to be at home somewhere, and for lookalikes."""
 UNLIKE_FNMR: Final = 0.01
 UNLIKE_FMR: Final = 0.001
+DIGITS: Final = 4
+"""Of similarities, that are shown."""
 Ints = NDArray[np.int64]
 
 
@@ -122,7 +124,14 @@ def inspect(snapshot: Snapshot, calibration: Calibration, levels: Levels) -> lis
             lookalikes.append(_pair("lookalikes", groups[a], groups[b], rows, similarity, calibration))
     astray = list(_astray(snapshot, groups, near, twice, levels.near, calibration))
     found = [*duplicates, *astray, *_inconsistent(snapshot, groups), *lookalikes]
-    return sorted(found, key=lambda f: (KINDS.index(f.kind), -_sureness(f), f.templates))
+    return sorted(found, key=place)
+
+
+def place(finding: Finding) -> tuple[int, int, int, int]:
+    """What a report is in the order of. It is the same in the report of another moment that has the finding, too: the
+    similarity counts as it is shown, for the order of additions moves its last digits."""
+    first, second = (*finding.templates, 0)[:2]
+    return KINDS.index(finding.kind), -round(_sureness(finding) * 10**DIGITS), first, second
 
 
 def _sureness(finding: Finding) -> float:

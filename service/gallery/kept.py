@@ -1,4 +1,5 @@
-"""What was read of galleries, kept for as long as it is true: rows, and who subjects are. Memory alone: it asks nobody.
+"""What was read of galleries, kept for as long as it is true: rows, who subjects are, and what deserves a look. Memory
+alone: it asks nobody.
 
 A gallery's version says whether what was read of it still holds (service.gallery.subjects.Gallery.version), and of
 SQLite the whole file's version whether anything at all was written since.
@@ -8,33 +9,40 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from service.gallery.hygiene import Finding
 from service.gallery.subjects import Gallery, Named
 
 MOST_GALLERIES: Final = 1000
 MOST_NAMES: Final = 200_000
 """Of all galleries together, some 300 bytes each."""
+MOST_FINDINGS: Final = 100_000
+"""Likewise, some 500 bytes each: keys and similarities, nobody's name."""
 
 
 @dataclass
 class Page:
     """A gallery as of its version, which it had when the file had ``file_version``; ``names``: of some subjects, as of
-    this version or later, replaced, never taken from."""
+    this version or later, replaced, never taken from; ``findings``: None where nobody looked."""
 
     gallery: Gallery
     file_version: int | None
     names: dict[int, Named] = field(default_factory=dict)
+    findings: Sequence[Finding] | None = None
 
 
 class Kept:
     """By the gallery's name; those asked for least lately go. Safe to share between threads."""
 
-    def __init__(self, most_galleries: int = MOST_GALLERIES, most_names: int = MOST_NAMES) -> None:
+    def __init__(
+        self, most_galleries: int = MOST_GALLERIES, most_names: int = MOST_NAMES, most_findings: int = MOST_FINDINGS
+    ) -> None:
         self._most_galleries = most_galleries
         self._most_names = most_names
+        self._most_findings = most_findings
         self._pages: OrderedDict[str, Page] = OrderedDict()
         self._names = 0
         self._lock = threading.Lock()
@@ -87,6 +95,27 @@ class Kept:
                     break
                 self._names -= len(other.names)
                 other.names = {}
+
+    def findings(self, gallery: Gallery) -> Sequence[Finding] | None:
+        """Of this gallery in this version, if they are kept."""
+        page = self.page_of(gallery)
+        return None if page is None else page.findings
+
+    def add_findings(self, gallery: Gallery, findings: Sequence[Finding]) -> None:
+        """Not if it is another by now, or they are too many; those of others go where it would be too many with
+        theirs, of who was asked for least lately first."""
+        with self._lock:
+            page = self._pages.get(gallery.name)
+            if page is None or not _is_same(page.gallery, gallery) or len(findings) > self._most_findings:
+                return
+            page.findings = findings
+            others = [other for other in self._pages.values() if other is not page and other.findings]
+            kept = len(findings) + sum(len(other.findings or ()) for other in others)
+            for other in others:
+                if kept <= self._most_findings:
+                    break
+                kept -= len(other.findings or ())
+                other.findings = None
 
     def _forget(self, name: str) -> None:
         page = self._pages.pop(name, None)

@@ -59,11 +59,12 @@ def open_crop(seal: Seal, sealed: bytes) -> Crop:
     return Crop(image, json.loads(landmarks))
 
 
-def close_place(seal: Seal, key: int) -> str:
-    """A row's key for those who page through a list: it tells them nothing, as keys count through all galleries."""
-    return seal.close(str(key).encode(), PLACE).hex()
+def close_place(seal: Seal, *key: int) -> str:
+    """A row's key, or what else a list is in the order of, for those who page through it: it tells them nothing, as
+    keys count through all galleries."""
+    return seal.close(",".join(map(str, key)).encode(), PLACE).hex()
 
 
-def open_place(seal: Seal, text: str) -> int:
+def open_place(seal: Seal, text: str) -> tuple[int, ...]:
     """Raises ValueError, SealBrokenError."""
-    return int(seal.open(bytes.fromhex(text), PLACE))
+    return tuple(map(int, seal.open(bytes.fromhex(text), PLACE).split(b",")))

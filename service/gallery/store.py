@@ -30,6 +30,7 @@ from service.errors import (
     KithError,
     MasterKeyAwayError,
     MasterKeyError,
+    SubjectExistsError,
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
@@ -37,6 +38,7 @@ from service.gallery import erasure
 from service.gallery.audit_log import pseudonym, record
 from service.gallery.database import Database, new_version
 from service.gallery.erasure import Receipt
+from service.gallery.hygiene import Finding
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
 from service.gallery.sealed_rows import (
@@ -277,12 +279,21 @@ class Store:
     # Subjects
 
     def put_subject(
-        self, gallery: Gallery, subject_id: str, name: str | None, metadata: dict[str, Any], tags: list[str]
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        name: str | None,
+        metadata: dict[str, Any],
+        tags: list[str],
+        only_new: bool = False,
     ) -> tuple[Subject, bool]:
-        """Create or replace; returns whether it was created. Raises SubjectErasedError: as :meth:`enrol`."""
+        """Create or, unless ``only_new``, replace; returns whether it was created. Raises SubjectErasedError,
+        SubjectExistsError: as :meth:`enrol`."""
         now, about = _now(), About(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             created = subject_pk is None
             if subject_pk is None:
@@ -383,7 +394,19 @@ class Store:
 
     # Templates
 
-    def enrol(self, gallery: Gallery, subject_id: str, new: list[NewTemplate], keyed: Idempotent | None) -> str | None:
+    def refuse_known(self, gallery: Gallery, subject_id: str) -> None:
+        """Raises SubjectExistsError."""
+        with self._database.read() as connection:
+            _refuse_known(connection, gallery, subject_id)
+
+    def enrol(
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        new: list[NewTemplate],
+        keyed: Idempotent | None,
+        only_new: bool = False,
+    ) -> str | None:
         """Store templates, their subject if need be, and their log lines, all or nothing.
 
         Returns the earlier response if ``keyed`` was answered before, and stores nothing then; else None.
@@ -391,6 +414,7 @@ class Store:
         Raises:
             IdempotencyConflictError: the key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
+            SubjectExistsError: there is one already, and ``only_new``.
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
                 meanwhile.
         """
@@ -399,6 +423,8 @@ class Store:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
@@ -438,15 +464,27 @@ class Store:
             raise IdempotencyConflictError(f"the key {key!r} was used for another request")
         return gallery.seal.open(row.sealed, ANSWER).decode()
 
-    def list_templates(self, gallery: Gallery, subject_id: str) -> list[Template]:
-        """A subject's templates, oldest first. Raises SubjectNotFoundError."""
-        subject = self.subject(gallery, subject_id)
-        query = sa.select(templates).where(templates.c.subject_pk == subject.pk).order_by(templates.c.pk)
+    def list_templates(
+        self, gallery: Gallery, subject_id: str, after: int | None = None, limit: int | None = None
+    ) -> list[Template]:
+        """A subject's templates, oldest first: those of a key after ``after``, at most ``limit``. Raises
+        SubjectNotFoundError."""
+        query = sa.select(templates).order_by(templates.c.pk).limit(limit)
+        if after is not None:
+            query = query.where(templates.c.pk > after)
         with self._database.read() as connection:
-            return [
-                Template(row.id, subject_id, row.kind, row.quality, row.detection_score, row.created_at)
-                for row in connection.execute(query)
-            ]
+            subject = self._subject(connection, gallery, subject_id)
+            rows = connection.execute(query.where(templates.c.subject_pk == subject.pk))
+            return [_template(row, subject_id) for row in rows]
+
+    def template(self, gallery: Gallery, subject_id: str, template_id: str) -> Template:
+        """Raises SubjectNotFoundError, TemplateNotFoundError."""
+        with self._database.read() as connection:
+            subject = self._subject(connection, gallery, subject_id)
+            row = connection.execute(sa.select(templates).where(_is_template(subject, template_id))).first()
+        if row is None:
+            raise _no_template(template_id, subject_id)
+        return _template(row, subject_id)
 
     def templates_by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         query = (
@@ -456,10 +494,7 @@ class Store:
         )
         with self._database.read() as connection:
             owned = ((row, open_about(gallery.seal, row.sealed).id) for row in connection.execute(query))
-            return {
-                row.pk: Template(row.id, owner, row.kind, row.quality, row.detection_score, row.created_at)
-                for row, owner in owned
-            }
+            return {row.pk: _template(row, owner) for row, owner in owned}
 
     def subject_vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """(n, d) templates of a subject and their (n,) quality scores, NaN for bare embeddings; n may be 0. Raises
@@ -476,6 +511,7 @@ class Store:
             if connection.execute(sa.select(templates.c.pk).where(_is_template(subject, template_id))).first() is None:
                 raise _no_template(template_id, subject_id)
             receipt = erasure.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
+        self._kept.forget(gallery.name)
         return self._overwritten(receipt)
 
     def move_template(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
@@ -520,6 +556,14 @@ class Store:
             changed = templates.c.subject_pk.in_(named)
             now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
         return {line.subject_pk for line in lines}, now, len(lines) == at_most
+
+    def findings(self, gallery: Gallery, inspect: Callable[[], Sequence[Finding]]) -> Sequence[Finding]:
+        """What deserves a look in the gallery as it is in this version, found by ``inspect`` unless it was before."""
+        found = self._kept.findings(gallery)
+        if found is None:
+            found = inspect()
+            self._kept.add_findings(gallery, found)
+        return found
 
     # Evidence
 
@@ -721,6 +765,11 @@ def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
 
 
+def _refuse_known(connection: Connection, gallery: Gallery, subject_id: str) -> None:
+    if connection.execute(_key_of(gallery, subject_id)).scalar() is not None:
+        raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
+
+
 def _no_template(template_id: str, subject_id: str) -> KithError:
     return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
 
@@ -879,31 +928,47 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
     return Gallery(
-        row.pk,
-        row.name,
-        row.fingerprint,
-        row.dimension,
-        settings,
-        row.created_at,
-        vault.seal(row.pk, row.wrapped, row.master_key),
-        row.subject_count,
-        row.template_count,
-        row.evidence_sequence,
-        row.current_generation,
-        row.current_generation,
-        row.log_floor,
-        None
-        if row.other_generation is None
-        else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
-        bool(row.moved),
-        row.version,
-        row.erased,
+        pk=row.pk,
+        name=row.name,
+        fingerprint=row.fingerprint,
+        dimension=row.dimension,
+        settings=settings,
+        created_at=row.created_at,
+        seal=vault.seal(row.pk, row.wrapped, row.master_key),
+        subjects=row.subject_count,
+        templates=row.template_count,
+        evidence_sequence=row.evidence_sequence,
+        generation=row.current_generation,
+        current_generation=row.current_generation,
+        log_floor=row.log_floor,
+        other=_other_generation(row),
+        moved=bool(row.moved),
+        version=row.version,
+        erased=row.erased,
+    )
+
+
+def _other_generation(row: sa.Row[Any]) -> Generation | None:
+    if row.other_generation is None:
+        return None
+    return Generation(
+        number=row.other_generation,
+        fingerprint=row.other_fingerprint,
+        dimension=row.other_dimension,
+        model=row.other_model,
+        state=row.other_state,
+        details=row.other_details,
+        evidence_sequence=row.other_evidence_sequence,
     )
 
 
 def _subject(seal: Seal, row: sa.Row[Any]) -> Subject:
     about = vars(open_about(seal, row.sealed))
     return Subject(row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, templates=row.template_count)
+
+
+def _template(row: sa.Row[Any], subject_id: str) -> Template:
+    return Template(row.pk, row.id, subject_id, row.kind, row.quality, row.detection_score, row.created_at)
 
 
 # Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.

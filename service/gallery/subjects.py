@@ -159,6 +159,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Template:
+    pk: int
     id: str
     subject: str
     kind: TemplateKind

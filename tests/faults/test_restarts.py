@@ -129,7 +129,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             # Whether its first commit was lost or only the answer to it, a repeated request is stored once.
             assert stored == dict.fromkeys(acknowledged, 1)
             for subject, template in acknowledged.items():
-                assert [t.id for t in kith.templates("g", subject).templates] == [template]
+                assert [t.id for t in kith.templates("g", subject)] == [template]
     with open_check(open_database(url)) as check:
         assert list(check.findings(None, False)) == []
 

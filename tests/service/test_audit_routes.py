@@ -58,7 +58,7 @@ def everything(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8
     kith.identify(GALLERY, photo, other)
     kith.verify((GALLERY, IDS[0]), photo)
     kith.verify((GALLERY, IDS[0]), (GALLERY, IDS[1]))
-    (template,) = kith.templates(GALLERY, IDS[1]).templates
+    (template,) = kith.templates(GALLERY, IDS[1])
     kith.move_template(GALLERY, IDS[1], template.id, IDS[0])
     kith.delete_template(GALLERY, IDS[0], template.id)
     file = folder / "staff.ndjson"

@@ -469,7 +469,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     assert "enrolled" not in again.counts
     assert kith.gallery(gallery).templates == 3
     # What was deleted may be enrolled again, what was moved stays where it is.
-    tom, *_ = kith.templates(gallery, "tom").templates
+    tom, *_ = kith.templates(gallery, "tom")
     kith.put_subject(gallery, "thomas")
     kith.move_template(gallery, "tom", tom.id, "thomas")
     kith.delete_subject(gallery, "eileen")
@@ -485,7 +485,7 @@ def test_a_template_is_named_by_a_key(kith: Kith, gallery: str, photos: dict[str
     kith.create_gallery("of-another-key")
     for name in (gallery, "of-another-key"):
         assert enrolled(kith, name, one).counts == {"enrolled": 1}
-    (here,), (there,) = (kith.templates(name, "eileen").templates for name in (gallery, "of-another-key"))
+    (here,), (there,) = (kith.templates(name, "eileen") for name in (gallery, "of-another-key"))
     earlier = earlier_id("eileen", photos["eileen/1.jpg"])
     assert len({here.id, there.id, earlier}) == 3
     # What an earlier version enrolled is known all the same.

@@ -209,7 +209,7 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     assert (told.other.embedded, told.other.by_sight, told.other.waiting_without_crop) == (1, 1, 1)
     (line,) = (line for line in both.audit(g) if line.event == "template_on_sight")
     assert line.details["false_alarm_probability"] <= 1e-4
-    assert line.details["template"] == both.templates(g, "eileen").templates[0].id
+    assert line.details["template"] == next(both.templates(g, "eileen")).id
     # Who is left out is said, and found by no search.
     cut = both.cut_over(g, force=True)
     assert (cut.current.embedded, cut.current.waiting_without_crop) == (1, 1)
@@ -373,7 +373,7 @@ def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path,
 def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
     g = enrolled(both, "damaged", {"eileen": people["eileen"], "tom": people["tom"]}, keep_crops=True)
     database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
-    (template,) = both.templates(g, "tom").templates
+    (template,) = both.templates(g, "tom")
     damaged = crops.update().where(
         crops.c.template_pk == sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
     )
@@ -419,7 +419,7 @@ def test_no_crop_keeps_the_others_from_being_embedded(
     seal = Store(database).gallery(g).seal
     with database.write(StorageError("unforeseen")) as connection:
         for subject, damage in damages.items():
-            (template,) = both.templates(g, subject).templates
+            (template,) = both.templates(g, subject)
             key = sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
             connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=close_crop(seal, damage)))
     database.close()

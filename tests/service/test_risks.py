@@ -201,6 +201,20 @@ def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
         assert (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
     at_fmr = kith.identify(small, embeddings=[probe], risk={"fmr": 1e-6}).results[0]
     assert (pair.threshold, pair.review_threshold) == (at_fmr.threshold, at_fmr.review_threshold)
+
+    def default() -> tuple[float | None, float | None]:
+        risk = kith.verify(probe, (small, "s1")).risk
+        assert risk is not None
+        return risk.fmr, risk.threshold
+
+    assert default() == (0.001, None)  # an FPIR is of a search
+    kith.update_gallery(small, risk={"fmr": 1e-5})
+    assert default() == (1e-5, None)
+    kith.update_gallery(small, risk={"threshold": 0.6})
+    assert default() == (None, 0.6)
+    between = kith.verify((small, "s0"), (small, "s1")).risk
+    assert between is not None
+    assert (between.fmr, between.source) == (0.001, "pack")
     assert report.subjects == 12
 
 

@@ -131,7 +131,7 @@ def test_galleries_have_nothing_in_common(database_url: DatabaseUrl) -> None:
             broken += 1
     assert broken == 1
     place = close_place(one.seal, 7)
-    assert open_place(one.seal, place) == 7
+    assert open_place(one.seal, place) == (7,)
     with pytest.raises(SealBrokenError):
         open_place(two.seal, place)
     database.close()

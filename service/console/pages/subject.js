@@ -16,7 +16,7 @@ export function render({ gallery, subject }, signal) {
     try {
       const [person, listed, { keep_crops: keeps }] = await Promise.all([
         call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
-        call("GET", `${subjectPath(gallery, subject)}/templates`, { signal }),
+        call("GET", `${subjectPath(gallery, subject)}/templates`, { query: { limit: 1000 }, signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
       return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
