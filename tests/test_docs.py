@@ -20,6 +20,7 @@ from models import dlib_pack
 from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
+from service.client.retries import UNKNOWN
 from service.commands.packs import app as models_app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
@@ -50,7 +51,7 @@ def test_settings() -> None:
 
 
 def test_errors() -> None:
-    documented = {row[0].strip("`"): row[1] for row in rows("errors.md")}
+    documented = {row[0].strip("`"): row[1] for row in rows("errors.md") if len(row) > 2}
     internal = {
         "audit_file",
         "backup",
@@ -62,6 +63,15 @@ def test_errors() -> None:
     actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
     assert documented == actual
     assert all(e.remedy and e.title for e in all_errors())
+
+
+def test_errors_of_the_client_and_the_command_line() -> None:
+    """Those that no server answers with."""
+    documented = {row[0].strip("`") for row in rows("errors.md") if len(row) == 2}
+    folders = (ROOT / "service" / "client", ROOT / "service" / "commands")
+    places = [ROOT / "service" / "cli.py", *(path for folder in folders for path in folder.glob("*.py"))]
+    named = {code for path in places for code in re.findall(r'"code": "([a-z_]+)"', path.read_text())}
+    assert documented == (named | {UNKNOWN, "pack"}) - {error.code for error in all_errors()}
 
 
 def test_audited_events() -> None:

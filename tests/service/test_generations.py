@@ -25,6 +25,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.sealed_rows import lookup_of, open_crop
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
+from tests.databases import open_database
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
