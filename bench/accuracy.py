@@ -9,10 +9,7 @@ out, and said.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +17,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.common import RESULTS, outside, say, write
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from models.detection import DEFAULT_SCORE
-from models.pack import BUNDLED, DetectionSpec, ModelPack, Normalisation, load_pack
+from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack
 from training.detection.evaluation import evaluate_detection
 from training.evaluate import Embedder, Embeddings, evaluate_pack, files_of, people_of, read_pairs, verify
 from training.metrics import bootstrap, fold_decisions
 from training.remembered import RememberingDetector
 from training.report import MEASURES, measured, megabytes
 
-ROOT: Final = Path(__file__).parent.parent
-RESULTS: Final = Path(__file__).parent / "results"
 YUNET: Final = "detector_yunet.onnx"
 LARGEST_DIFFERENCE: Final = 0.003
 Metrics = Mapping[str, Any]
@@ -103,40 +100,23 @@ flip-averaged. Intervals are 95 %, over people on LFW and over photos on WIDER. 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = arguments()
     parser.add_argument("packs", type=Path, nargs="*", help="further packs, or directories of ONNX files")
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
     parser.add_argument("--output", type=Path, default=RESULTS / "accuracy.md")
     options = parser.parse_args()
-    data, reference = outside("KITH_DATA", "data"), outside("KITH_REFERENCE", "reference")
-    if not (data / "lfw" / "images").is_dir():
-        sys.exit(f"The research data are not at {data}: set KITH_DATA (docs/training.md says what it must hold).")
-    columns = measure([BUNDLED, *options.packs], data, reference, options.cache)
-    text = markdown(columns)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(f"# Accuracy\n\n`make bench-accuracy`\n\n{text}\n{notes()}", encoding="utf-8")
+    data = lfw_or_exit().parent
+    packs = packs_beside_reference()
+    judged = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
+    columns = measure(judged, data, options.cache)
+    text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_SCORE)}"
     figures = {column.title: dict(column.metrics) for column in columns}
-    options.output.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(f"{text}\n{notes()}")
+    write(options.output, f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
+    print(text)
 
 
-def outside(variable: str, folder: str) -> Path:
-    return Path(os.environ.get(variable, ROOT.parent / "shared" / folder))
-
-
-def notes() -> str:
-    return NOTES.format(score=DEFAULT_SCORE)
-
-
-def measure(directories: Sequence[Path], data: Path, reference: Path, cache: Path) -> list[Column]:
-    """A column a pack, the reference pack's, and YuNet's, which is a detector alone."""
-    packs = [load_pack(directory) for directory in directories]
-    if any(reference.glob("*.onnx")):
-        packs.append(load_pack(reference))
-    else:
-        say(f"There are no reference models at {reference} (set KITH_REFERENCE): their columns are left out.")
+def measure(packs: Sequence[ModelPack], data: Path, cache: Path) -> list[Column]:
+    """A column a pack, and YuNet's, which is a detector alone."""
+    reference = outside("KITH_REFERENCE", "reference")
     yunet: DetectionSpec | None = None
     if (reference / YUNET).is_file():
         yunet = DetectionSpec(reference / YUNET, None, Normalisation(0.0, 1.0, "BGR"), "yunet", "opencv-yunet-1")
@@ -204,10 +184,6 @@ def markdown(columns: Sequence[Column]) -> str:
         goal = GOALS[name].of(columns[0].metrics, yunet) if name in GOALS else ""
         lines.append([name, *(value.get(name, "-") for value in values), goal])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from bench.machine import machine
 from service.audit_writer import AuditWriter, When
 from service.gallery.audit_log import record

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import httpx2 as httpx
 
-from bench.accuracy import RESULTS, outside, say
+from bench.common import RESULTS, outside, say
 from models.runtime import available_cores
 from service.api.schemas import JobOut
 from service.client import Kith, KithClientError

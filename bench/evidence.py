@@ -16,7 +16,7 @@ from typing import Final, get_args
 
 import numpy as np
 
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from models.gallery_risk import GalleryRisk
 from models.pack import BUNDLED, load_pack
 from models.recognition import unit

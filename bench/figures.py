@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.accuracy import RESULTS, ROOT
+from bench.common import RESULTS, ROOT
 from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
 from models.dlib_pack import read_evidence
 
@@ -46,44 +46,50 @@ FONTS: Final = "font-family: system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def risk_kept(axes: Axes) -> None:
-    """FPIR over the size of the gallery: of a fixed cosine, and of a threshold that follows from 1 % asked."""
-    rows = _read("open_set.json")["reference"]
-    chosen = [row for row in rows if row["templates"] == 1 and row["fpir"] == ASKED]
-    for source, colour, marker, label in (
-        ("fixed", OTHERS, "s", f"a fixed cosine of {FIXED:g}"),
-        ("both", OURS, "o", "Kith, asked for 1 %"),
+    """FPIR over the size of the gallery: of a fixed cosine, and of a threshold that follows from 1 % asked; the latter
+    with the bundled recogniser too, by whose 0.4 every stranger is somebody."""
+    measured = _read("open_set.json")
+    for pack, source, colour, marker, label, rise in (
+        ("reference", "fixed", OTHERS, "s", f"MobileFaceNet, a fixed cosine of {FIXED:g}", 0),
+        ("bundled", "both", THIRD, "^", "bundled pack, Kith asked for 1 %", 8),
+        ("reference", "both", OURS, "o", "MobileFaceNet, Kith asked for 1 %", -6),
     ):
         by_size: dict[int, list[float]] = {}
-        for row in chosen:
-            if row["source"] == source:
+        for row in measured[pack]:
+            if (row["templates"], row["fpir"], row["source"]) == (1, ASKED, source):
                 by_size.setdefault(row["size"], []).append(100 * row["measured_fpir"])
         sizes = sorted(by_size)
         middle, low, high = (np.array([np.quantile(by_size[n], q) for n in sizes]) for q in (0.5, 0.1, 0.9))
         axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(sizes, middle, color=colour, marker=marker, linewidth=2)
-        axes.annotate(label, (sizes[-1], middle[-1]), (8, 0), textcoords="offset points", color=colour, va="center")
+        axes.annotate(label, (sizes[-1], middle[-1]), (8, rise), textcoords="offset points", color=colour, va="center")
     axes.axhline(100 * ASKED, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
         title="Strangers called somebody, as the gallery grows",
         xlabel="people enrolled (LFW, one photo each)",
         ylabel="of strangers' searches, %",
-        xlim=(0, 860),
+        xlim=(0, 1000),
         ylim=(0, None),
     )
     axes.grid(axis="y", color=GRID, linewidth=0.6)
 
 
 def speed(axes: Axes) -> None:
-    """Photos a second as multiples of the naive server's, with the least and the most of the rounds."""
+    """Photos a second as multiples of the naive server's, with the least and the most of the rounds: of the bundled
+    pack, which has INT8, and of networks without it, as packs to pull are."""
     sets = _read("serving.json")["sets"]
     rows: list[tuple[str, str, Mapping[str, float]]] = []
-    for name, words in (("lfw", "LFW"), ("groups", "group photos")):
-        for clients in ("1", "16"):
-            ratios = sets[name]["clients"][clients]["ratios"]
-            many = f"{words}, {clients} client{'s' if clients != '1' else ''}"
-            rows.append((many, OURS, ratios[f"{IDENTIFY} / {NAIVE}"]["photos_per_s"]))
-            same = NAIVE_SMALL if f"{EMBED_PINNED} / {NAIVE_SMALL}" in ratios else NAIVE
-            rows.append(("in the same fp32 and runtime", THIRD, ratios[f"{EMBED_PINNED} / {same}"]["photos_per_s"]))
+    for name, clients, many in (
+        ("lfw", "1", "LFW, 1 client"),
+        ("lfw", "16", "LFW, 16 clients"),
+        ("groups", "1", "group photos, 1 client"),
+        ("groups", "16", "group photos, 16 clients"),
+        ("reference", "16", "MobileFaceNet, LFW, 16 clients"),
+    ):
+        ratios = sets[name]["clients"][clients]["ratios"]
+        rows.append((many, OURS, ratios[f"{IDENTIFY} / {NAIVE}"]["photos_per_s"]))
+        same = NAIVE_SMALL if f"{EMBED_PINNED} / {NAIVE_SMALL}" in ratios else NAIVE
+        rows.append(("in the same fp32 and runtime", THIRD, ratios[f"{EMBED_PINNED} / {same}"]["photos_per_s"]))
     places = [place + 0.2 * (place % 2) for place in range(len(rows), 0, -1)]
     for place, (_, colour, ratio) in zip(places, rows, strict=True):
         middle = ratio["median"]
@@ -93,8 +99,8 @@ def speed(axes: Axes) -> None:
     axes.set_yticks(places, [row[0] for row in rows])
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
-        title="Photos a second, in multiples of FaceAnalysis's",
-        xlabel="two cores; blue: photo to decision; grey: to vector",
+        title="Photos a second, in multiples of a minimal server's",
+        xlabel="two cores; bundled pack in INT8, MobileFaceNet in bf16\nblue: photo to decision; grey: to vector",
         xlim=(0, 7),
     )
     axes.tick_params(axis="y", length=0)
@@ -147,8 +153,8 @@ def _named(figures: Mapping[str, Any], fpir: str) -> tuple[float, Sequence[float
 
 
 FIGURES: Final[Mapping[str, tuple[Callable[[Axes], None], tuple[float, float]]]] = {
-    "risk-kept.svg": (risk_kept, (7.6, 3.4)),
-    "speed.svg": (speed, (7.6, 3.6)),
+    "risk-kept.svg": (risk_kept, (8.2, 3.6)),
+    "speed.svg": (speed, (7.6, 4.1)),
     "accuracy.svg": (accuracy, (7.6, 3.6)),
 }
 

@@ -21,7 +21,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, ROOT, outside, say
 from bench.load import HOST, Generator, Order, look_at
 from bench.machine import machine
 from bench.operations import work_of

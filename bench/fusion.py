@@ -9,9 +9,6 @@ on these strangers, for every rule anew. Prints, and writes bench/results/fusion
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +18,11 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, say, write
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from models.alignment import align
 from models.network import Float
-from models.pack import BUNDLED, ModelPack, load_pack
+from models.pack import ModelPack
 from service.gallery.fusion import Fusion, scores, subject_vectors
 from training.evaluate import DOUBTFUL_STRANGERS, PARTS, Embedder, central_faces, files_of
 from training.metrics import Ints, fnir_at_fpir
@@ -71,26 +69,13 @@ class Draw:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
-    cache = parser.parse_args().cache
-    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
-    if not (lfw / "images").is_dir():
-        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
-    packs = [load_pack(BUNDLED)]
-    if any(reference.glob("*.onnx")):
-        packs.append(load_pack(reference))
-    else:
-        say(f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled pack is measured.")
+    cache, lfw = arguments().parse_args().cache, lfw_or_exit()
     figures = {}
-    for pack in packs:
+    for pack in packs_beside_reference().values():
         figures[pack.model_id] = measure(photos_of(pack, lfw, cache))
         say(tables({pack.model_id: figures[pack.model_id]}))
     text = tables(figures)
-    (RESULTS / "fusion.md").write_text(f"# Fusion\n\n`make bench-fusion`\n\n{NOTES}\n{text}\n", encoding="utf-8")
-    (RESULTS / "fusion.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write(RESULTS / "fusion.md", f"# Fusion\n\n`make bench-fusion`\n\n{NOTES}\n{text}\n", figures)
     print(text)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from models.network import Float
 from models.recognition import unit
 from models.runtime import available_cores

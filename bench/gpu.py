@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, ROOT, outside, say
 from bench.gallery import BATCH, K, gallery, speed, timed
 from bench.heavy import heavy_pack
 from bench.load import Generator, Order, look_at, multipart

@@ -10,9 +10,7 @@ other draws from the same 712 people; reported are seeds 100 to 119. Prints, and
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,10 +21,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, say, write
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from bench.quality import others_than_view1
 from models.network import Float
-from models.pack import BUNDLED, ModelPack, load_pack
+from models.pack import ModelPack
 from models.risk import Calibration
 from service.gallery.hygiene import Finding, Levels, inspect
 from service.gallery.subjects import Snapshot
@@ -76,22 +75,12 @@ class Planted:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
+    parser = arguments()
     parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 made-up subjects")
     options = parser.parse_args()
-    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
-    if not (lfw / "images").is_dir():
-        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
-    packs = {"bundled": load_pack(BUNDLED)}
-    if any(reference.glob("*.onnx")):
-        packs = {"reference": load_pack(reference), **packs}
-    else:
-        say(f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled pack is judged.")
+    lfw = lfw_or_exit()
     figures: dict[str, Any] = {}
-    for name, pack in packs.items():
+    for name, pack in packs_beside_reference().items():
         say(name)
         photos = photos_of(pack, lfw, options.cache)
         figures[name] = summary(photos, [judge(photos, plant(photos, seed)) for seed in SEEDS])
@@ -101,8 +90,7 @@ def main() -> None:
         earlier = RESULTS / "hygiene.json"
         figures["seconds"] = json.loads(earlier.read_text())["seconds"] if earlier.is_file() else {}
     text = markdown(figures)
-    (RESULTS / "hygiene.md").write_text(text, encoding="utf-8")
-    (RESULTS / "hygiene.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write(RESULTS / "hygiene.md", text, figures)
     print(text)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, ROOT, outside, say
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, people

@@ -20,7 +20,7 @@ from typing import Final
 
 import httpx2 as httpx
 
-from bench.accuracy import ROOT
+from bench.common import ROOT
 from bench.machine import commit, machine
 
 TARGET: Final = ROOT / "docs" / "newcomer.md"

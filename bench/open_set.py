@@ -11,9 +11,7 @@ bench/results/open_set.md, .json and .png.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import shutil
 import sys
 import tempfile
@@ -29,10 +27,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, say, write
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from models.gallery_risk import GalleryRisk
 from models.network import Float
-from models.pack import BUNDLED, ModelPack, load_pack, replace_calibration
+from models.pack import ModelPack, load_pack, replace_calibration
 from models.risk import Calibration, fmr_for_fpir
 from service.client import Kith
 from service.gallery.follower import Followers
@@ -96,22 +95,15 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = arguments()
     parser.add_argument("--draws", type=int, default=20, help="sub-galleries of each size")
     parser.add_argument("--seed", type=int, default=1000, help="of the first draw; settings were found on 0 to 19")
-    parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache")
     options = parser.parse_args()
-    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
-    if not (lfw / "images").is_dir():
-        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
+    lfw = lfw_or_exit()
     with tempfile.TemporaryDirectory() as folder:
-        packs = {"bundled": load_pack(BUNDLED)}
-        if any(reference.glob("*.onnx")):
-            packs = {"reference": calibrated(reference, lfw, options.cache, Path(folder) / "reference"), **packs}
-        else:
-            say(
-                f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled pack is measured."
-            )
+        packs = packs_beside_reference(
+            lambda reference: calibrated(reference, lfw, options.cache, Path(folder) / "reference")
+        )
         found: dict[str, list[Outcome]] = {}
         for name, pack in packs.items():
             people = people_of_protocol(pack, lfw, options.cache)
@@ -121,11 +113,9 @@ def main() -> None:
             if differing:
                 sys.exit("the service over HTTP decides otherwise than its parts do")
     text = "\n\n".join(tables(name, outcomes) for name, outcomes in found.items())
-    (RESULTS / "open_set.md").write_text(
-        f"# Risk asked and risk kept\n\n`make bench-open-set`\n\n{NOTES}\n{text}\n", encoding="utf-8"
-    )
-    document = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in found.items()}
-    (RESULTS / "open_set.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
+    page = f"# Risk asked and risk kept\n\n`make bench-open-set`\n\n{NOTES}\n{text}\n"
+    figures = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in found.items()}
+    write(RESULTS / "open_set.md", page, figures, indent=None)
     draw(found, RESULTS / "open_set.png")
     print(text)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from bench.machine import commit, machine
 from models.engines import Wish, open_network
 from models.network import Float

@@ -9,9 +9,6 @@ Prints, and writes bench/results/quality.md, .json and .png.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +19,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, say, write
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from models.alignment import align
-from models.pack import BUNDLED, ModelPack, RecognitionSpec, load_pack
+from models.pack import ModelPack, RecognitionSpec
 from models.quality import measure
 from models.runtime import OnnxNetwork
 from training import plots
@@ -67,22 +65,12 @@ class Evidence:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
-    cache = parser.parse_args().cache
-    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
-    if not (lfw / "images").is_dir():
-        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
-    bundled = load_pack(BUNDLED)
-    judges = [bundled]
-    if any(reference.glob("*.onnx")):
-        judges.append(replace(bundled, model_id="reference", recognition=load_pack(reference).recognition))
-    else:
-        say(f"There are no reference models at {reference} (set KITH_REFERENCE): only the bundled recogniser judges.")
+    cache, lfw = arguments().parse_args().cache, lfw_or_exit()
+    packs = packs_beside_reference()
+    bundled = packs.pop("bundled")
+    others = [replace(bundled, model_id=name, recognition=pack.recognition) for name, pack in packs.items()]
     figures: dict[str, Any] = {}
-    for judge in judges:
+    for judge in (bundled, *others):
         say(judge.model_id)
         found = evidence(judge, lfw, others_than_view1(lfw), cache)
         figures[f"{judge.model_id}, LFW"] = summary(found)
@@ -91,10 +79,8 @@ def main() -> None:
     kinds, degraded = degraded_copies(bundled, lfw, cache)
     figures[f"{bundled.model_id}, LFW View 1, one photo of each pair degraded"] = summary(degraded)
     text = "\n\n".join([*(f"## {name}\n\n{table(rows)}" for name, rows in figures.items()), kinds_table(kinds)])
-    (RESULTS / "quality.md").write_text(
-        f"# The quality score\n\n`python -m bench.quality`\n\n{text}\n", encoding="utf-8"
-    )
-    (RESULTS / "quality.json").write_text(json.dumps({**figures, "kinds": kinds}, indent=1) + "\n", encoding="utf-8")
+    page = f"# The quality score\n\n`python -m bench.quality`\n\n{text}\n"
+    write(RESULTS / "quality.md", page, {**figures, "kinds": kinds})
     print(text)
 
 

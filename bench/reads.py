@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 
 import service.gallery.store as stores
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from bench.gallery import fill
 from models.network import Float
 from models.pack import BUNDLED, load_pack

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bench.accuracy import ROOT
+from bench.common import ROOT
 from service.api.permissions import PERMISSIONS, Need
 from service.app import create_app
 from service.settings import load_settings

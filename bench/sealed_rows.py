@@ -25,7 +25,7 @@ import cryptography
 import numpy as np
 
 import service.gallery.vault as vaults
-from bench.accuracy import RESULTS, say
+from bench.common import RESULTS, say
 from bench.transfer import DIMENSION, FINGERPRINT, blocks
 from models.network import Float
 from service.gallery.bulk import BulkStore

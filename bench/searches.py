@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.accuracy import RESULTS
+from bench.common import RESULTS
 from bench.machine import machine
 from models.recognition import unit
 from service.gallery.faiss_index import builders

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.accuracy import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, ROOT, outside, say
 from bench.heavy import DIMENSION, heavy_pack
 from bench.load import Generator, Order, Tally, look_at, multipart
 from bench.machine import commit, machine

@@ -44,7 +44,7 @@ import httpx2 as httpx
 import numpy as np
 from PIL import Image
 
-from bench.accuracy import RESULTS, outside, say
+from bench.common import RESULTS, outside, say
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import commit, machine
 from bench.memory import scaled

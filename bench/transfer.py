@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 
-from bench.accuracy import RESULTS, say
+from bench.common import RESULTS, say
 from models.runtime import available_cores
 from service.client import Kith
 from service.gallery import ndjson, parquet

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside
+from bench.common import RESULTS, ROOT, outside
 from bench.heavy import DIMENSION, heavy_recogniser
 from models.engines import Choice, Wish, abilities, open_chosen
 from models.pack import BUNDLED, RecognitionSpec, Variant, load_pack, sha256_of

@@ -9,8 +9,6 @@ every subject. Prints, and writes bench/results/verification.md.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, get_args
@@ -18,11 +16,12 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import RESULTS, ROOT, outside
+from bench.common import RESULTS, write
 from bench.fusion import DRAWS, SUBJECTS, TEMPLATES, Draw, Photos, draw, photos_of, spread
+from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from bench.open_set import calibrated
 from models.gallery_risk import GalleryRisk
-from models.pack import BUNDLED, ModelPack, load_pack
+from models.pack import ModelPack
 from models.risk import Calibration
 from service.decision import KnownRisk, RiskTarget, thresholds_for
 from service.gallery.evidence import impostor_evidence
@@ -42,23 +41,14 @@ The second table: of {SUBJECTS} people {FEW} have {MANY} templates and all other
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
-    cache = parser.parse_args().cache
-    lfw, reference = outside("KITH_DATA", "data") / "lfw", outside("KITH_REFERENCE", "reference")
-    if not (lfw / "images").is_dir():
-        sys.exit(f"LFW is not at {lfw}: set KITH_DATA (docs/training.md says what it must hold).")
+    cache, lfw = arguments().parse_args().cache, lfw_or_exit()
     text = f"# Verification against a subject\n\n`python -m bench.verification`\n\n{NOTES}"
     with TemporaryDirectory() as folder:
-        packs = [load_pack(BUNDLED)]
-        if any(reference.glob("*.onnx")):
-            packs.append(calibrated(reference, lfw, cache, Path(folder) / "reference"))
-        for pack in packs:
+        packs = packs_beside_reference(lambda reference: calibrated(reference, lfw, cache, Path(folder) / "reference"))
+        for pack in packs.values():
             photos = photos_of(pack, lfw, cache)
             text += f"\n## {pack.model_id}\n\n{table(pack, photos)}\n\n{of_many(pack, photos)}\n"
-    (RESULTS / "verification.md").write_text(text, encoding="utf-8")
+    write(RESULTS / "verification.md", text)
     print(text)
 
 

@@ -42,22 +42,28 @@ class Faces:
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> Faces:
         return Faces(self.boxes_xyxy[rows], self.landmarks_xy[rows], self.scores[rows])
 
-    def areas(self) -> Float:
-        sides = np.clip(self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2], 0, None)
-        return np.asarray(sides.prod(1), np.float32)
-
     def largest(self) -> int:
         """Row of the face with the largest box.
 
         Raises:
             ValueError: there is no face.
         """
-        return int(self.areas().argmax())
+        return largest_box(self.boxes_xyxy)
 
     def nearest(self, x: float, y: float) -> int:
         """Row of the face whose box centre is nearest a point."""
         centres = (self.boxes_xyxy[:, :2] + self.boxes_xyxy[:, 2:]) / 2
         return int(((centres - (x, y)) ** 2).sum(1).argmin())
+
+
+def areas(boxes_xyxy: NDArray[np.floating]) -> NDArray[np.floating]:
+    """(n,) areas of (n, 4) boxes. One whose sides a network swapped holds nothing, be it one side or both."""
+    return np.asarray(np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None).prod(1))
+
+
+def largest_box(boxes_xyxy: NDArray[np.floating]) -> int:
+    """Row of the largest of (n, 4) boxes, the first of several. Raises ValueError: there is none."""
+    return int(areas(boxes_xyxy).argmax())
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,14 @@ class Candidates:
 class Head(Protocol):
     """Turns a network's raw outputs into candidates."""
 
-    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
-        """Of the cells that score ``min_score`` or more, in their order; the others' boxes are never computed."""
+    def decode(self, answer: Answer, width_px: int, min_score: float) -> Candidates:
+        """Of the cells that score ``min_score`` or more, in their order; the others' boxes are never computed.
+
+        Args:
+            answer: the network's outputs for one canvas.
+            width_px: of the canvas.
+            min_score: in (0, 1].
+        """
 
 
 def cell_points(cells: NDArray[np.intp], width_px: int, stride: int) -> Float:
@@ -124,7 +136,7 @@ class SCRFDHead:
             case _:
                 raise PackError("tasks.detection.file", f"{output_count} outputs: an SCRFD with landmarks has 9 or 15")
 
-    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
+    def decode(self, answer: Answer, width_px: int, min_score: float) -> Candidates:
         """See Head."""
         levels = len(self.strides)
         found = []
@@ -152,7 +164,7 @@ class YuNetHead:
         except ValueError as error:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
 
-    def decode(self, answer: Answer, height_px: int, width_px: int, min_score: float) -> Candidates:
+    def decode(self, answer: Answer, width_px: int, min_score: float) -> Candidates:
         """See Head."""
         found = []
         for i, stride in enumerate(self.strides):
@@ -175,7 +187,7 @@ def suppress(boxes_xyxy: Float, scores: Float, iou: float = NMS_IOU) -> NDArray[
     """Greedy non-maximum suppression; returns the kept rows, best first. One (n, n) overlap matrix, no inner loop."""
     order = np.argsort(-scores, kind="stable")[:MAX_CANDIDATES]
     boxes = boxes_xyxy[order].astype(np.float64)
-    area = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(1)
+    area = areas(boxes)
     lower = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
     upper = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     shared = np.clip(upper - lower, 0, None).prod(2)
@@ -252,7 +264,7 @@ class Detector:
     def select(self, laid: Laid, answer: Answer) -> Faces:
         """Read the network's answer to a photo."""
         canvas = laid.canvas
-        found = self._head.decode(answer, canvas.height_px, canvas.width_px, self.min_score)
+        found = self._head.decode(answer, canvas.width_px, self.min_score)
         kept = suppress(found.boxes, found.scores)
         limit = np.array([laid.photo_width_px, laid.photo_height_px] * 2, np.float32)
         return Faces(

@@ -88,7 +88,7 @@ class FmrCurve:
 
     def threshold_at_fmr(self, rate: float) -> Threshold:
         """The smallest similarity whose FMR is at most ``rate``, in (0, 1]. Where even identical vectors cannot be told
-        from strangers at that rate, a similarity that none reaches."""
+        from strangers at that rate, a similarity that none reaches. Raises ValueError: ``rate`` lies elsewhere."""
         if not 0 < rate <= 1:
             raise ValueError(f"a false match rate lies in (0, 1], not {rate}")
         return self._thresholds(rate)
@@ -199,7 +199,11 @@ class Calibration:
         return Mated(mean, float(np.average((centres - mean) ** 2, weights=counts)) ** 0.5)
 
     def threshold_at_fnmr(self, rate: float) -> float:
-        """The largest similarity that at most ``rate`` of the same-person pairs fall below."""
+        """The largest similarity that at most ``rate``, in (0, 1), of the same-person pairs fall below.
+
+        Raises:
+            ValueError: ``rate`` lies elsewhere.
+        """
         if not 0 < rate < 1:
             raise ValueError(f"a false non-match rate lies in (0, 1), not {rate}")
         low, high = -1.0, 1.0
@@ -254,7 +258,11 @@ def fpir_from_fmr(fmr: float, subjects: int) -> float:
 
 
 def fmr_for_fpir(fpir: float, subjects: int) -> float:
-    """The FMR that gives this FPIR over N independent comparisons: 1 - (1 - FPIR)^(1/N)."""
+    """The FMR that gives this FPIR, in (0, 1), over N independent comparisons: 1 - (1 - FPIR)^(1/N).
+
+    Raises:
+        ValueError: ``fpir`` lies elsewhere.
+    """
     if not 0 < fpir < 1:
         raise ValueError(f"a false positive identification rate lies in (0, 1), not {fpir}")
     return -math.expm1(math.log1p(-fpir) / max(1, subjects))

@@ -1,4 +1,5 @@
-"""The only place that knows onnxruntime: sessions, threads, providers, shape buckets, and what really ran where."""
+"""onnxruntime: sessions, threads, providers, shape buckets, and what really ran where. What else is wanted of it, its
+converter and its quantiser, is imported where that is (models.half_precision, training.quantisation)."""
 
 from __future__ import annotations
 

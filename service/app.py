@@ -7,20 +7,20 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import cv2
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 
 from models.cuda_network import CudaNetwork
 from models.detection import Detector
 from models.engines import Opened, open_networks
 from models.liveness import Liveness
+from models.network import Network
 from models.pack import LivenessSpec, ModelPack
 from models.recognition import Recogniser
 from models.risk import Calibration
@@ -38,6 +38,7 @@ from service.api import (
     jobs,
     keys,
     migrate,
+    openapi,
     permissions,
     problems,
     risk,
@@ -49,7 +50,6 @@ from service.api import (
 from service.api.context import Context
 from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
-from service.api.openapi import complete
 from service.archives import ArchiveLimits
 from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
@@ -57,7 +57,6 @@ from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
 from service.decision import VerifyOutcome
 from service.drift import Watches
-from service.engines import open_milvus, open_own_database, open_tracing
 from service.errors import all_errors
 from service.fetching import Fetcher
 from service.gallery.erasure import Erasures
@@ -75,6 +74,7 @@ from service.jobs import Runner
 from service.key_uses import KeyUses
 from service.measures import Measures, Spans
 from service.migration import Migrations
+from service.opening import open_milvus, open_own_database, open_tracing
 from service.pipeline import Pipeline
 from service.readiness import readiness
 from service.recognisers import Judge, Recognisers, Served, read_packs
@@ -85,6 +85,9 @@ from service.shadow import Shadow
 from service.spool import Spool
 from service.telemetry import About, Telemetry
 from service.transfers import Transfers
+
+if TYPE_CHECKING:
+    from service.gallery.milvus_replica import MilvusEngine
 
 SMALL_BATCHES = BATCH_BUCKETS[:4]
 """Of photos, and of crops on processors: larger ones are no faster there, and keep the others waiting."""
@@ -98,167 +101,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Photos are many: a pool of OpenCV's own for each would only take cores from the others.
-        cv2.setNumThreads(1)
-        packs = read_packs(settings.pack_paths)
-        pack = packs[0]
-        detection = open_networks(pack.detection, settings.wish)
-        recognition = [open_networks(each.recognition, settings.wish) for each in packs]
-        networks = [detection, *recognition]
-        # In fp32: what other numbers would make of its threshold nobody measured, and it is small.
-        judging = (
-            None if pack.liveness is None else open_networks(pack.liveness, replace(settings.wish, precision="fp32"))
-        )
-        if judging is not None:
-            networks.append(judging)
-        shortfalls = [each.shortfall for each in networks if each.shortfall is not None]
-        # Where one of the networks had to stay on the CPU, the others' further GPUs would wait for it.
-        count = min(len(each.networks) for each in networks)
-        detectors = [
-            Detector(network, pack.detection, settings.detection_score) for network in detection.networks[:count]
-        ]
-        detector = detectors[0]
-        measures.spans = tracing = open_tracing(settings)
-        database = open_own_database(settings)
-        store = Store(database)
-        milvus = open_milvus(settings, database)
-        forget_earlier(settings.index_path)
-        if milvus is None:
-            here = InProcess(settings.index_device, settings.index_path)
-            followers = Followers(
-                in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path)
-            )
-        else:
-            milvus.start()
-            followers = Followers(milvus.replica)
-        workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
-        with ThreadPoolExecutor(workers, thread_name_prefix="blocking") as threads, Devices(count) as devices:
-            async with (
-                Batcher(
-                    f"detector/{pack.model_id}",
-                    devices,
-                    [each.run for each in detectors],
-                    SMALL_BATCHES,
-                    max(settings.queue_size, settings.max_images),
-                    lambda laid: laid.planes.shape,
-                    tracing,
-                ) as detecting,
-                CatchingUp(settings.queue_size) as catching_up,
-                AsyncExitStack() as opened,
-            ):
-                recognisers = Recognisers(
-                    *[
-                        await opened.enter_async_context(_serve(each, on_each, settings, devices, tracing))
-                        for each, on_each in zip(packs, recognition, strict=True)
-                    ]
-                )
-                judge = None
-                if pack.liveness is not None and judging is not None:
-                    judge = await opened.enter_async_context(_judge(pack.liveness, judging, settings, devices, tracing))
-                calibrations = {served.fingerprint: served.calibration for served in recognisers}
-                risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
-                opened.callback(risks.close)
-                audit_writer = AuditWriter(database, settings.audit_searches)
-                opened.callback(audit_writer.close)
-                transfers = Transfers(database)
-                opened.callback(transfers.close)
-                limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
-                pipeline = Pipeline(
-                    detector,
-                    detecting,
-                    followers,
-                    catching_up,
-                    risks,
-                    limits,
-                    settings.max_faces,
-                    threads,
-                    # Those that the threads work on, and a batch of the detector's beside them.
-                    workers + SMALL_BATCHES[-1],
-                    judge,
-                    measures,
-                )
-                generations = Generations(database)
-                shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
-                keys_known = KeyStore(database)
-                key_uses = await opened.enter_async_context(KeyUses(keys_known))
-                spool = Spool(settings.data_dir / "spool")
-                archives = ArchiveLimits(
-                    settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes
-                )
-                kinds = {
-                    **Migrations(store, generations, recognisers, risks).kinds(),
-                    KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
-                }
-                hosts = settings.url_host_list
-                if hosts.are_all:
-                    log.warning(
-                        "photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant"
-                    )
-                fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
-                await opened.enter_async_context(
-                    Housekeeping(database, store, settings.retention_answers_days, risks.follow)
-                )
-                ready = readiness(
-                    shortfalls,
-                    settings.allow_cpu,
-                    devices,
-                    devices if isinstance(detection.networks[0], CudaNetwork) else None,
-                    store,
-                    milvus,
-                    audit_writer,
-                )
-                jobs_known = JobStore(database)
-                most = settings.metrics_galleries
-                samples = Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches))
-                batchers: list[Batcher[Any, Any]] = [
-                    detecting,
-                    *(served.batcher for served in recognisers),
-                    *([] if judge is None else [judge.batcher]),
-                ]
-                running = {detecting.name: detection.networks[0]}
-                running |= {served.batcher.name: served.network for served in recognisers}
-                running |= {} if judge is None else {judge.batcher.name: judge.network}
-                about = About(version("kith-face"), pack.model_id, running)
-                async with Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days) as runner:
-                    app.state.context = Context(
-                        settings,
-                        detection.networks[0],
-                        recognisers,
-                        store,
-                        Erasures(database),
-                        SubjectAccess(database),
-                        generations,
-                        shadow,
-                        followers,
-                        milvus,
-                        pipeline,
-                        watches,
-                        Telemetry(about, measures, watches, batchers, audit_writer.backlog, samples, most),
-                        runner,
-                        spool,
-                        transfers,
-                        audit_writer,
-                        keys_known,
-                        key_uses,
-                        fetcher,
-                        measures,
-                        ready,
-                        samples,
-                        batchers,
-                    )
-                    for served in recognisers:
-                        log.info("serving %s", served.pack.model_id)
-                    for of, each in zip([pack, *packs, pack], networks, strict=False):
-                        for network in each.networks:
-                            file = of.name_of(network.path)
-                            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.why)
-                    yield
-        followers.close()
-        if milvus is not None:
-            milvus.close()
-        store.close()
-        if tracing is not None:
-            await asyncio.to_thread(tracing.close)
+        async with AsyncExitStack() as opened:
+            app.state.context = await _open(settings, measures, opened)
+            yield
 
     app = FastAPI(
         title="Kith",
@@ -296,8 +141,200 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings, measures=measures)
-    _document(app)
+    openapi.install(app)
     return app
+
+
+async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) -> Context:
+    """What requests need. ``opened`` closes each part before those that it was made of, and where a later one cannot be
+    opened, too."""
+    # Photos are many: a pool of OpenCV's own for each would only take cores from the others.
+    cv2.setNumThreads(1)
+    networks = _open_networks(settings)
+    measures.spans = tracing = open_tracing(settings)
+    if tracing is not None:
+        opened.push_async_callback(asyncio.to_thread, tracing.close)
+    database = open_own_database(settings)
+    store = Store(database)
+    opened.callback(store.close)
+    milvus = open_milvus(settings, database)
+    if milvus is not None:
+        opened.callback(milvus.close)
+        milvus.start()
+    forget_earlier(settings.index_path)
+    followers = _make_followers(settings, store, milvus)
+    opened.callback(followers.close)
+    workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
+    threads = opened.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="blocking"))
+    devices = opened.enter_context(Devices(networks.devices))
+    detectors = [
+        Detector(network, networks.pack.detection, settings.detection_score)
+        for network in networks.detection.networks[: networks.devices]
+    ]
+    detecting = await opened.enter_async_context(
+        Batcher(
+            f"detector/{networks.pack.model_id}",
+            devices,
+            [each.run for each in detectors],
+            SMALL_BATCHES,
+            max(settings.queue_size, settings.max_images),
+            lambda laid: laid.planes.shape,
+            tracing,
+        )
+    )
+    catching_up = await opened.enter_async_context(CatchingUp(settings.queue_size))
+    recognisers = Recognisers(
+        *[
+            await opened.enter_async_context(_serve(pack, on_each, settings, devices, tracing))
+            for pack, on_each in zip(networks.packs, networks.recognition, strict=True)
+        ]
+    )
+    judge = None
+    if networks.pack.liveness is not None and networks.liveness is not None:
+        judging = _judge(networks.pack.liveness, networks.liveness, settings, devices, tracing)
+        judge = await opened.enter_async_context(judging)
+    calibrations = {served.fingerprint: served.calibration for served in recognisers}
+    risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
+    opened.callback(risks.close)
+    audit_writer = AuditWriter(database, settings.audit_searches)
+    opened.callback(audit_writer.close)
+    transfers = Transfers(database)
+    opened.callback(transfers.close)
+    pipeline = Pipeline(
+        detector=detectors[0],
+        detecting=detecting,
+        followers=followers,
+        catching_up=catching_up,
+        risks=risks,
+        limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
+        max_faces=settings.max_faces,
+        threads=threads,
+        # Those that the threads work on, and a batch of the detector's beside them.
+        at_once=workers + SMALL_BATCHES[-1],
+        judge=judge,
+        measures=measures,
+    )
+    generations = Generations(database)
+    shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
+    keys_known = KeyStore(database)
+    key_uses = await opened.enter_async_context(KeyUses(keys_known))
+    hosts = settings.url_host_list
+    if hosts.are_all:
+        log.warning("photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant")
+    fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
+    await opened.enter_async_context(Housekeeping(database, store, settings.retention_answers_days, risks.follow))
+    ready = readiness(
+        networks.shortfalls,
+        settings.allow_cpu,
+        devices,
+        devices if isinstance(networks.detection.networks[0], CudaNetwork) else None,
+        store,
+        milvus,
+        audit_writer,
+    )
+    jobs_known = JobStore(database)
+    most = settings.metrics_galleries
+    samples = Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches))
+    running: dict[Batcher[Any, Any], Network] = {detecting: networks.detection.networks[0]}
+    running |= {served.batcher: served.network for served in recognisers}
+    running |= {} if judge is None else {judge.batcher: judge.network}
+    named = {batcher.name: network for batcher, network in running.items()}
+    telemetry = Telemetry(
+        about=About(version("kith-face"), networks.pack.model_id, named),
+        measures=measures,
+        watches=watches,
+        batchers=list(running),
+        audit_backlog=audit_writer.backlog,
+        samples=samples,
+        most_galleries=most,
+    )
+    spool = Spool(settings.data_dir / "spool")
+    archives = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
+    kinds = {
+        **Migrations(store, generations, recognisers, risks).kinds(),
+        KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
+    }
+    runner = await opened.enter_async_context(Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days))
+    return Context(
+        settings=settings,
+        detection_network=networks.detection.networks[0],
+        recognisers=recognisers,
+        store=store,
+        erasures=Erasures(database),
+        subject_access=SubjectAccess(database),
+        generations=generations,
+        shadow=shadow,
+        followers=followers,
+        shared_engine=milvus,
+        pipeline=pipeline,
+        watches=watches,
+        telemetry=telemetry,
+        jobs=runner,
+        spool=spool,
+        transfers=transfers,
+        audit=audit_writer,
+        keys=keys_known,
+        key_uses=key_uses,
+        fetcher=fetcher,
+        measures=measures,
+        readiness=ready,
+        samples=samples,
+        batchers=list(running),
+    )
+
+
+@dataclass(frozen=True)
+class _Networks:
+    """Of the packs served: each one's recogniser, and the first one's detector and, where it has one, liveness."""
+
+    packs: list[ModelPack]
+    detection: Opened
+    recognition: list[Opened]
+    liveness: Opened | None
+
+    @property
+    def pack(self) -> ModelPack:
+        return self.packs[0]
+
+    @property
+    def by_pack(self) -> list[tuple[ModelPack, Opened]]:
+        """All of them, with the pack that each is of."""
+        judging = [] if self.liveness is None else [(self.pack, self.liveness)]
+        return [(self.pack, self.detection), *zip(self.packs, self.recognition, strict=True), *judging]
+
+    @property
+    def devices(self) -> int:
+        """How many of them all networks run on: where one had to stay on the CPU, the others' further GPUs would wait
+        for it."""
+        return min(len(opened.networks) for _, opened in self.by_pack)
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """Why some do not run on the GPU that is wanted."""
+        return [opened.shortfall for _, opened in self.by_pack if opened.shortfall is not None]
+
+
+def _open_networks(settings: Settings) -> _Networks:
+    packs = read_packs(settings.pack_paths)
+    detection = open_networks(packs[0].detection, settings.wish)
+    recognition = [open_networks(each.recognition, settings.wish) for each in packs]
+    # In fp32: what other numbers would make of its threshold nobody measured, and it is small.
+    in_fp32, spec = replace(settings.wish, precision="fp32"), packs[0].liveness
+    networks = _Networks(packs, detection, recognition, None if spec is None else open_networks(spec, in_fp32))
+    for pack in packs:
+        log.info("serving %s", pack.model_id)
+    for pack, opened in networks.by_pack:
+        for network in opened.networks:
+            file = pack.name_of(network.path)
+            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.why)
+    return networks
+
+
+def _make_followers(settings: Settings, store: Store, milvus: MilvusEngine | None) -> Followers:
+    if milvus is not None:
+        return Followers(milvus.replica)
+    here = InProcess(settings.index_device, settings.index_path)
+    return Followers(in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path))
 
 
 @asynccontextmanager
@@ -306,8 +343,7 @@ async def _serve(
 ) -> AsyncIterator[Served]:
     each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    # A request alone has room for all its faces.
-    name, most = f"recogniser/{pack.model_id}", max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+    name, most = f"recogniser/{pack.model_id}", _most_faces(settings)
     sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
     async with Batcher(name, devices, [one.embed_each for one in each], sizes, most, spans=spans) as embed:
         yield Served(pack, opened.networks[0], each[0], calibration, embed)
@@ -318,26 +354,13 @@ async def _judge(
     spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
 ) -> AsyncIterator[Judge]:
     each = [Liveness(network, spec) for network in opened.networks[: devices.count]]
-    most = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+    most = _most_faces(settings)
     async with Batcher(
         "liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most, spans=spans
     ) as scoring:
         yield Judge(spec, opened.networks[0], scoring)
 
 
-def _document(app: FastAPI) -> None:
-    """Add what no signature says."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-            complete(document)
-            document["components"]["securitySchemes"] = {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-            }
-            document["security"] = [{"bearer": []}, {"header": []}, {}]  # none: where the server has no keys
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _most_faces(settings: Settings) -> int:
+    """That may wait for a network. A request alone has room for all of its own."""
+    return max(4 * settings.queue_size, settings.max_images * settings.max_faces)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from service.audit_files import trail_in
-from service.engines import master_keys_at_hand
 from service.errors import AuditFileError, MasterKeyError
 from service.gallery.audit_log import PURPOSE
 from service.gallery.audit_reading import Trail, trail_of
+from service.opening import master_keys_at_hand
 from service.security.trail import SERVICE, Anchor, Fault, Report, examine
 from service.settings import load_settings
 

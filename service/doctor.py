@@ -17,8 +17,8 @@ from models.openvino_network import fast_precisions, openvino_version
 from models.openvino_network import is_installed as openvino_is_installed
 from models.pack import ModelPack, load_pack
 from models.runtime import available_cores, available_providers, runtime_version
-from service.engines import master_keys
 from service.errors import KithError
+from service.opening import master_keys
 from service.security.master import KeyFile
 from service.settings import Settings
 

@@ -8,19 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from models.gate import Verdict
 from models.network import Float
-from models.recognition import unit
 from service.decision import FaceChoice, RiskTarget, thresholds_for
 from service.errors import (
     DuplicateSubjectError,
-    EmbeddingError,
     InconsistentTemplateError,
-    LivenessUnavailableError,
     LowQualityError,
     NoFaceError,
     NotLiveError,
-    RecogniserMismatchError,
     SeveralFacesError,
     SubjectNotFoundError,
 )
@@ -29,6 +24,7 @@ from service.gallery.follower import Followers
 from service.gallery.fusion import scores
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, NewTemplate
+from service.liveness import verdict_of
 from service.pipeline import Face, Photo, Pipeline
 from service.recognisers import Recognisers
 
@@ -44,32 +40,6 @@ class Overrides:
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
     allow_not_live: bool = False
-
-
-def check_recogniser(gallery: Gallery, fingerprint: str | None) -> None:
-    """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's, or if nobody says whose those
-    are that it is sent (None), and it has, or had, vectors of two."""
-    if fingerprint is None:
-        if gallery.moved:
-            raise RecogniserMismatchError(
-                f"gallery {gallery.name!r} moves, or once moved, to another recogniser: say with embeddings whose they "
-                "are: recogniser, as /v1/embed answered with them"
-            )
-    elif gallery.fingerprint != fingerprint:
-        raise RecogniserMismatchError(
-            f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}"
-        )
-
-
-def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
-    """Turn given embeddings into (n, d) unit vectors. Raises EmbeddingError."""
-    for i, vector in enumerate(vectors):
-        if len(vector) != dimension:
-            raise EmbeddingError(f"embedding {i} has {len(vector)} numbers, this recogniser's have {dimension}")
-    try:
-        return unit(np.asarray(vectors, np.float64).reshape(-1, dimension))
-    except ValueError as error:
-        raise EmbeddingError(str(error)) from error
 
 
 async def embed_for(
@@ -128,21 +98,6 @@ def template_from_face(
         face.others,
         face.kept,
     )
-
-
-def verdict_of(gallery: Gallery, face: Face | None) -> Verdict | None:
-    """Of a face, or of an embedding (None), which nobody saw; None where the gallery does not ask.
-
-    Raises:
-        LivenessUnavailableError: the gallery asks, and no model here can tell.
-    """
-    if gallery.settings.liveness == "off":
-        return None
-    if face is None:
-        return "not_judged"
-    if face.liveness is None:
-        raise LivenessUnavailableError(f"gallery {gallery.name!r} requires liveness, which the pack served cannot tell")
-    return face.liveness.verdict(gallery.settings.liveness_threshold)
 
 
 def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTemplate:

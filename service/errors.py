@@ -211,6 +211,11 @@ class SubjectNotFoundError(KithError):
     remedy = "Check its id; PUT, or enrolling a template for it, creates it."
 
 
+class SubjectExistsError(KithError):
+    status, code, title = 412, "subject_exists", "There is a subject of this id"
+    remedy = "Choose another id; or leave 'If-None-Match' out, if it is them whom you mean."
+
+
 class SubjectErasedError(KithError):
     status, code, title = 409, "subject_erased", "The subject was erased while this was under way"
     remedy = "Whoever is to be enrolled anew is so by a request that begins after the erasure."
@@ -232,8 +237,9 @@ class TemplateNotFoundError(KithError):
 class RecogniserMismatchError(KithError):
     status, code, title = 409, "recogniser_mismatch", "The gallery belongs to another recogniser"
     remedy = (
-        "Say whose embeddings are, and send the gallery's own recogniser's. Serve its pack too (KITH_ALSO), or move "
-        "the gallery to another (docs/migration.md)."
+        "A gallery stays with the recogniser that made its vectors: serve its pack (KITH_PACK, or KITH_ALSO beside "
+        "another), then, if you like, move the gallery to another (docs/migration.md). With embeddings, say whose they "
+        "are, and send those of the gallery's own."
     )
 
 
@@ -426,7 +432,7 @@ class DatabaseMissingError(KithError):
     code, title = "no_database", "There is no database"
     remedy = (
         "Run it where the server's data are: in its folder, or with its KITH_DATA_DIR or KITH_DATABASE_URL. "
-        "'kith serve' and 'kith restore' make a database."
+        "'kith serve', 'kith keys create' and 'kith restore' make a database."
     )
 
 

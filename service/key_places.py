@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from service.api.key_schemas import KeyIn, KeyOut, NewKeyOut
 from service.api.problems import validation_error
 from service.client import Kith
-from service.engines import open_own_database
 from service.gallery.key_store import KeyStore
+from service.opening import open_own_database
 from service.security.acting import Actor, acting_as
 from service.security.keys import Scope
-from service.settings import load_settings
+from service.settings import Settings
 
 
 class Keys(Protocol):
@@ -24,7 +24,7 @@ class Keys(Protocol):
 
     def create_key(self, name: str, scopes: list[Scope], **options: Any) -> NewKeyOut: ...
 
-    def api_keys(self, ended: bool = False) -> list[KeyOut]: ...
+    def api_keys(self, ended: bool = False) -> Iterable[KeyOut]: ...
 
     def revoke_key(self, key: str) -> KeyOut: ...
 
@@ -46,8 +46,7 @@ class _Here:
         )
 
     def api_keys(self, ended: bool = False) -> list[KeyOut]:
-        now = datetime.now(UTC)
-        return [KeyOut.of(key) for key in self._store.list_keys() if ended or key.state(now) == "active"]
+        return [KeyOut.of(key) for _, key in self._store.list_keys(ended)]
 
     def revoke_key(self, key: str) -> KeyOut:
         return KeyOut.of(self._store.revoke(key))
@@ -60,13 +59,15 @@ class _Here:
 
 
 @contextmanager
-def reached_keys(url: str | None, key: str | None) -> Iterator[Keys]:
-    """Those of a server; without ``url``, of the settings' database, as its operator."""
-    if url is not None:
-        with Kith(url, key) as kith:
-            yield kith
-        return
-    with closing(open_own_database(load_settings())) as database, acting_as(Actor("operator")):
+def keys_of_server(url: str, key: str | None) -> Iterator[Keys]:
+    with Kith(url, key) as kith:
+        yield kith
+
+
+@contextmanager
+def keys_here(settings: Settings) -> Iterator[Keys]:
+    """Those of the settings' database, as its operator. Raises MasterKeyError, StorageError."""
+    with closing(open_own_database(settings)) as database, acting_as(Actor("operator")):
         yield _Here(KeyStore(database))
 
 

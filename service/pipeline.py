@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from models import quality
 from models.alignment import STANDARD, Alignment, align, scales
-from models.detection import Answer, Detector, Faces, Laid
+from models.detection import Answer, Detector, Faces, Laid, largest_box
 from models.liveness import Judgement, outside
 from models.liveness import cut as cut_with_surroundings
 from models.network import Float
@@ -82,8 +82,8 @@ class Photo:
     faces: list[Face]
 
     def largest_row(self) -> int:
-        """Row of the face with the largest box; call only where there is a face."""
-        return int(np.argmax([np.prod(face.box_xyxy[2:] - face.box_xyxy[:2]) for face in self.faces]))
+        """Row of the face with the largest box, as :meth:`Faces.largest`; call only where there is a face."""
+        return largest_box(np.stack([face.box_xyxy for face in self.faces]))
 
     def largest(self) -> Face:
         return self.faces[self.largest_row()]
@@ -251,7 +251,8 @@ class Pipeline:
     ) -> tuple[Photo, list[Image], list[Image | None]]:
         faces = self._detector.select(laid, answer)[: self._max_faces]
         if largest_only and len(faces):
-            faces = faces[faces.largest() :][:1]
+            row = faces.largest()
+            faces = faces[row : row + 1]
         kept = faces.largest() if keep and len(faces) else None
         if picture.reduction < 1.0:
             judged = [] if self.judge is None else [self.judge.spec.alignment]

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from models.network import Float, Network
 from models.pack import LivenessSpec, ModelPack, load_pack
-from models.recognition import Recogniser
+from models.recognition import Recogniser, unit
 from models.risk import Calibration
 from service.batching import Batcher
-from service.errors import ModelNotServedError, RecogniserMismatchError, SettingsError
+from service.errors import EmbeddingError, ModelNotServedError, RecogniserMismatchError, SettingsError
 from service.gallery.subjects import Gallery
 
 
@@ -95,3 +95,29 @@ class Recognisers:
             if name in (served.pack.model_id, served.fingerprint):
                 return served
         raise ModelNotServedError(f"no pack {name!r} is served")
+
+
+def check_recogniser(gallery: Gallery, fingerprint: str | None) -> None:
+    """Raises RecogniserMismatchError if the gallery's vectors are another recogniser's, or if nobody says whose those
+    are that it is sent (None), and it has, or had, vectors of two."""
+    if fingerprint is None:
+        if gallery.moved:
+            raise RecogniserMismatchError(
+                f"gallery {gallery.name!r} moves, or once moved, to another recogniser: say with embeddings whose they "
+                "are: recogniser, as /v1/embed answered with them"
+            )
+    elif gallery.fingerprint != fingerprint:
+        raise RecogniserMismatchError(
+            f"gallery {gallery.name!r} holds vectors of recogniser {gallery.fingerprint[:12]}"
+        )
+
+
+def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
+    """Turn given embeddings into (n, d) unit vectors. Raises EmbeddingError."""
+    for i, vector in enumerate(vectors):
+        if len(vector) != dimension:
+            raise EmbeddingError(f"embedding {i} has {len(vector)} numbers, this recogniser's have {dimension}")
+    try:
+        return unit(np.asarray(vectors, np.float64).reshape(-1, dimension))
+    except ValueError as error:
+        raise EmbeddingError(str(error)) from error

@@ -80,13 +80,13 @@ class Housekeeping:
             with suppress(MasterKeyError):  # who needs it asks again
                 self._database.learn_secrets()
             self._store.forget_changed()
-            self._database.empty_log_if_owed()
             if self._next is None or self._clock() >= self._next:
                 self._sweep()
         except KithError as error:
             log.warning("what is past its age could not be erased: %s", error.detail)
         except Exception:
             log.exception("what is past its age could not be erased")
+        self._database.empty_log_if_written()  # whatever else was deleted meanwhile, by whomever
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -100,6 +100,5 @@ class Housekeeping:
         self._next = now + (AGAIN_AFTER if swept.failed else SWEPT_EVERY)
         if swept.templates or swept.subjects:
             log.info("past their age: %d templates and %d subjects", swept.templates, swept.subjects)
-            self._database.empty_log()
         for gallery in swept.galleries:
             self._changed(gallery)

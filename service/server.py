@@ -16,9 +16,9 @@ import uvicorn
 
 from service.api.callers import UNGUESSABLE
 from service.app import create_app
-from service.engines import check_database, has_keys
 from service.errors import SettingsError
 from service.http_limits import HttpLimits, limited
+from service.opening import check_database, has_keys
 from service.recognisers import read_packs
 from service.security.memory import keep_to_itself
 from service.settings import Settings

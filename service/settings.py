@@ -17,7 +17,7 @@ from models.gpus import GpuWish
 from models.network import Engine, Precision
 from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
-from service.security.addresses import Hosts
+from service.security.addresses import Hosts, is_loopback
 
 
 class Settings(BaseSettings):
@@ -183,7 +183,8 @@ class Settings(BaseSettings):
     )
     index_device: Literal["cpu", "gpu"] = Field("cpu", description="Where vectors are searched; gpu needs faiss-gpu.")
     audit_searches: Literal["soon", "before", "off"] = Field(
-        "soon", description="When a search is written to the audit: within a second, before it is answered, or not."
+        "soon",
+        description="When a search is written to the audit: within half a second, before it is answered, or not.",
     )
     metrics_galleries: int = Field(
         100, ge=0, le=10_000, description="Galleries that /metrics tells of by name; the others are counted together."
@@ -307,15 +308,6 @@ def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # nor what it would lie in
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False
 
 

@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from configparser import ConfigParser
 from copy import deepcopy
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -27,6 +29,7 @@ DOCKER = ROOT / "docker"
 COMPOSE = ["compose.yaml", "compose.scale.yaml"]
 KUBERNETES = ["one", "scale", "gpu"]
 SETTINGS = {f"KITH_{name.upper()}" for name in Settings.model_fields}
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 GIVEN = "x" * 32
 """For what is somebody's to choose."""
 STYLE = (
@@ -192,6 +195,12 @@ def test_pods_are_closed_and_looked_after(folder: str) -> None:
     assert (container["resources"]["limits"].get("nvidia.com/gpu") == 1) == (folder == "gpu")
 
 
+@pytest.mark.parametrize("folder", ["one", "scale"])
+def test_manifests_name_the_version_they_are_of(folder: str) -> None:
+    (image,) = yaml.safe_load((DOCKER / "kubernetes" / folder / "kustomization.yaml").read_text())["images"]
+    assert image["newTag"] == VERSION
+
+
 @pytest.mark.parametrize("folder", KUBERNETES)
 def test_kustomize_makes_the_same_of_them(folder: str) -> None:
     if shutil.which("kubectl") is None:
@@ -201,7 +210,7 @@ def test_kustomize_makes_the_same_of_them(folder: str) -> None:
     made = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
     expected = {each["kind"]: each for each in manifests(folder)}
     (pod,), (also,) = pods(list(made.values())), pods(list(expected.values()))
-    also["containers"][0]["image"] = f"registry.example.org/kith{'-gpu' if folder == 'gpu' else ''}:0.1.0"
+    also["containers"][0]["image"] = f"registry.example.org/kith{'-gpu' if folder == 'gpu' else ''}:{VERSION}"
     assert pod["containers"][0]["image"] == also["containers"][0]["image"]
     assert made == expected
 
@@ -233,13 +242,40 @@ def test_the_proxys_errors_are_like_the_services() -> None:
         assert f"{status} `{document['code']}`" in table
 
 
-def test_systemd_starts_it_with_settings_that_exist() -> None:
-    text = (DOCKER / "kith.service").read_text()
+@pytest.mark.parametrize("name", ["kith.service", "kith-backup.service", "kith-backup.timer"])
+def test_systemd_starts_it_with_settings_that_exist(name: str) -> None:
+    text = (DOCKER / name).read_text()
     assert set(re.findall(r"\bKITH_\w+", text)) <= SETTINGS
     if shutil.which("systemd-analyze") is not None:
-        done = run("systemd-analyze", "verify", str(DOCKER / "kith.service"))
+        done = run("systemd-analyze", "verify", str(DOCKER / name))
         said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
         assert said == [], "the program is not there yet; all else is to be right"
+
+
+def test_what_runs_beside_the_service_has_its_user_settings_and_bounds() -> None:
+    service, backup = (unit(name)["Service"] for name in ("kith.service", "kith-backup.service"))
+    own = {"ExecStart", "Type", "Restart", "TimeoutStopSec"}
+    assert {key: value for key, value in backup.items() if key not in own} == {
+        key: value for key, value in service.items() if key not in own
+    }
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    recipe = page[page.index("kith_here() {") : page.index("kith_here keys create")]
+    given = dict(re.findall(r"--property=(\w+)=(\S+)", recipe))
+    assert {"DynamicUser", "User", "StateDirectory", "EnvironmentFile", "LoadCredential"} <= given.keys()
+    assert given.items() <= service.items()
+    known = dict(pair.split("=") for pair in service["Environment"].split())
+    said = dict(re.findall(r"--setenv=(\w+)=(\S+)", recipe))
+    assert said == {
+        "KITH_DATA_DIR": known["KITH_DATA_DIR"],
+        "KITH_MASTER_KEY_FILE": known["KITH_MASTER_KEY_FILE"].replace("%d", "/run/credentials/kith-command.service"),
+    }
+
+
+def unit(name: str) -> ConfigParser:
+    parser = ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DOCKER / name).read_text())
+    return parser
 
 
 def test_the_image_sets_what_exists() -> None:

@@ -25,26 +25,17 @@ from training.data.preflight import contact_sheet, preflight
 from training.detection.fit import POLISH, DetectorLoopConfig
 from training.evaluate import evaluate_pack
 from training.export import ParityError, Precision
+from training.finished import embed_of
 from training.html_report import write_pack_report
 from training.loop import Checkpoint
 from training.losses import HEADS, TERMS, bounds, options_of
-from training.recipes import COMPARED_PEOPLE, RECIPES, SEED_LOSSES
+from training.other_benchmarks import judge_others
+from training.packing import calibrate_pack, export_run, make_pack, measure_pack, refresh_pack, write_variants
+from training.recipes import COMPARED_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.report import rows, variant_rows
-from training.run import (
-    calibrate_pack,
-    embed_of,
-    export_run,
-    judge_others,
-    make_pack,
-    measure_pack,
-    refresh_pack,
-    report_run,
-    train_detector,
-    train_recogniser,
-    write_variants,
-)
 from training.run import compare as compare_losses
-from training.runs import CONFIG, read_run
+from training.run import report_run, train_detector, train_recogniser
+from training.run_folder import CONFIG, read_run
 from training.state import NonFiniteLossError
 
 app = typer.Typer(help="Train face networks and write them as a model pack.", no_args_is_help=True)
@@ -155,17 +146,18 @@ def compare(
     data: Data,
     output: Output,
     losses: Annotated[
-        list[str] | None, typer.Argument(help=f"Some of: {', '.join(SEED_LOSSES)}. Default: all.")
+        list[str] | None, typer.Argument(help=f"Some of: {', '.join(PUBLISHED_LOSSES)}. Default: all.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     people: Annotated[int, typer.Option(min=2, help="The subset's people.")] = COMPARED_PEOPLE,
     pack: Annotated[Path, typer.Option(help="Whose detector aligns LFW.")] = BUNDLED,
     threads: Threads = None,
 ) -> None:
-    """Train the seed notes' losses on one subset and budget and print them side by side."""
-    chosen = losses or list(SEED_LOSSES)
-    if unknown := set(chosen) - set(SEED_LOSSES):
-        raise ConfigError(f"there is no loss {', '.join(sorted(unknown))} here; known are {', '.join(SEED_LOSSES)}")
+    """Train the papers' losses on one subset and budget and print them side by side."""
+    chosen = losses or list(PUBLISHED_LOSSES)
+    if unknown := set(chosen) - set(PUBLISHED_LOSSES):
+        known = ", ".join(PUBLISHED_LOSSES)
+        raise ConfigError(f"there is no loss {', '.join(sorted(unknown))} here; known are {known}")
     torch.set_num_threads(threads or available_cores())
     print(compare_losses(chosen, data, output, load_pack(pack).detection, epochs, people))
 
@@ -177,7 +169,7 @@ def plot(
     classes: Annotated[int, typer.Option(min=50, help="C of the probability curves.")] = 10_575,
     run: Annotated[Path | None, typer.Option(help="A run with the adacos head, for its scale over training.")] = None,
 ) -> None:
-    """Redraw the seed notes' figures: probability by angle, target logits, decision boundaries, AdaCos's scale."""
+    """Redraw the papers' figures: probability by angle, target logits, decision boundaries, AdaCos's scale."""
     for path in figures.draw(figure, output, classes, run):
         print(path)
 

@@ -1,4 +1,4 @@
-"""The seed notes' losses side by side: the same people, the same budget, one table."""
+"""The papers' losses side by side: the same people, the same budget, one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.benchmarks import Embed, LfwCrops, embed_crops, judge
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
 from training.metrics import AngleStatistics, angle_statistics
-from training.runs import CONFIG, read_json, read_run
+from training.run_folder import CONFIG, read_json, read_run
 
 COLUMNS = (
     "loss",

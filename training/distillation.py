@@ -20,7 +20,7 @@ from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig
 from training.losses.core import wide
 from training.onnx_program import OnnxProgram, UnsupportedOperatorError
-from training.runs import CHECKPOINT, CONFIG, averaged_weights, read_run
+from training.run_folder import CHECKPOINT, CONFIG, averaged_weights, read_run
 
 log = logging.getLogger(__name__)
 Teacher = Callable[[Tensor], Tensor]

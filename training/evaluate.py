@@ -54,6 +54,7 @@ spelling, the photo of the fifth is likely somebody else's. One in a thousand st
 Interval = tuple[float, float]
 Part = Literal["view1", "view2", "open_set"]
 PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
+VIEW1: Final[tuple[Part, ...]] = ("view1",)
 
 
 @dataclass(frozen=True)
@@ -293,11 +294,6 @@ def _intervals(low: Floats, high: Floats) -> list[Interval]:
 def people_of(files: Sequence[str]) -> NDArray[np.str_]:
     """(n,) whom each LFW file shows, by its folder."""
     return np.array([file.split("/")[0] for file in files])
-
-
-def evaluate_pairs(embedder: Embedder, pairs: Pairs, images: Path) -> Verification:
-    """:func:`verify` through the pack's own detector."""
-    return verify(embedder.embeddings(sorted({*pairs.first, *pairs.second}), images), pairs)
 
 
 @dataclass(frozen=True)

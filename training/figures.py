@@ -1,4 +1,4 @@
-"""The seed notes' figures, drawn from the very heads that train."""
+"""The figures of the papers on margin losses, drawn from the very heads that train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.losses.bounds import cosface_scale_bound, fixed_scale, normface_lo
 from training.losses.multiplicative import psi
 from training.metrics import Floats
 from training.plots import png, read_columns
-from training.runs import LOSSES
+from training.run_folder import LOSSES
 
 SCALES = (5.0, 10.0, 20.0, 30.0, 64.0)
 MARGINS_RAD = (0.0, 0.2, 0.4, 0.6, 0.8)

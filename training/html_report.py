@@ -19,6 +19,7 @@ from models.recognition import Recogniser
 from models.runtime import OnnxNetwork
 from training import plots
 from training.benchmarks import Embed, Judgement, LfwCrops, embed_lfw, judge_embeddings, load_lfw_crops
+from training.data.spread import spread_rows
 from training.evaluate import Embeddings, read_open_set, read_pairs
 from training.metrics import best_threshold, cmc, fnir_curve, roc, search
 
@@ -213,7 +214,7 @@ def _identification(lfw: LfwEvidence) -> str:
 
 def _samples(heading: str, crops_NHWC: NDArray[np.uint8]) -> str:
     """A sheet of crops, evenly from the first to the last."""
-    chosen = crops_NHWC[np.unique(np.linspace(0, len(crops_NHWC) - 1, SAMPLE_CROPS).astype(int))]
+    chosen = crops_NHWC[spread_rows(len(crops_NHWC), SAMPLE_CROPS)]
     lines = [np.concatenate(list(chosen[i : i + 8]), 1) for i in range(0, len(chosen) - len(chosen) % 8, 8)]
     sheet = np.concatenate(lines or [np.concatenate(list(chosen), 1)])
     return f"<h2>{escape(heading)}</h2>{_picture(sheet, heading, 'wide')}"

@@ -11,7 +11,7 @@ from typing import Self
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from training.runs import LOSSES, VALIDATION
+from training.run_folder import LOSSES, VALIDATION
 
 TENSORBOARD_EVERY = 10
 """Steps; the CSV has them all."""

@@ -25,7 +25,7 @@ from training.data.sampling import BatchSampler
 from training.logs import RunLog
 from training.losses import Head
 from training.objective import Objective
-from training.runs import CHECKPOINT
+from training.run_folder import CHECKPOINT
 from training.state import NonFiniteLossError, TrainingState
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Static INT8 by onnxruntime's quantiser: the only other place that knows onnxruntime."""
+"""Static INT8 by onnxruntime's quantiser."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from training.config import (
     AugmentConfig,
@@ -108,9 +110,9 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {"distilled": distilled, "compact": compact, "smoke": smoke, "medium": medium, "papers": papers}
 )
 
-# The seed notes' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
+# The papers' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
 # scales that suit a small set. A head and the terms beside it.
-SEED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
+PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
         "normface-64": (HeadConfig("normface", {"scale": 64.0}), ()),
@@ -136,12 +138,12 @@ TRIPLET_IMAGES_PER_PERSON = 4
 
 
 def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARED_PEOPLE) -> RunConfig:
-    """One of SEED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
+    """One of PUBLISHED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
     more. All runs see equally many images in batches of 128, with one schedule; nothing is tuned for any of them.
 
     A loss over pairs of a batch needs people to come several times in it, so that the triplets' batches are balanced.
     """
-    head, terms = SEED_LOSSES[loss]
+    head, terms = PUBLISHED_LOSSES[loss]
     return RunConfig(
         name=loss,
         output=output,
@@ -155,3 +157,33 @@ def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int =
         terms=terms,
         loop=LoopConfig(epochs=epochs, warmup_steps=100, margin_warmup_steps=100, ema_decay=0.99),
     )
+
+
+def departures(run: Mapping[str, Any]) -> list[str]:
+    """What ``--set`` must say for the recipe to give a run, as a pack tells of it: ``section.key=value``."""
+    name = run["name"]
+    if name not in RECIPES:
+        return []
+    # Any folder will do for the data and the teacher, which the command names by itself.
+    teacher = run["distill"]["teacher"]
+    recipe = RECIPES[name](Path(), Path(name), Path() if teacher else None)
+    plain = {**_flat(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
+    changed = {key: value for key, value in _flat(run).items() if plain.get(key) != value}
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            # A head's and a term's options are set as if they were its own keys.
+            found |= _flat(value, prefix if key == "options" else f"{prefix}{key}.")
+        elif key == "terms":
+            for term in value:
+                found[f"terms.{term['name']}"] = term["weight"]
+                found |= _flat(term["options"], f"terms.{term['name']}.")
+        elif key == "validation":
+            found[key] = ",".join(value)
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

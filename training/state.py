@@ -13,7 +13,7 @@ from training import distributed
 from training.config import LoopConfig
 from training.losses import PartialFC
 from training.objective import Objective
-from training.runs import load_checkpoint, save_atomically
+from training.run_folder import load_checkpoint, save_atomically
 
 
 class NonFiniteLossError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What one writes in an afternoon: FastAPI around FaceAnalysis, as the README of either shows it.
+"""A minimal server: FastAPI around FaceAnalysis, as the README of either shows it.
 
 NAIVE_PACK=DIRECTORY uvicorn bench.peers.naive_server:app
 

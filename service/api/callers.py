@@ -17,8 +17,9 @@ from starlette.types import Scope
 from service.api.context import Context
 from service.api.permissions import ANONYMOUS, OPERATOR, Caller
 from service.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
+from service.security.addresses import is_loopback
 from service.security.limits import Buckets, Limit, Standing
-from service.settings import Settings, is_loopback
+from service.settings import Settings
 
 WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""
@@ -26,6 +27,7 @@ UNGUESSABLE: Final = 32
 """Characters of an operator's key, as `openssl rand -hex 16` gives."""
 RIGHT_KEY: Final = "Send a right key, which passes at once; a wrong one is looked at again after Retry-After."
 ANOTHER_KEY: Final = "Ask whoever runs the service for another key (docs/keys.md)."
+ENDED: Final = {"revoked": "was revoked", "expired": "has expired", "altered": "was altered in the database"}
 POLICY: Final = "requests"
 """Its name in the RateLimit fields."""
 
@@ -77,9 +79,7 @@ class Callers:
                 raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s), RIGHT_KEY)
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
-            raise UnauthorizedError(
-                f"the API key {'was revoked' if state == 'revoked' else 'has expired'}", ANOTHER_KEY
-            )
+            raise UnauthorizedError(f"the API key {ENDED[state]}", ANOTHER_KEY)
         context.key_uses.note(key.id, now)
         own = self._limit if key.rate is None else limit(key.rate, key.burst)
         return Caller(f"key:{key.id}", key.rights), own

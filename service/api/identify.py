@@ -15,20 +15,21 @@ from service import patience
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
-from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Permitted
+from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import Candidate, IdentifyOutcome, RiskTarget
 from service.decision import gate as decide_gate
 from service.drift import Decided
-from service.enrolment import check_recogniser, check_vectors, verdict_of
 from service.errors import GalleryNotFoundError, KithError, StorageDamagedError
 from service.gallery.index import Keys
 from service.gallery.subjects import Gallery, Named, SubjectFilter
+from service.liveness import verdict_of
 from service.pipeline import Face, Found, Photo
+from service.recognisers import check_recogniser, check_vectors
 from service.shadow import Answered
 
 router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)

@@ -47,7 +47,9 @@ class KeyOut(BaseModel):
     galleries: list[str] | None = Field(description="Null: all.")
     rate: float | None
     burst: int | None
-    state: KeyState
+    state: KeyState = Field(
+        description="'altered': in the database, by somebody else than the service; it may nothing."
+    )
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -68,6 +70,7 @@ class NewKeyOut(KeyOut):
 
 class KeysOut(BaseModel):
     keys: list[KeyOut]
+    next: str | None = Field(None, description="Send as 'cursor' for the next page; null on the last.")
 
 
 def _fields(key: ApiKey) -> dict[str, Any]:

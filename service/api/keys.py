@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
 from service.api.context import Kith
+from service.api.galleries import Limit, PlaceCursor, place_in
 from service.api.key_schemas import KeyIn, KeyOut, KeysOut, NewKeyOut, RotateIn
 from service.api.openapi import PROBLEMS
 from service.api.permissions import ANONYMOUS, Asking, Permitted
 from service.errors import InvalidRequestError
+from service.gallery.sealed_rows import close_place
 
 router = APIRouter(route_class=Permitted, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
@@ -33,12 +35,17 @@ async def create_key(body: KeyIn, kith: Kith, caller: Asking) -> NewKeyOut:
 
 @router.get("")
 async def list_keys(
-    kith: Kith, ended: Annotated[bool, Query(description="Also those that were revoked or have expired.")] = False
+    kith: Kith,
+    ended: Annotated[bool, Query(description="Also those that were revoked or have expired.")] = False,
+    cursor: PlaceCursor = None,
+    limit: Limit = 100,
 ) -> KeysOut:
     """The oldest first."""
-    now = datetime.now(UTC)
-    found = await kith.run(kith.keys.list_keys)
-    return KeysOut(keys=[KeyOut.of(key) for key in found if ended or key.state(now) == "active"])
+    seal = (await kith.run(kith.keys.ring)).seal
+    found = await kith.run(kith.keys.list_keys, ended, place_in(seal, cursor), limit + 1)
+    page = found[:limit]
+    more = close_place(seal, page[-1][0]) if len(found) > limit else None
+    return KeysOut(keys=[KeyOut.of(key) for _, key in page], next=more)
 
 
 @router.get("/{key}")

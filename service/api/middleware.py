@@ -26,7 +26,8 @@ from service.errors import (
 )
 from service.measures import Measures, RequestSpan
 from service.security.acting import Actor, acting_as
-from service.settings import Settings, is_loopback
+from service.security.addresses import is_loopback
+from service.settings import Settings
 
 WITHOUT_PHOTOS_BYTES = 1_000_000
 _IN_GALLERY = "/v1/galleries/[^/]+"

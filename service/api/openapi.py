@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from service.api.problems import MEDIA_TYPE
@@ -60,8 +62,26 @@ def component_schemas() -> dict[str, Any]:
     return schemas
 
 
-def complete(document: dict[str, Any]) -> None:
-    """Add what no signature says: schemas of bodies, and that problems are ``application/problem+json``."""
+def install(app: FastAPI) -> None:
+    """Make the application's document say what no signature says: schemas of bodies, that problems are
+    ``application/problem+json``, and how a key is shown."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            _complete(document)
+            document["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
+            document["security"] = [{"bearer": []}, {"header": []}, {}]  # none: where the server has no keys
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any]) -> None:
     document["components"]["schemas"] |= component_schemas()
     schema = {"$ref": "#/components/schemas/Problem"}
     for operations in document["paths"].values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
@@ -14,10 +14,10 @@ from service.api import answers
 from service.api.answers import Document, encoded
 from service.api.beginnings import Begun, Noted
 from service.api.context import Context, Kith
-from service.api.faces import gather_photos
 from service.api.galleries import GalleryPath, Limit, PlaceCursor, place_in
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Caller, caller_of
+from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import (
     DeletedOut,
@@ -39,8 +39,6 @@ from service.api.schemas import (
 from service.enrolment import (
     Overrides,
     check_identity,
-    check_recogniser,
-    check_vectors,
     choose_face,
     embed_for,
     new_template,
@@ -50,7 +48,7 @@ from service.errors import DuplicateSubjectError, GalleryMovedError, InvalidRequ
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
-from service.recognisers import Served
+from service.recognisers import Served, check_recogniser, check_vectors
 
 router = APIRouter(route_class=Noted, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS)
 SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
@@ -61,6 +59,12 @@ Key = Annotated[
 ]
 Entries: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA: Final = "Only subjects whose metadata have all of these: a JSON object, compared as a search's filter is."
+
+
+OnlyNew = Annotated[
+    Literal["*"] | None,
+    Header(alias="If-None-Match", description="Only if there is no such subject yet; else 412 `subject_exists`."),
+]
 
 
 @router.get("")
@@ -83,10 +87,11 @@ async def list_subjects(
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "It was created."}})
 async def put_subject(
-    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith
+    begun: Begun, subject: SubjectPath, body: SubjectIn, response: Response, kith: Kith, only_new: OnlyNew = None
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags; its templates stay."""
-    put, created = await kith.change(begun, kith.store.put_subject, subject, body.name, body.metadata, body.tags)
+    about = body.name, body.metadata, body.tags, only_new is not None
+    put, created = await kith.change(begun, kith.store.put_subject, subject, *about)
     response.status_code = 201 if created else 200
     return SubjectOut.of(put)
 
@@ -165,7 +170,9 @@ async def delete_template(gallery: GalleryPath, subject: SubjectPath, template: 
     response_model=EnrolOut,
     openapi_extra=body_of(EnrolIn),
 )
-async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None) -> Response:
+async def enrol(
+    begun: Begun, subject: SubjectPath, request: Request, kith: Kith, key: Key = None, only_new: OnlyNew = None
+) -> Response:
     """Enrol photos or embeddings of one person. Each is taken or refused alone; a lone one refused fails the call.
 
     Nothing is answered before it is on disk.
@@ -177,18 +184,20 @@ async def enrol(begun: Begun, subject: SubjectPath, request: Request, kith: Kith
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile
     while True:
         try:
-            return await _enrol(kith, found, subject, body, key, caller_of(request))
+            return await _enrol(kith, found, subject, body, key, only_new is not None, caller_of(request))
         except GalleryMovedError:
             found = await kith.gallery_again(found)
 
 
 async def _enrol(
-    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, caller: Caller
+    kith: Context, found: Gallery, subject: str, body: EnrolIn, key: str | None, only_new: bool, caller: Caller
 ) -> Response:
     by = kith.recognisers.of(found)
     digest = _digest(subject, body)
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
+    if only_new:  # before the photos are compared with those of whoever that is
+        await kith.run(kith.store.refuse_known, found, subject)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
@@ -202,7 +211,7 @@ async def _enrol(
     if templates:
         keyed = Idempotent(key, digest, told(answers.kept_problem)) if key else None
         with kith.measures.stage("write"):
-            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed)
+            earlier = await kith.run(kith.store.enrol, found, subject, templates, keyed, only_new)
         kith.measures.enrolled.add("enrolled", len(templates))
         kith.pipeline.risks.follow(found)
         answer = earlier or answer

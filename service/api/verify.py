@@ -12,16 +12,15 @@ from models.network import Float
 from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
-from service.api.faces import fetched, together
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Permitted, caller_of
+from service.api.photos import fetched, together
 from service.api.requests import read_verify
 from service.api.schemas import RiskIn, Side, VerifyIn, VerifyOut
 from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
-from service.enrolment import check_recogniser, check_vectors
 from service.errors import InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
-from service.recognisers import Served
+from service.recognisers import Served, check_recogniser, check_vectors
 from service.verification import Enrolled, compare
 
 router = APIRouter(route_class=Permitted, tags=["faces"], responses=PROBLEMS)

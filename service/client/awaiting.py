@@ -23,8 +23,8 @@ from service.client.sending import (
     arguments_of,
     as_method,
     headers_of,
+    opened,
     pauses,
-    timeout_of,
     unseen,
 )
 
@@ -43,15 +43,9 @@ class AsyncSender:
         attempts: int = 4,
         connections: int = CONNECTIONS,
     ) -> None:
-        address = address_of(url)
         self._retries = Retries(url, attempts)
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(
-            base_url=address,
-            headers=headers_of(api_key),
-            timeout=timeout_of(timeout_s),
-            limits=httpx.Limits(max_connections=connections),
-        )
+        self._http = opened(httpx.AsyncClient, address_of(url), headers_of(api_key), timeout_s, connections)
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,7 +218,7 @@ class AsyncKith(AsyncSender):
     # API keys
     create_key = _one(calls.create_key)
     api_key = _one(calls.api_key)
-    api_keys = _one(calls.api_keys)
+    api_keys = _each(calls.api_keys)
     revoke_key = _one(calls.revoke_key)
     rotate_key = _one(calls.rotate_key)
 

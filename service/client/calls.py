@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
-from service.api.key_schemas import DAY_S, KeyIn, KeyOut, KeysOut, NewKeyOut
+from service.api.key_schemas import DAY_S, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
 from service.api.schemas import (
     AuditLineOut,
@@ -238,10 +239,14 @@ def put_subject(
     name: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     tags: Iterable[str] = (),
+    *,
+    only_new: bool = False,
 ) -> Call[SubjectOut]:
-    """Create it, or write all this in the place of what was there."""
+    """Create it, or write all this in the place of what was there; ``only_new``: refuse (``subject_exists``) if there
+    is a subject of this id."""
     body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
-    return _call(SubjectOut, "PUT", _path(gallery, subject), json=body)
+    # Sent again after its answer was lost, it would be refused for the subject that it made.
+    return _call(SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new))
 
 
 def update_subject(gallery: str, subject: str, **changes: Any) -> Call[SubjectOut]:
@@ -298,11 +303,13 @@ def enrol(
     allow_inconsistent: bool | None = None,
     allow_low_quality: bool | None = None,
     allow_not_live: bool | None = None,
+    only_new: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[EnrolOut]:
     """Give a subject templates of photos, or of ``embeddings`` (``recogniser``: whose they are, as :func:`embed` says).
     The answer to several says for each what became of it; a lone one refused raises. ``face="largest"``: of a photo of
-    several. ``idempotency_key``: of the request, which is done once however often it is sent; default: a new one."""
+    several. ``only_new``: as in :func:`put_subject`. ``idempotency_key``: of the request, which is done once however
+    often it is sent; default: a new one."""
     options = given(
         recogniser=recogniser,
         face=face,
@@ -311,7 +318,7 @@ def enrol(
         allow_low_quality=allow_low_quality,
         allow_not_live=allow_not_live,
     )
-    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
     arguments = with_photos(photos, urls, options | _embeddings(embeddings), headers)
     return _call(EnrolOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -402,7 +409,7 @@ def cancel_job(job: str) -> Call[JobOut]:
 
 def create_key(name: str, scopes: Iterable[Scope], **options: Any) -> Call[NewKeyOut]:
     """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
-    body = KeyIn(name=name, scopes=list(scopes), **options).model_dump(mode="json")
+    body = to_jsonable_python({"name": name, "scopes": list(scopes), **options})
     return _call(NewKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
 
@@ -411,10 +418,9 @@ def api_key(key: str) -> Call[KeyOut]:
     return _call(KeyOut, "GET", _key(key))
 
 
-def api_keys(ended: bool = False) -> Call[list[KeyOut]]:
-    """``ended``: also those that were revoked or have expired."""
-    read = lambda answer: KeysOut.model_validate_json(answer).keys  # noqa: E731
-    return Call("GET", "/v1/keys", read, {"params": {"ended": ended}})
+def api_keys(ended: bool = False) -> Pages[KeyOut]:
+    """The oldest first. ``ended``: also those that were revoked or have expired."""
+    return _pages(KeysOut, lambda page: (page.keys, page.next), "/v1/keys", {"ended": ended})
 
 
 def revoke_key(key: str) -> Call[KeyOut]:
@@ -469,6 +475,10 @@ def _pages(
         return Call("GET", path, lambda answer: read(model.model_validate_json(answer)), arguments)
 
     return Pages(page)
+
+
+def _only_new(only_new: bool) -> dict[str, str]:
+    return {"If-None-Match": "*"} if only_new else {}
 
 
 def _document(answer: bytes) -> dict[str, Any]:

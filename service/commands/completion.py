@@ -134,9 +134,9 @@ def _unsealed(gallery: str) -> Proposals:
     with contextlib.suppress(Exception):
         if _database_file() is None:
             return []
-        from service.engines import open_own_database
         from service.gallery.store import Store
         from service.gallery.subjects import SubjectFilter
+        from service.opening import open_own_database
         from service.settings import load_settings
 
         with contextlib.closing(open_own_database(load_settings())) as database:

@@ -70,8 +70,8 @@ def verify_receipt(
 @app.command("save")
 def save_erasures(file: Kept) -> None:
     """Write every receipt of the database to a file, to be kept elsewhere: no backup knows what was erased after it."""
-    from service.engines import open_own_database
     from service.gallery.repeated_erasures import saved
+    from service.opening import open_own_database
 
     with closing(open_own_database(own_settings())) as database, database.read() as connection:
         documents = saved(connection)
@@ -83,8 +83,8 @@ def save_erasures(file: Kept) -> None:
 @app.command("repeat")
 def repeat_erasures(file: Kept) -> None:
     """Erase anew, after a backup was restored, what the receipts of a file name."""
-    from service.engines import open_own_database
     from service.gallery.repeated_erasures import repeat_saved
+    from service.opening import open_own_database
 
     try:
         documents: list[dict[str, Any]] = json.loads(file.read_text())

@@ -25,8 +25,8 @@ def check(
 
     Looks at the database itself (KITH_DATABASE_URL, or the data directory's) and at Milvus if KITH_MILVUS_URI names it,
     also while services run on them. Exit 1 if something is left to do."""
-    from service.engines import open_milvus, open_own_database
     from service.gallery.check import open_check
+    from service.opening import open_milvus, open_own_database
     from service.security.acting import Actor, acting_as
     from service.spool import Spool
 

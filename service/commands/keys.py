@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -11,20 +14,33 @@ from rich.table import Column, Table
 
 from service.commands.completion import complete_galleries
 from service.commands.options import AsJson, Key, Url
+from service.commands.own_database import named_settings, own_settings
 from service.terminal import print_json, print_table, remark, say
 
 if TYPE_CHECKING:
     from service.api.key_schemas import NewKeyOut
-    from service.security.keys import Scope
+    from service.key_places import Keys
 
 app = typer.Typer(help="API keys: who may use the service, and for what.", no_args_is_help=True)
+LEAST_DAYS: Final = 1e-4
+MOST_DAYS: Final = 36_500
+MOST_OVERLAP_HOURS: Final = 2160
 KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.")]
+
+
+class May(StrEnum):
+    """What service.security.keys calls a scope, which is slow to import."""
+
+    identify = "identify"
+    read = "read"
+    enrol = "enrol"
+    admin = "admin"
 
 
 @app.command()
 def create(
     name: Annotated[str | None, typer.Argument(help="Whose it is; default: what it may do.")] = None,
-    scope: Annotated[list[str] | None, typer.Option(help="identify, read, enrol or admin; repeatable.")] = None,
+    scope: Annotated[list[May] | None, typer.Option(help="What it may do; repeatable.")] = None,
     gallery: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,25 +50,32 @@ def create(
             autocompletion=complete_galleries,
         ),
     ] = None,
-    days: Annotated[float | None, typer.Option(help="Until it expires; default: never.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second; default: KITH_RATE_LIMIT.")] = None,
-    burst: Annotated[int | None, typer.Option(min=1, help="At once; default: as many as in a second.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=LEAST_DAYS, max=MOST_DAYS, help="Until it expires; default: never.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e6, help="Requests a second; default: KITH_RATE_LIMIT.")
+    ] = None,
+    burst: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="At once; default: as many as in a second.")
+    ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key, and print its token, which nobody can tell again."""
-    scopes = _scopes(scope or [])
+    if not scope:
+        raise typer.BadParameter(f"one or more of {', '.join(May)}", param_hint="--scope")
     for option, value in (("--days", days), ("--rate", rate)):
-        if value is not None and not value > 0:
-            raise typer.BadParameter(f"{value:g} is not more than 0", param_hint=option)
+        _check_number(option, value)
     if burst is not None and rate is None:
         raise typer.BadParameter("it needs a rate, too: --rate", param_hint="--burst")
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     options = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
-    from service.key_places import reached_keys
+    from service.security.keys import SCOPES
 
-    with reached_keys(url, api_key) as keys:
+    scopes = [each for each in SCOPES if each in scope]
+    with _reached(url, api_key, may_make=True) as keys:
         _tell(keys.create_key(name or "+".join(scopes), scopes, **options), as_json)
         if gallery and (absent := sorted(set(gallery) - keys.gallery_names())):
             remark(f"no gallery is called {', '.join(absent)} yet: the key is for whichever will be")
@@ -66,10 +89,8 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """All keys, the oldest first, without their tokens."""
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
-        found = keys.api_keys(ended)
+    with _reached(url, api_key) as keys:
+        found = list(keys.api_keys(ended))
     if as_json:
         print_json([key.model_dump(mode="json") for key in found])
         return
@@ -84,9 +105,7 @@ def list_keys(
 @app.command()
 def revoke(key: KeyId, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
     """Refuse a key from now on, for good."""
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
+    with _reached(url, api_key) as keys:
         revoked = keys.revoke_key(key)
     print_json(revoked) if as_json else say(f"{revoked.id} is revoked")
 
@@ -94,24 +113,32 @@ def revoke(key: KeyId, url: Url = None, api_key: Key = None, as_json: AsJson = F
 @app.command()
 def rotate(
     key: KeyId,
-    overlap_hours: Annotated[float, typer.Option(min=0.0, help="For how long the old one still works.")] = 24.0,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0.0, max=MOST_OVERLAP_HOURS, help="For how long the old one still works.")
+    ] = 24.0,
     url: Url = None,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key with the same rights, and print its token; the old one works on for a while."""
-    from service.key_places import reached_keys
-
-    with reached_keys(url, api_key) as keys:
+    _check_number("--overlap-hours", overlap_hours)
+    with _reached(url, api_key) as keys:
         _tell(keys.rotate_key(key, round(overlap_hours * 3600)), as_json)
 
 
-def _scopes(given: list[str]) -> list[Scope]:
-    from service.security.keys import SCOPES
+def _reached(url: str | None, api_key: str | None, may_make: bool = False) -> AbstractContextManager[Keys]:
+    """``may_make``: a database, where there is none yet."""
+    from service.key_places import keys_here, keys_of_server
 
-    if not given or not set(given) <= set(SCOPES):
-        raise typer.BadParameter(f"one or more of {', '.join(SCOPES)}", param_hint="--scope")
-    return [scope for scope in SCOPES if scope in given]
+    if url is not None:
+        return keys_of_server(url, api_key)
+    return keys_here(named_settings() if may_make else own_settings())
+
+
+def _check_number(option: str, value: float | None) -> None:
+    """NaN is within all bounds."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is no number", param_hint=option)
 
 
 def _tell(key: NewKeyOut, as_json: bool) -> None:

@@ -24,8 +24,8 @@ KeyId = Annotated[str, typer.Argument(help="As 'kith master show' names it.")]
 @app.command()
 def show(as_json: AsJson = False) -> None:
     """The keys at hand, and what each wraps in the database."""
-    from service.engines import open_own_database
     from service.gallery.rewrapping import Use, uses
+    from service.opening import open_own_database
 
     settings = own_settings(existing=False)
     with closing(open_own_database(settings)) as database:
@@ -55,7 +55,7 @@ def show(as_json: AsJson = False) -> None:
 def new() -> None:
     """Write a new key to the key file, in front of the others: nothing uses it until 'kith master rotate'. Servers that
     have files of their own are to be given it before."""
-    from service.engines import master_keys
+    from service.opening import master_keys
 
     key = _file(master_keys(own_settings(existing=False))).add()
     print(f"added master key {key.id}")
@@ -70,8 +70,8 @@ def rotate(
     read the key file again. The one before is kept, for backups."""
     if make and to is not None:
         raise typer.BadParameter("either --new or --to", param_hint="--to")
-    from service.engines import open_own_database
     from service.gallery.rewrapping import Use, rewrap
+    from service.opening import open_own_database
     from service.security.acting import Actor, acting_as
 
     settings = own_settings(existing=False)
@@ -97,8 +97,8 @@ def forget(key: KeyId, yes: Yes = False) -> None:
     keep it elsewhere as long as you keep those."""
     if not yes:
         insist(f"Delete master key {key}? Backups from its time cannot be restored without it.")
-    from service.engines import open_own_database
     from service.gallery.rewrapping import uses
+    from service.opening import open_own_database
 
     settings = own_settings(existing=False)
     with closing(open_own_database(settings)) as database:

@@ -96,9 +96,9 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Write everything in the database, as it is at this moment, to one file; servers go on meanwhile."""
-    from service.engines import open_own_database
     from service.gallery.audit_log import Entry, record_entries
     from service.gallery.backup import back_up
+    from service.opening import open_own_database
     from service.security.acting import Actor, acting_as
 
     with acting_as(Actor("operator")), closing(open_own_database(own_settings())) as database:
@@ -119,8 +119,8 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Put a backup into the database, of whatever kind, that the settings name: wholly, or not at all."""
-    from service.engines import master_keys, open_own_database
     from service.gallery import backup as backups
+    from service.opening import master_keys, open_own_database
     from service.security.acting import Actor, acting_as
 
     settings, manifest = own_settings(existing=False), backups.read_manifest(file)

@@ -35,6 +35,24 @@ def own_settings(existing: bool = True) -> Settings:
     return settings
 
 
+def named_settings() -> Settings:
+    """For a command that may begin a database: says which one it uses, or makes."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    file = _file(settings.sql_url)
+    if file is None:
+        remark(f"in the database {_place(settings.sql_url)}")
+    elif file.is_file():
+        remark(f"in the database {file.absolute()}")
+    else:
+        remark(
+            f"no database at {file.absolute()}: it is made now, and its master key if none is named. Only a server "
+            "that uses this database knows the key (KITH_DATA_DIR, KITH_DATABASE_URL)"
+        )
+    return settings
+
+
 def _file(url: str) -> Path | None:
     """None: it is no SQLite."""
     return Path(url.removeprefix(SQLITE).partition("?")[0]) if url.startswith(SQLITE) else None

@@ -239,9 +239,16 @@ def _entry(given: str, option: str) -> tuple[str, Any]:
     if not key or not equals:
         raise typer.BadParameter(f"{given} is no KEY=VALUE", param_hint=option)
     try:
-        return key, json.loads(value)
+        read = json.loads(value)
     except ValueError:
         return key, value
+    try:
+        json.dumps(read, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        raise typer.BadParameter(
+            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint="--set"
+        ) from None
+    return key, read
 
 
 def _print(subject: SubjectOut) -> None:

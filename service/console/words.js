@@ -249,6 +249,7 @@ const PROBLEMS = {
   unauthorized: () => say("A key is needed", "This service answers those who have a key.", "Give one under “API key”."),
   gallery_not_found: () => say("No such gallery", "There is no gallery of this name, or the key is not for it.", "Choose another one."),
   subject_not_found: () => say("No such person", "Nobody is enrolled here under this id.", "Perhaps they were deleted. See the list of people."),
+  subject_exists: () => say("This id is taken", "Somebody has it already; nothing of them was changed.", "Choose another id, or add the photo there."),
   gallery_exists: () => say("This name is taken", "There is a gallery of this name already.", "Use it, or choose another name."),
   risk_uncalibrated: () => say("The risk cannot be told", "Nothing is known yet of how strangers look to this model.", "Enrol fifty people, or give the gallery a fixed threshold."),
 };

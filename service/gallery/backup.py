@@ -1,7 +1,7 @@
 """Everything of a database in one file, and back into an empty one of either kind.
 
 The file is a zip of one Arrow stream a table and a manifest with their checksums. Left out is only what says how far
-indexes outside the database have come: they are made anew.
+indexes outside the database have come, who holds what at the moment, and which state API keys are in: made anew.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from service.gallery.key_store import end_again, ended_keys
 from service.gallery.rewrapping import uses
 from service.gallery.tables import (
     Utc,
+    api_key_versions,
     audit,
     audit_heads,
     changes,
@@ -53,7 +54,7 @@ from service.security.master import MasterKeys
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 ROWS_AT_ONCE: Final = 2048
-TABLES: Final = [table for table in metadata.sorted_tables if table not in (index_states, leases)]
+TABLES: Final = [table for table in metadata.sorted_tables if table not in (api_key_versions, index_states, leases)]
 COUNTED: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Those whose keys are never given twice."""
 POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
@@ -220,7 +221,7 @@ def restore(
                     f"with Kith {manifest.kith}, then start the newer version on it"
                 )
             erased = repeated_erasures.known(connection)
-            ended = ended_keys(connection)
+            ended = ended_keys(connection, database.vault)
             _make_room(connection, replace)
             moved = _beyond(connection)
             for table in TABLES:
@@ -231,11 +232,12 @@ def restore(
                 said(f"{table.name}: {count:,} rows")
             for table in COUNTED:
                 rows.raise_highest(connection, table, moved[table.name] + manifest.highest[table.name])
-            end_again(connection, ended)
+            end_again(connection, database.vault, ended)
             # Not before the secret is there that the backup's chains are signed with.
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):
                 said(f"{receipt.kind} erased since, on {receipt.at:%Y-%m-%d %H:%M} UTC: stays so")
+    database.empty_log()
 
 
 def _beyond(connection: Connection) -> dict[str, int]:

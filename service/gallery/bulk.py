@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from models.network import Float
 from service.errors import GalleryNotFoundError, KithError, TemplateConflictError
 from service.gallery import rows
 from service.gallery.audit_log import record
@@ -24,7 +23,17 @@ from service.gallery.sealed_rows import About, close_about, close_crop, lookup_o
 from service.gallery.store import gallery_of, gallery_rows
 from service.gallery.subjects import Crop, Gallery
 from service.gallery.tables import changes, crops, galleries, labels, subjects, templates, vectors
-from service.gallery.transfer import MOST_IN_BLOCK, Items, Refusal, microseconds, moment, rows_in_block
+from service.gallery.transfer import (
+    MOST_IN_BLOCK,
+    Items,
+    Refusal,
+    derived_id,
+    earlier_id,
+    microseconds,
+    moment,
+    rows_in_block,
+    vector_bytes,
+)
 from service.security.sealing import VECTOR_TYPE
 
 WITH_CROPS: Final = 512
@@ -62,7 +71,8 @@ class BulkStore:
 
     def add(self, gallery: Gallery, items: Items) -> Added:
         """Store checked items (service.gallery.transfer.check) with their log lines, all or nothing; what is there
-        already is passed over. A subject that exists keeps its name, metadata and tags; one that was erased since
+        already is passed over. A template without an id gets one that follows from subject and vector, a time that is
+        yet to come is taken for now. A subject that exists keeps its name, metadata and tags; one that was erased since
         ``gallery`` was read is refused, and so is a template.
 
         Raises:
@@ -70,16 +80,20 @@ class BulkStore:
                 meanwhile.
             StorageError: it cannot be written.
         """
+        gallery.seal.unlock()
+        unnamed = _unnamed(gallery, items)
         with self._database.change(gallery) as connection, rows.wide_cache(connection):
+            items = _named(connection, gallery, items, unnamed)
             lookups = {subject: lookup_of(gallery.seal, subject) for subject in set(items.subjects)}
             known = _subjects_of(connection, gallery, lookups)
             new, refused = _new_templates(connection, gallery, items, lookups)
             if erased := erased_since(connection, gallery.pk, gallery.seal, lookups, gallery.erased):
                 gone = {row: was_erased() for row, s in enumerate(items.subjects) if s in erased}
                 new, refused = [row for row in new if row not in gone], refused | gone
-            named = {items.templates[row] for row in new}
+            names = {row: unnamed.get(row, (items.templates[row],)) for row in new}
+            named = {name for either in names.values() for name in either}
             if lost := erased_templates_since(connection, gallery.pk, named, gallery.erased):
-                refused |= {row: was_erased("template") for row in new if items.templates[row] in lost}
+                refused |= {row: was_erased("template") for row, either in names.items() if lost.intersection(either)}
                 new = [row for row in new if row not in refused]
             refusals = [Refusal(items.numbers[row], error) for row, error in refused.items()]
             first = _first_rows(items, refused)
@@ -106,6 +120,28 @@ class BulkStore:
             if row is None:
                 raise GalleryNotFoundError(f"there is no gallery {name!r}")
             yield Reading(connection, gallery_of(row, self._database.vault), embeddings, with_crops)
+
+
+def _unnamed(gallery: Gallery, items: Items) -> dict[int, tuple[str, str]]:
+    """Rows of templates that the file gives no id: theirs, and the one that an earlier version gave."""
+    return {
+        row: (derived_id(gallery.seal, subject, items.vectors[row]), earlier_id(subject, items.vectors[row]))
+        for row, (subject, given) in enumerate(zip(items.subjects, items.given.tolist(), strict=True))
+        if given and items.templates[row] is None
+    }
+
+
+def _named(connection: Connection, gallery: Gallery, items: Items, unnamed: Mapping[int, tuple[str, str]]) -> Items:
+    """With ids for all templates: what an earlier version imported is known by the id that it gave."""
+    if not unnamed:
+        return items
+    earlier = rows.among(connection, templates.c.id, [name for _, name in unnamed.values()])
+    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, earlier)
+    known = set(connection.execute(query).scalars())
+    ids = list(items.templates)
+    for row, (name, before) in unnamed.items():
+        ids[row] = before if before in known else name
+    return replace(items, templates=ids)
 
 
 def _subjects_of(connection: Connection, gallery: Gallery, lookups: Mapping[str, str]) -> dict[str, int]:
@@ -164,11 +200,7 @@ def _stored(
     found: list[Any] = list(connection.execute(query))
     sealed = [row.vector for row in found if row.vector is not None]
     opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
-    return {row.id: (row, None if row.vector is None else _bytes(next(opened))) for row in found}
-
-
-def _bytes(vector: Float) -> bytes:
-    return vector.astype(VECTOR_TYPE).tobytes()
+    return {row.id: (row, None if row.vector is None else vector_bytes(next(opened))) for row in found}
 
 
 def _first_rows(items: Items, refused: Mapping[int, KithError]) -> dict[str, int]:
@@ -245,10 +277,11 @@ def _each(column: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
 
 
 def _times(connection: Connection, column: list[int | None]) -> list[datetime | str]:
-    """Now, where an item says nothing."""
-    now = rows.as_time(connection, datetime.now(UTC))
-    said = {us: rows.as_time(connection, moment(us)) for us in set(column) if us is not None}
-    return [now if us is None else said[us] for us in column] if said else [now] * len(column)
+    """Now, where an item says nothing, or a time that is yet to come: retention would not get there."""
+    at = datetime.now(UTC)
+    now, latest = rows.as_time(connection, at), microseconds(at)
+    said = {us: rows.as_time(connection, moment(us)) for us in set(column) if us is not None and us < latest}
+    return [now if us is None else said.get(us, now) for us in column] if said else [now] * len(column)
 
 
 class Reading:

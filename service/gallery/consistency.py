@@ -21,6 +21,7 @@ from models.network import Float
 from service.errors import StorageDamagedError, StorageError
 from service.gallery.audit_log import record
 from service.gallery.database import Database, new_version
+from service.gallery.key_store import altered_keys
 from service.gallery.labels import labels_of
 from service.gallery.rows import highest
 from service.gallery.sealed_rows import ANSWER, ITEM, PROBLEM, About, lookup_of, open_about, open_crop
@@ -43,6 +44,7 @@ from service.gallery.tables import (
     templates,
     vectors,
 )
+from service.gallery.vault import Vault
 from service.security.sealing import OVERHEAD_BYTES, VECTOR_TYPE, Seal, SealBrokenError
 
 LENGTH_TOLERANCE: Final = 1e-3
@@ -74,7 +76,7 @@ class DatabaseCheck:
 
     kind: str
     what: str
-    find: Callable[[Connection], int]
+    find: Callable[[Connection, Vault], int]
     mend: Callable[[Connection], None] | None
     action: str
 
@@ -100,7 +102,7 @@ class Consistency:
     def count_in_database(self, check: DatabaseCheck) -> int:
         try:
             with self._database.read() as connection:
-                return check.find(connection)
+                return check.find(connection, self._database.vault)
         except StorageDamagedError:
             if check is PAGES:
                 return 1  # which the examination itself stumbled over
@@ -111,7 +113,7 @@ class Consistency:
         with self._database.write(StorageError(f"mending {check.kind} broke a constraint")) as connection:
             # First, as it locks every gallery as its writers do (docs/decisions/0019).
             connection.execute(galleries.update().values(version=new_version()))
-            found = check.find(connection)
+            found = check.find(connection, self._database.vault)
             check.mend(connection)
             record(self._database.vault, connection, REPAIRED, kind=check.kind, count=found)
 
@@ -398,7 +400,7 @@ def _start_over(connection: Connection, gallery: Gallery) -> None:
 # The whole database
 
 
-def _damaged_pages(connection: Connection) -> int:
+def _damaged_pages(connection: Connection, _: Vault) -> int:
     """SQLite's own examination; PostgreSQL has no such statement, and checks pages as it reads them."""
     if connection.dialect.name != "sqlite":
         return 0
@@ -415,7 +417,7 @@ def _parentless() -> Iterator[tuple[sa.Table, sa.ColumnElement[bool]]]:
             yield table, ~there.exists()
 
 
-def _count_orphans(connection: Connection) -> int:
+def _count_orphans(connection: Connection, _: Vault) -> int:
     return sum(
         connection.execute(sa.select(sa.func.count()).select_from(table).where(lost)).scalar_one()
         for table, lost in _parentless()
@@ -489,9 +491,16 @@ DATABASE_CHECKS: Final = (
     DatabaseCheck(
         "counters",
         "tables whose next key may have been given before",
-        lambda connection: len(_behind(connection)),
+        lambda connection, _: len(_behind(connection)),
         _count_on,
         "Counting goes on behind the highest key known.",
+    ),
+    DatabaseCheck(
+        "api_keys",
+        "API keys were altered by somebody who had not the service's secret, and are refused",
+        lambda connection, vault: len(altered_keys(connection, vault)),
+        None,
+        "'kith keys list --ended' names them: revoke them, make others, and see who can write to the database.",
     ),
 )
 

@@ -238,7 +238,6 @@ class Database:
         self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
         """Of SQLite."""
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._log_owed = self.file is not None
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
 
@@ -291,15 +290,22 @@ class Database:
         try:
             # Of its own, for it must not wait: while it waits for readers, no writer begins.
             with closing(sqlite3.connect(self.file, timeout=0, isolation_level=None)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
                 ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                self._log_owed = bool(busy)
+                return not busy
         except sqlite3.Error:
-            self._log_owed = True
-        return not self._log_owed
+            return False
 
-    def empty_log_if_owed(self) -> None:
-        """Where it could not be emptied, or may not have been before this process began."""
-        if self._log_owed:
+    def empty_log_if_written(self) -> None:
+        """If anybody wrote since it was emptied, in this process or another: what they deleted stands in it. Where
+        nobody did, it costs a look at the file's size, and nothing that was read is read again."""
+        if self.file is None:
+            return
+        try:
+            written = self.file.with_name(f"{self.file.name}-wal").stat().st_size > 0
+        except OSError:  # there is none, or the next look finds it
+            return
+        if written:
             self.empty_log()
 
     @contextmanager

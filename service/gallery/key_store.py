@@ -1,44 +1,44 @@
 """API keys in SQL. A key that was revoked is refused by the next request to any process.
 
 All keys are held in memory, as of a version of theirs, and on SQLite of the file (docs/decisions/0034): where nothing
-was written, a request asks nobody; else it reads four numbers. Rows are never deleted, so that the last key that is
-revoked does not leave the service open.
+was written, a request asks nobody; else it reads one number, which whatever is done to keys draws anew. Rows are never
+deleted, so that the last key that is revoked does not leave the service open. Each bears a MAC, for who can write to
+the database is not thereby who may give rights (docs/decisions/0052).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hmac
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.errors import KeyEndedError, KeyNotFoundError, StorageBusyError
 from service.gallery.audit_log import record
-from service.gallery.database import Database
-from service.gallery.tables import api_keys, galleries
-from service.security.keys import ApiKey, Keyring, Rights, digest, new_token
+from service.gallery.database import Database, new_version
+from service.gallery.tables import api_key_versions, api_keys, galleries
+from service.gallery.vault import Vault
+from service.security.keys import ApiKey, Keyring, Rights, digest, mac, new_token
 
 SECRET: Final = "api keys"  # noqa: S105 - its name
-# Each thing that is done to keys changes one of the numbers; the times tell another database in this one's place.
-VERSION: Final = cast(
-    "sa.Select[Any]",
-    sa.select(
-        sa.func.count(),
-        sa.func.count(api_keys.c.revoked_at),
-        sa.func.max(api_keys.c.created_at),
-        sa.func.max(api_keys.c.revoked_at),
-    ).select_from(api_keys),
-)
+VERSION: Final = sa.select(api_key_versions.c.version)
 _BUSY: Final = StorageBusyError("another key was being written")
+log = logging.getLogger(__name__)
+
+
+Listed = tuple[int, ApiKey]
+"""The number of its row, and the key."""
 
 
 @dataclass(frozen=True)
 class _Read:
     ring: Keyring
-    version: tuple[Any, ...]
+    version: int | None
     file_version: int | None
 
 
@@ -63,20 +63,35 @@ class KeyStore:
         file_version, before = self._database.file_version(), self._read
         if before is not None:
             now = self._database.first(VERSION, {})
-            if now is not None and tuple(now) == before.version:
+            if now is not None and now.version == before.version:
                 self._read = _Read(before.ring, before.version, file_version)
                 return before.ring
         with self._database.read() as connection:
-            version = tuple(connection.execute(VERSION).one())
+            version = connection.execute(VERSION).scalar()
             secret = self._database.vault.secret(connection, SECRET)
-            ring = Keyring(secret, [_key(row) for row in connection.execute(sa.select(api_keys))])
+            keys = [_key(row, secret) for row in connection.execute(sa.select(api_keys))]
+        for key in keys:
+            if key.altered:
+                log.error("API key %s was altered in the database, and is refused: see 'kith gallery check'", key.id)
+        ring = Keyring(secret, keys)
         self._read = _Read(ring, version, file_version)
         return ring
 
-    def list_keys(self) -> list[ApiKey]:
-        """The oldest first."""
+    def list_keys(self, ended: bool = True, after: int | None = None, most: int | None = None) -> list[Listed]:
+        """The oldest first. ``ended``: also those that were revoked or have expired; ``after``: the row of the last
+        one of the page before."""
+        query = sa.select(api_keys).order_by(api_keys.c.pk).limit(most)
+        if after is not None:
+            query = query.where(api_keys.c.pk > after)
+        if not ended:
+            now = _now()
+            query = query.where(
+                ~api_keys.c.revoked,
+                *(at.is_(None) | (at > now) for at in (api_keys.c.revoked_at, api_keys.c.expires_at)),
+            )
         with self._database.read() as connection:
-            return [_key(row) for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.pk))]
+            secret = self._database.vault.secret(connection, SECRET)
+            return [(row.pk, _key(row, secret)) for row in connection.execute(query)]
 
     def gallery_names(self) -> set[str]:
         """Of the galleries that there are: a key may be for others, too."""
@@ -86,7 +101,7 @@ class KeyStore:
     def key(self, key_id: str) -> ApiKey:
         """Raises KeyNotFoundError."""
         with self._database.read() as connection:
-            return _found(connection, key_id)
+            return self._found(connection, key_id)
 
     def create(
         self,
@@ -103,30 +118,33 @@ class KeyStore:
         return key, token
 
     def revoke(self, key_id: str) -> ApiKey:
-        """For good; one that is revoked stays as it is. Raises KeyNotFoundError."""
+        """For good, whatever clocks say; one that is revoked stays as it is. Raises KeyNotFoundError."""
         with self._database.write(_BUSY) as connection:
-            key, now = _found(connection, key_id, lock=True), _now()
-            if key.revoked_at is None or key.revoked_at > now:
-                _update(connection, key_id, revoked_at=now)
+            key = self._found(connection, key_id, lock=True)
+            if not key.revoked or key.altered:
+                at = _earliest(key.revoked_at, _now())
+                _change(connection, replace(key, revoked=True, revoked_at=at), self._secret(connection))
+                _draw_version(connection)
                 self._record(connection, "key_revoked", key)
-            return _found(connection, key_id)
+            return self._found(connection, key_id)
 
     def rotate(self, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
         """Another key with the same rights, which lives as long; the old one works beside it for ``overlap``.
 
         Raises:
             KeyNotFoundError: there is no such key.
-            KeyEndedError: it was revoked, or has expired, or another took its place already: who lost that one's token
-                revokes it.
+            KeyEndedError: it was revoked or altered, or has expired, or another took its place already: who lost that
+                one's token revokes it.
         """
         with self._database.write(_BUSY) as connection:
-            old, now = _found(connection, key_id, lock=True), _now()
+            old, now = self._found(connection, key_id, lock=True), _now()
             if (state := old.state(now)) != "active":
                 raise KeyEndedError(f"key {key_id} is {state}")
             if old.revoked_at is not None:
                 ends = old.revoked_at.isoformat(" ", "minutes")
                 raise KeyEndedError(f"key {key_id} was rotated already, and ends at {ends}")
-            _update(connection, key_id, revoked_at=now + overlap)
+            ended = replace(old, revoked=not overlap, revoked_at=now + overlap)
+            _change(connection, ended, self._secret(connection))
             new, token = self._insert(connection, old.name, old.rights, old.next_expiry(now), old.rate, old.burst)
             self._record(connection, "key_rotated", old, new=new.id)
         return new, token
@@ -148,20 +166,21 @@ class KeyStore:
         burst: int | None,
     ) -> tuple[ApiKey, str]:
         key_id, token = new_token()
-        connection.execute(
-            api_keys.insert().values(
-                id=key_id,
-                digest=digest(token, self._database.vault.secret(connection, SECRET)),
-                name=name,
-                scopes=sorted(rights.scopes),
-                galleries=sa.null() if rights.galleries is None else sorted(rights.galleries),
-                rate=rate,
-                burst=burst,
-                created_at=_now(),
-                expires_at=expires_at,
-            )
-        )
-        return _found(connection, key_id), token
+        secret = self._secret(connection)
+        key = ApiKey(key_id, digest(token, secret), name, rights, rate, burst, _now(), expires_at)
+        connection.execute(api_keys.insert().values(**_columns(key, secret)))
+        _draw_version(connection)
+        return self._found(connection, key_id), token
+
+    def _found(self, connection: Connection, key_id: str, lock: bool = False) -> ApiKey:
+        query = sa.select(api_keys).where(api_keys.c.id == key_id)
+        row = connection.execute(query.with_for_update() if lock else query).first()
+        if row is None:
+            raise KeyNotFoundError(f"there is no key {key_id!r}")
+        return _key(row, self._secret(connection))
+
+    def _secret(self, connection: Connection) -> bytes:
+        return self._database.vault.secret(connection, SECRET)
 
     def _record(self, connection: Connection, event: str, key: ApiKey, **details: str) -> None:
         galleries = None if key.rights.galleries is None else sorted(key.rights.galleries)
@@ -170,41 +189,77 @@ class KeyStore:
         record(self._database.vault, connection, event, **about, expires_at=expires)
 
 
-def ended_keys(connection: Connection) -> list[dict[str, Any]]:
+def altered_keys(connection: Connection, vault: Vault) -> list[ApiKey]:
+    """Those whose rows somebody altered who had not the service's secret."""
+    return [key for key in _all(connection, vault) if key.altered]
+
+
+def ended_keys(connection: Connection, vault: Vault) -> list[ApiKey]:
     """All keys, before a backup takes their place, for :func:`end_again`."""
-    columns = [column for column in api_keys.c if column is not api_keys.c.pk]
-    return [dict(row._mapping) for row in connection.execute(sa.select(*columns).order_by(api_keys.c.pk))]
+    return _all(connection, vault)
 
 
-def end_again(connection: Connection, before: Sequence[Mapping[str, Any]]) -> None:
+def end_again(connection: Connection, vault: Vault, before: Iterable[ApiKey]) -> None:
     """What was revoked or shortened since a backup stays so after it is restored. Keys that it lacks come back as
     revoked: their digests are of another secret perhaps, and without a row the service might stand open."""
-    here = {row.id: row for row in connection.execute(sa.select(api_keys))}
+    secret = vault.secret(connection, SECRET)  # the backup's
+    here = {key.id: key for key in _all(connection, vault)}
     for key in before:
-        now = here.get(key["id"])
+        now = here.get(key.id)
         if now is None:
-            connection.execute(api_keys.insert().values({**key, "revoked_at": key["revoked_at"] or _now()}))
-            continue
-        ends = [at for at in (key["expires_at"], now.expires_at) if at is not None]
-        revoked = now.revoked_at or key["revoked_at"]
-        _update(connection, now.id, expires_at=min(ends, default=None), revoked_at=revoked)
+            ended = replace(key, revoked=True, revoked_at=_earliest(key.revoked_at, _now()))
+            connection.execute(api_keys.insert().values(**_columns(ended, secret)))
+        elif not now.altered:  # whose rights are not to be made good
+            ended = replace(
+                now,
+                expires_at=_earliest(key.expires_at, now.expires_at),
+                revoked=key.revoked or now.revoked,
+                revoked_at=_earliest(key.revoked_at, now.revoked_at),
+            )
+            _change(connection, ended, secret)
+    connection.execute(api_key_versions.delete())
+    connection.execute(api_key_versions.insert().values(pk=1, version=new_version()))
 
 
-def _found(connection: Connection, key_id: str, lock: bool = False) -> ApiKey:
-    query = sa.select(api_keys).where(api_keys.c.id == key_id)
-    row = connection.execute(query.with_for_update() if lock else query).first()
-    if row is None:
-        raise KeyNotFoundError(f"there is no key {key_id!r}")
-    return _key(row)
+def _earliest(*times: datetime | None) -> datetime | None:
+    return min((at for at in times if at is not None), default=None)
 
 
-def _update(connection: Connection, key_id: str, **values: datetime | None) -> None:
-    connection.execute(api_keys.update().where(api_keys.c.id == key_id).values(**values))
+def _all(connection: Connection, vault: Vault) -> list[ApiKey]:
+    secret = vault.secret(connection, SECRET)
+    return [_key(row, secret) for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.pk))]
 
 
-def _key(row: sa.Row[Any]) -> ApiKey:
+def _change(connection: Connection, key: ApiKey, secret: bytes) -> None:
+    connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**_columns(key, secret)))
+
+
+def _draw_version(connection: Connection) -> None:
+    connection.execute(api_key_versions.update().values(version=new_version()))
+
+
+def _columns(key: ApiKey, secret: bytes) -> dict[str, Any]:
+    rights = key.rights
+    return {
+        "id": key.id,
+        "digest": key.digest,
+        "name": key.name,
+        "scopes": sorted(rights.scopes),
+        "galleries": sa.null() if rights.galleries is None else sorted(rights.galleries),
+        "rate": key.rate,
+        "burst": key.burst,
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+        "used_at": key.used_at,
+        "revoked": key.revoked,
+        "mac": mac(key, secret),
+    }
+
+
+def _key(row: sa.Row[Any], secret: bytes) -> ApiKey:
     galleries = None if row.galleries is None else frozenset(row.galleries)
-    return ApiKey(
+    key = ApiKey(
         row.id,
         row.digest,
         row.name,
@@ -215,7 +270,9 @@ def _key(row: sa.Row[Any]) -> ApiKey:
         row.expires_at,
         row.revoked_at,
         row.used_at,
+        row.revoked,
     )
+    return replace(key, altered=not hmac.compare_digest(mac(key, secret).encode(), row.mac.encode()))
 
 
 def _now() -> datetime:

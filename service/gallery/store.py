@@ -31,6 +31,7 @@ from service.errors import (
     KithError,
     MasterKeyAwayError,
     MasterKeyError,
+    SubjectExistsError,
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
@@ -291,12 +292,21 @@ class Store:
     # Subjects
 
     def put_subject(
-        self, gallery: Gallery, subject_id: str, name: str | None, metadata: dict[str, Any], tags: list[str]
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        name: str | None,
+        metadata: dict[str, Any],
+        tags: list[str],
+        only_new: bool = False,
     ) -> tuple[Subject, bool]:
-        """Create or replace; returns whether it was created. Raises SubjectErasedError: as :meth:`enrol`."""
+        """Create or, unless ``only_new``, replace; returns whether it was created. Raises SubjectErasedError,
+        SubjectExistsError: as :meth:`enrol`."""
         now, about = _now(), About(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             created = subject_pk is None
             if subject_pk is None:
@@ -397,7 +407,19 @@ class Store:
 
     # Templates
 
-    def enrol(self, gallery: Gallery, subject_id: str, new: list[NewTemplate], keyed: Idempotent | None) -> str | None:
+    def refuse_known(self, gallery: Gallery, subject_id: str) -> None:
+        """Raises SubjectExistsError."""
+        with self._database.read() as connection:
+            _refuse_known(connection, gallery, subject_id)
+
+    def enrol(
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        new: list[NewTemplate],
+        keyed: Idempotent | None,
+        only_new: bool = False,
+    ) -> str | None:
         """Store templates, their subject if need be, and their log lines, all or nothing.
 
         Returns the earlier response if ``keyed`` was answered before, and stores nothing then; else None.
@@ -405,6 +427,7 @@ class Store:
         Raises:
             IdempotencyConflictError: the key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
+            SubjectExistsError: there is one already, and ``only_new``.
             GalleryNotFoundError, RecogniserMismatchError: the gallery was deleted, or moved to another recogniser,
                 meanwhile.
         """
@@ -413,6 +436,8 @@ class Store:
             if keyed and (earlier := self._answered(connection, gallery, keyed.key, keyed.digest)):
                 return earlier
             erasure.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                _refuse_known(connection, gallery, subject_id)
             subject_pk = add_templates(connection, gallery, subject_id, new, now)
             if keyed:
                 connection.execute(
@@ -801,6 +826,11 @@ def _no_subject(gallery: Gallery, subject_id: str, erased: Receipt | None = None
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **said)
 
 
+def _refuse_known(connection: Connection, gallery: Gallery, subject_id: str) -> None:
+    if connection.execute(_key_of(gallery, subject_id)).scalar() is not None:
+        raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
+
+
 def _no_template(template_id: str, subject_id: str) -> KithError:
     return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
 
@@ -959,25 +989,37 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         RiskTarget(**stored["risk"]), stored["fusion"], QualityGate(**stored["quality_gate"]), **others
     )
     return Gallery(
-        row.pk,
-        row.name,
-        row.fingerprint,
-        row.dimension,
-        settings,
-        row.created_at,
-        vault.seal(row.pk, row.wrapped, row.master_key),
-        row.subject_count,
-        row.template_count,
-        row.evidence_sequence,
-        row.current_generation,
-        row.current_generation,
-        row.log_floor,
-        None
-        if row.other_generation is None
-        else Generation(*(getattr(row, f"other_{name}") for name in (*OTHER, "evidence_sequence"))),
-        bool(row.moved),
-        row.version,
-        row.erased,
+        pk=row.pk,
+        name=row.name,
+        fingerprint=row.fingerprint,
+        dimension=row.dimension,
+        settings=settings,
+        created_at=row.created_at,
+        seal=vault.seal(row.pk, row.wrapped, row.master_key),
+        subjects=row.subject_count,
+        templates=row.template_count,
+        evidence_sequence=row.evidence_sequence,
+        generation=row.current_generation,
+        current_generation=row.current_generation,
+        log_floor=row.log_floor,
+        other=_other_generation(row),
+        moved=bool(row.moved),
+        version=row.version,
+        erased=row.erased,
+    )
+
+
+def _other_generation(row: sa.Row[Any]) -> Generation | None:
+    if row.other_generation is None:
+        return None
+    return Generation(
+        number=row.other_generation,
+        fingerprint=row.other_fingerprint,
+        dimension=row.other_dimension,
+        model=row.other_model,
+        state=row.other_state,
+        details=row.other_details,
+        evidence_sequence=row.other_evidence_sequence,
     )
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -252,7 +253,9 @@ secrets = Table(
     Column("created_at", Utc, nullable=False),
 )
 
-# ``digest``: of the key's secret half, under a secret of the service. ``galleries``: names, or null for all.
+# ``digest``: of the key's token, under a secret of the service. ``galleries``: names, or null for all. ``revoked``: for
+# every clock; ``revoked_at`` alone: when the other takes over that was made in its place. ``mac``: of all this but
+# ``used_at``, under that secret.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -268,7 +271,17 @@ api_keys = Table(
     Column("expires_at", Utc),
     Column("revoked_at", Utc),
     Column("used_at", Utc),
+    Column("revoked", Boolean, nullable=False, server_default=false()),
+    Column("mac", String(64), nullable=False, server_default=""),
     sqlite_autoincrement=True,
+)
+
+# One row: ``version`` is drawn anew whenever anything above is changed but ``used_at``.
+api_key_versions = Table(
+    "api_key_versions",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=False),
+    Column("version", Key, nullable=False),
 )
 
 # What was erased, by keyed hashes, so that neither work begun before nor a backup brings it back. Without a foreign key

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ import orjson
 
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.security.sealing import VECTOR_TYPE
+from service.security.sealing import VECTOR_TYPE, Seal
 from service.words import CONTROL
 
 VERSION: Final = 1
@@ -148,9 +148,8 @@ class Told:
 def check(items: Items, dimension: int, told: Told | None = None) -> tuple[Items, list[Refusal]]:
     """The items that may be stored, and what is wrong with the others.
 
-    Of those that may be, vectors are of unit norm, every template has an id (by default one that follows from subject
-    and vector) and a kind. What the block, and the one before (``told``), say of a subject stands on all of its items:
-    whichever of them are refused, it is known.
+    Of those that may be, vectors are of unit norm, and every template has a kind. What the block, and the one before
+    (``told``), say of a subject stands on all of its items: whichever of them are refused, it is known.
     """
     wrong: dict[int, KithError] = dict(items.malformed)
     if len(items) and items.vectors.shape[1] != dimension:
@@ -165,14 +164,8 @@ def check(items: Items, dimension: int, told: Told | None = None) -> tuple[Items
     kept = [row for row in range(len(items)) if row not in wrong] if wrong else list(range(len(items)))
     refused = [Refusal(items.numbers[row], wrong[row]) for row in sorted(wrong)]
     left = items.chosen(kept)
-    given = left.given.tolist()
     stored = vectors if len(kept) == len(items) else vectors[kept]
-    ids = [
-        (template or derived_id(subject, stored[row])) if has else None
-        for row, (subject, template, has) in enumerate(zip(left.subjects, left.templates, given, strict=True))
-    ]
-    kinds = [kind or "embedding" for kind in left.kinds]
-    return _replaced(left, templates=ids, kinds=kinds, vectors=stored), refused
+    return replace(left, kinds=[kind or "embedding" for kind in left.kinds], vectors=stored), refused
 
 
 def unit_rows(vectors: Float) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]]]:
@@ -187,13 +180,20 @@ def unit_rows(vectors: Float) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]
     return vectors, sound
 
 
-def derived_id(subject: str, vector: Float) -> str:
-    """The id of a template that the file gives none: the same for the same subject and vector, wherever it goes."""
-    return hashlib.sha256(subject.encode() + b"\0" + vector.astype(VECTOR_TYPE).tobytes()).hexdigest()[:32]
+def derived_id(seal: Seal, subject: str, vector: Float) -> str:
+    """The id of a template that the file gives none: the same for the same subject and vector, however often it comes.
+    Receipts and the audit name it in clear: without the gallery's key nobody can tell by it who was imported."""
+    return seal.pseudonym("embedding", f"{subject}\0{hashlib.sha256(vector_bytes(vector)).hexdigest()}")
 
 
-def _replaced(items: Items, **columns: Any) -> Items:
-    return Items(**{**{f.name: getattr(items, f.name) for f in fields(items)}, **columns})
+def earlier_id(subject: str, vector: Float) -> str:
+    """As the id was made before it was keyed, and lies in galleries of then."""
+    return hashlib.sha256(subject.encode() + b"\0" + vector_bytes(vector)).hexdigest()[:32]
+
+
+def vector_bytes(vector: Float) -> bytes:
+    """(d,) as it is stored."""
+    return vector.astype(VECTOR_TYPE).tobytes()
 
 
 def _spread(items: Items, unsound: Collection[int], told: Told) -> Items:
@@ -216,7 +216,8 @@ def _spread(items: Items, unsound: Collection[int], told: Told) -> Items:
     last = items.subjects[-1]
     if isinstance(last, str) and (last in known or len(items) - 1 not in unsound):
         told.subject, told.about = last, tuple(known.get(last) or [column[-1] for column in columns])
-    return _replaced(items, **dict(zip(ABOUT, columns, strict=True)))
+    spread: dict[str, Any] = dict(zip(ABOUT, columns, strict=True))
+    return replace(items, **spread)
 
 
 def _faults_of_subjects(items: Items) -> Iterator[tuple[int, KithError]]:

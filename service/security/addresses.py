@@ -62,6 +62,12 @@ def is_public(address: Address) -> bool:
     return not any(address in network for network in REFUSED_V6)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own."""
+    address = parsed(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
 def parsed(text: str) -> Address | None:
     try:
         return ip_address(text)

@@ -8,13 +8,14 @@ cannot be guessed, so that a hash made slow on purpose, as passwords need, would
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, get_args
 
-from service.security.sealing import Seal
+from service.security.sealing import Seal, derived
 
 PREFIX: Final = "kith"
 ID_BYTES: Final = 6
@@ -26,7 +27,7 @@ NOBODYS: Final = "0" * 64
 
 Scope = Literal["identify", "read", "enrol", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-KeyState = Literal["active", "expired", "revoked"]
+KeyState = Literal["active", "expired", "revoked", "altered"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ EVERYTHING: Final = Rights(frozenset({"admin"}), None)
 @dataclass(frozen=True)
 class ApiKey:
     """``name``: whose it is, for people. ``rate`` and ``burst``: requests a second and at once; None: as the settings
-    say. ``revoked_at``: ahead, where another takes its place. ``used_at``: to some minutes."""
+    say. ``revoked_at``: ahead, where another takes its place. ``used_at``: to some minutes. ``revoked``: whatever a
+    clock says. ``altered``: by somebody who had not the service's secret; such a key may nothing."""
 
     id: str
     digest: str
@@ -66,9 +68,13 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     used_at: datetime | None = None
+    revoked: bool = False
+    altered: bool = False
 
     def state(self, now: datetime) -> KeyState:
-        if self.revoked_at is not None and self.revoked_at <= now:
+        if self.altered:
+            return "altered"
+        if self.revoked or (self.revoked_at is not None and self.revoked_at <= now):
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
@@ -89,6 +95,31 @@ def new_token() -> tuple[str, str]:
 def digest(token: str, secret: bytes) -> str:
     """64 hexadecimal digits, of the whole token: it holds for no other id. ``secret``: the service's."""
     return hmac.digest(secret, token.encode(), "sha256").hex()
+
+
+def mac(key: ApiKey, secret: bytes) -> str:
+    """64 hexadecimal digits: an HMAC-SHA256 of all that is kept of a key but for when it was used, under a key derived
+    from ``secret``, the service's. Who can write to the database and has it not gives no key other rights, or life."""
+    rights = key.rights
+    document = {
+        "id": key.id,
+        "digest": key.digest,
+        "name": key.name,
+        "scopes": sorted(rights.scopes),
+        "galleries": None if rights.galleries is None else sorted(rights.galleries),
+        "rate": None if key.rate is None else float(key.rate),
+        "burst": key.burst,
+        "created_at": _written(key.created_at),
+        "expires_at": _written(key.expires_at),
+        "revoked_at": _written(key.revoked_at),
+        "revoked": key.revoked,
+    }
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hmac.digest(derived(secret, "api key rows"), text.encode(), "sha256").hex()
+
+
+def _written(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 class Keyring:

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from bench.scale import BEGIN, DOCUMENT, END, KINDS, RESULT, Measured, tables
+from bench.scale import BEGIN, DOCUMENT, END, KINDS, RESULT, Measured, tables, whole
 
 
 def test_the_document_has_the_tables() -> None:
     measured = Measured(**json.loads(RESULT.read_text()))
     between = DOCUMENT.read_text().split(BEGIN)[1].split(END)[0]
-    assert between.strip() == tables(measured).strip()
+    assert between.strip() == tables(measured, whole()).strip()
 
 
 def test_bytes_a_vector() -> None:

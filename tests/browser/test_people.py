@@ -18,6 +18,7 @@ from tests.browser.chromium import faults, overflow
 from tests.browser.conftest import Opener, choose, populate, transfer
 
 Photos = dict[str, Path]
+OPERATOR = "the-operator-s-key-of-more-than-enough-characters"
 
 
 def go(page: Page, place: str) -> None:
@@ -508,6 +509,35 @@ def test_a_duplicate_goes_to_whom_it_is(visit: Opener, service: str, photos: Pho
         expect(page.get_by_role("heading", name="ada is enrolled")).to_be_visible()
         assert kith.subject("family", "ada").name == "Ada"
         assert [subject.id for subject in kith.subjects("family")] == ["ada"]
+
+
+def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
+    visit: Opener, tmp_path: Path, photos: Photos
+) -> None:
+    """With a key that may only enrol, and where another desk was faster."""
+    settings = load_settings(data_dir=tmp_path / "kith", api_key=OPERATOR, log_level="ERROR")
+    with embedded(settings) as url, Kith(url, OPERATOR) as kith:
+        kith.create_gallery("family")
+        kith.put_subject("family", "ada", name="Ada Lovelace", tags=["vip"], metadata={"room": 12})
+        token = kith.create_key("desk", ["enrol"]).token
+        page = visit(url)
+        page.evaluate("(token) => sessionStorage.setItem('kith-key', token)", token)
+        page.reload()
+        go(page, "/enrol")
+        page.get_by_label("Gallery").fill("family")
+        page.get_by_label("Gallery").press("Tab")
+        choose(page, photos["ada"])
+        expect(page.get_by_text("Ready.")).to_be_visible()
+        name_somebody(page, "Ada")
+        expect(page.get_by_role("alert").filter(has_text="has the id “ada” already")).to_be_visible()
+        ada = kith.subject("family", "ada")
+        assert (ada.name, ada.tags, ada.metadata, ada.templates) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)
+
+        page.get_by_label("Id", exact=True).fill("ada-king")
+        page.get_by_role("button", name="Enrol", exact=True).click()
+        expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+        assert kith.subject("family", "ada-king").name == "Ada"
+        assert [subject.id for subject in kith.subjects("family")] == ["ada", "ada-king"]
 
 
 def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, photos: Photos) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.detection import Detector, Faces, SCRFDHead, YuNetHead, choose_canvas, suppress
+from models.detection import Detector, Faces, SCRFDHead, YuNetHead, areas, choose_canvas, largest_box, suppress
 from models.errors import PackError
 from models.pack import Normalisation, load_pack
 from models.runtime import OnnxNetwork
@@ -51,7 +51,7 @@ def test_scrfd_decoding_equals_a_plain_loop(rng: np.random.Generator) -> None:
     counts = [height // s * width // s * 2 for s in (8, 16, 32)]
     outputs = [rng.random((2, n, k)).astype(np.float32) for k in (1, 4, 10) for n in counts]
     least = 0.4
-    found = SCRFDHead(9).decode([output[1] for output in outputs], height, width, least)
+    found = SCRFDHead(9).decode([output[1] for output in outputs], width, least)
     row = 0
     for level, stride in enumerate((8, 16, 32)):
         n = 0
@@ -122,6 +122,12 @@ def test_largest_and_nearest() -> None:
     faces = Faces(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
     assert faces.largest() == 1
     assert faces.nearest(0, 0) == 0
+
+
+def test_a_box_with_swapped_sides_is_not_the_largest() -> None:
+    boxes = np.array([[90, 90, 10, 10], [10, 10, 30, 30], [90, 0, 10, 90]], np.float32)
+    assert areas(boxes).tolist() == [0, 400, 0]
+    assert largest_box(boxes) == 1
 
 
 def test_yunet_finds_lfw_faces_where_its_own_reference_does(reference: Path, data: Path) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from service.client import Kith, KithClientError
-from service.engines import master_keys, open_own_database
 from service.errors import MasterKeyAwayError, MasterKeyError, SettingsError
 from service.gallery.rewrapping import Rewrapped, Use, rewrap, uses
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
+from service.opening import master_keys, open_own_database
 from service.security import key_command
 from service.security.key_command import KeyCommand
 from service.security.master import KeyFile

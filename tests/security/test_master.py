@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.doctor import find_master_key
-from service.engines import open_own_database
 from service.errors import MasterKeyError
 from service.gallery.backup import back_up
 from service.gallery.key_store import KeyStore
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings
+from service.opening import open_own_database
 from service.security.keys import EVERYTHING
 from service.security.master import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key

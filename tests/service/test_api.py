@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +347,45 @@ def test_the_database_survives_a_restart_and_binds_to_its_recogniser(
         with pytest.raises(KithClientError) as raised:
             kith.identify("other", darker(astronaut), risk={"fpir": 0.01})
         assert raised.value.code == "risk_uncalibrated"
+
+
+def test_only_new_changes_nobody_who_is_there(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+    assert kith.put_subject(gallery, "ada", name="Ada", tags=["vip"], only_new=True).name == "Ada"
+    calls: list[Callable[[], object]] = [
+        lambda: kith.put_subject(gallery, "ada", only_new=True),
+        lambda: kith.enrol(gallery, "ada", jpeg(actor), only_new=True),
+    ]
+    for call in calls:
+        with pytest.raises(KithClientError) as raised:
+            call()
+        assert (raised.value.status, raised.value.code) == (412, "subject_exists")
+    ada = kith.subject(gallery, "ada")
+    assert (ada.name, ada.tags, ada.templates) == ("Ada", ["vip"], 0)
+
+    for _ in range(2):  # what was answered is answered again, and not refused for what it did itself
+        kith.enrol(gallery, "tom", jpeg(actor), only_new=True, idempotency_key="one")
+    assert kith.subject(gallery, "tom").templates == 1
+    kith.delete_subject(gallery, "ada")
+    assert kith.enrol(gallery, "ada", jpeg(astronaut), only_new=True).enrolled == 1
+
+
+def test_of_many_who_make_one_subject_at_once_one_does(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    vector = rng.normal(size=kith.model().dimension).astype(np.float32)
+
+    def make(_: int) -> str:
+        try:
+            kith.enrol(gallery, "ada", embeddings=[vector], only_new=True)
+        except KithClientError as error:
+            return error.code
+        return "made"
+
+    with ThreadPoolExecutor(8) as desks:
+        became = list(desks.map(make, range(8)))
+    assert sorted(became) == ["made", *["subject_exists"] * 7]
+    assert kith.subject(gallery, "ada").templates == 1
+
+
+def test_another_condition_is_not_passed_over(server: str, gallery: str) -> None:
+    path = f"{server}/v1/galleries/{gallery}/subjects/ada"
+    answer = httpx.put(path, json={}, headers={"If-None-Match": '"an-etag"'})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

@@ -27,12 +27,12 @@ from service.gallery.check import open_check
 from service.gallery.database import Database
 from service.gallery.follower import Followers
 from service.gallery.generations import Disagreement, Generations
+from service.gallery.key_store import KeyStore
 from service.gallery.replicas import in_process
 from service.gallery.sealed_rows import ITEM, close_crop, lookup_of
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import (
-    api_keys,
     changes,
     crops,
     galleries,
@@ -42,6 +42,7 @@ from service.gallery.tables import (
     subjects,
     templates,
 )
+from service.security.keys import Rights
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -98,14 +99,13 @@ def filled(database: Database) -> Store:
         )
         record(database.vault, connection, "e", one, a=None)
         record(database.vault, connection, "of none")
-        key = {"id": "a", "digest": "d", "name": "n", "scopes": ["read"], "galleries": ["one"], "created_at": now}
-        connection.execute(api_keys.insert().values(**key))
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
         connection.execute(jobs.insert().values(**job, actor="service", cancel=False, created_at=now, updated_at=now))
         item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
         connection.execute(job_items.insert().values(job_pk=1, **item, failed=False, subject="s", at=now))
         state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
         connection.execute(index_states.insert().values(**state))
+    KeyStore(database).create("n", Rights(frozenset({"read"}), frozenset({"one"})))
     return store
 
 

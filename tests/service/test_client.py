@@ -281,6 +281,67 @@ def test_what_is_no_address_and_no_key_is_refused_unquoted(
     assert "hunter2" not in str(raised.value)
 
 
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+def test_no_proxy_sees_what_goes_to_this_machine(kind: type[Kith | AsyncKith], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(client: AsyncKith) -> None:
+        async with client:
+            await client.health()
+
+    with answering(OK) as proxy, answering(OK) as script:
+        for name in PROXIES:
+            monkeypatch.setenv(name, proxy.url)
+        client = kind(script.url, "KEY")
+        if isinstance(client, Kith):
+            with client:
+                client.health()
+        else:
+            run(asked(client))
+        assert (len(script.asked), proxy.asked) == (1, [])
+        with Kith("http://kith.example", attempts=1) as elsewhere:
+            elsewhere.health()
+        assert proxy.asked[0][1] == "http://kith.example/healthz"
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HTTP_PROXY", "hunter2:::"), ("ALL_PROXY", "gopher://hunter2"), ("SSL_CERT_FILE", "/hunter2")],
+)
+def test_an_environment_that_cannot_be_used_is_refused_unquoted(
+    kind: type[Kith | AsyncKith], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    kind("http://127.0.0.1:9")
+    with pytest.raises(KithClientError, match=variable) as raised:
+        kind("https://kith.example")
+    assert raised.value.code == "invalid_environment"
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
+def test_what_is_no_json_is_not_sent(value: Any) -> None:
+    with answering(OK) as script, Kith(script.url) as kith:
+        with pytest.raises(KithClientError, match="no JSON") as raised:
+            kith.update_subject("g", "s", metadata={"a": value})
+        assert (raised.value.code, script.asked) == ("invalid_request", [])
+
+
+def test_a_key_that_cannot_be_is_refused_by_the_server(kith: Kith) -> None:
+    wrong: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("x", ["nope"], {}),
+        ("x" * 129, ["read"], {}),
+        ("x", ["admin"], {"galleries": ["a b"]}),
+        ("x", ["admin"], {"expires_at": datetime.now(UTC) - timedelta(days=1)}),
+    ]
+    for name, scopes, options in wrong:
+        with pytest.raises(KithClientError) as raised:
+            kith.create_key(name, scopes, **options)
+        assert raised.value.code == "invalid_request"
+
+
 def test_a_key_may_end_its_line() -> None:
     with answering(OK) as script, Kith(script.url, "key\n") as kith:
         kith.health()

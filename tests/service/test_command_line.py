@@ -136,6 +136,23 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", status=2)
 
 
+def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: str) -> None:
+    create = ("keys", "create", "foo", "--scope", "identify")
+    for words, status in (
+        ((*create, "-g", "a b"), 3),
+        ((*create, "--rate", "1e9"), 2),
+        ((*create, "--rate", "nan"), 2),
+        ((*create, "--days", "inf"), 2),
+        ((*create, "--days", "1e9"), 2),
+        (("keys", "create", "x" * 200, "--scope", "identify"), 3),
+        (("keys", "create", "--scope", "nope"), 2),
+        (("keys", "rotate", "0" * 12, "--overlap-hours", "inf"), 2),
+        (("subject", "update", "ada", "-g", gallery, "--set", "a=NaN"), 2),
+        (("subject", "update", "ada", "-g", gallery, "--set", "a=[1e999]"), 2),
+    ):
+        run(*words, status=status)
+
+
 def test_questions_are_answered_or_the_option_is_named(run: Program, kith: Kith, gallery: str) -> None:
     gallery = kith.create_gallery(f"{gallery[:50]}-too").name
 
@@ -176,6 +193,22 @@ def test_what_is_of_this_machine_makes_no_database(run: Program, tmp_path: Path)
     assert f"KITH_URL does not count for this command: it looks at the database of this machine, {tmp_path}" in run.said
     run("gallery", "check")
     assert str(tmp_path) in run.said
+
+
+def test_the_first_key_says_which_database_it_is_in(program: Path, tmp_path: Path) -> None:
+    run = Program(program, None)
+    run.environment.pop("KITH_URL", None)
+    for command in (("keys", "list"), ("keys", "revoke", "0" * 12)):
+        assert run(*command, status=3) == ""
+        assert f"no database at {tmp_path / 'data' / 'kith.db'}" in run.said.replace("\n", " ")
+    assert not (tmp_path / "data").exists()
+    token = run("keys", "create", "--scope", "admin")
+    assert token.startswith("kith_")
+    assert f"no database at {tmp_path / 'data' / 'kith.db'}: it is made now" in run.said
+    again = run("keys", "create", "--scope", "read", "--json")
+    assert json.loads(again)["scopes"] == ["read"]
+    assert f"in the database {tmp_path / 'data' / 'kith.db'}" in run.said
+    assert token.split("_")[1] in run("keys", "list")
 
 
 def test_the_risk_curve_in_a_pipe_is_text_alone(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:

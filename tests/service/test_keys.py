@@ -19,20 +19,23 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from service.api.key_schemas import KeyIn
+from service.api.key_schemas import KeyIn, KeysOut
 from service.cli import app
 from service.client import Kith, KithClientError
-from service.engines import has_keys
 from service.errors import KeyEndedError, KeyNotFoundError, KithError
 from service.gallery.backup import back_up, restore
+from service.gallery.check import open_check
 from service.gallery.database import Database
 from service.gallery.key_store import KeyStore
-from service.gallery.tables import audit
+from service.gallery.tables import api_keys, audit
+from service.gallery.vault import Vault
 from service.key_uses import KeyUses
-from service.security.keys import EVERYTHING, Keyring, Rights, Scope
+from service.opening import has_keys
+from service.security.keys import EVERYTHING, Keyring, Rights, Scope, digest, new_token
 from service.server import embedded
 from service.settings import Settings, load_settings
-from tests.databases import TEXT, open_database
+from tests.databases import MASTER, TEXT, open_database
+from tests.faults.old_databases import at_revision, engine_of
 from tests.postgres import DatabaseUrl
 
 READ = Rights(frozenset({"read"}), frozenset({"a", "b"}))
@@ -92,6 +95,34 @@ def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore
         here.rotate(at_once.id, timedelta())
 
 
+def test_a_key_that_is_revoked_within_its_overlap_is_refused_by_every_process(
+    stores: tuple[KeyStore, KeyStore, Database],
+) -> None:
+    here, there, _ = stores
+    stolen, token = here.create("stolen", READ)
+    other, _ = here.create("other", READ)
+    here.rotate(stolen.id, timedelta(hours=1))
+    here.rotate(other.id, timedelta(hours=2))  # the latest end of all, before and after
+    before = there.ring().known(token)
+    assert before is not None and before.state(datetime.now(UTC)) == "active"
+    here.revoke(stolen.id)
+    for store in (here, there):
+        after = store.ring().known(token)
+        assert after is not None and after.state(datetime.now(UTC)) == "revoked"
+
+
+def test_a_revocation_waits_for_nobodys_clock(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+    here, there, _ = stores
+    slow = datetime.now(UTC) - timedelta(minutes=5)
+    revoked, token = here.create("k", READ)
+    here.revoke(revoked.id)
+    at_once, other_token = here.create("k", READ)
+    here.rotate(at_once.id, timedelta())
+    for one in (token, other_token):
+        key = there.ring().known(one)
+        assert key is not None and key.state(slow) == "revoked"
+
+
 def test_a_key_that_lives_to_the_end_of_time_is_rotated(stores: tuple[KeyStore, KeyStore, Database]) -> None:
     here, _, _ = stores
     old, _ = here.create("k", READ, datetime(9999, 12, 31, tzinfo=UTC))
@@ -114,6 +145,83 @@ def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Data
     }
     assert states == {kept.id: "active", stolen.id: "revoked", rotated.id: "revoked"}
     assert here.key(later.id).state(now) == "revoked"
+
+
+def test_a_restored_backup_prolongs_no_rotated_key(stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path) -> None:
+    here, there, database = stores
+    rotated, token = here.create("rotated", READ)
+    here.rotate(rotated.id, timedelta(hours=1))
+    back_up(database, tmp_path / "b")
+    here.revoke(rotated.id)
+    restore(database, tmp_path / "b", replace=True)
+    for store in (here, there):
+        key = store.ring().known(token)
+        assert key is not None and key.state(datetime.now(UTC)) == "revoked"
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"scopes": ["admin"]},
+        {"galleries": None},
+        {"expires_at": None},
+        {"revoked_at": None},
+        {"revoked": False, "revoked_at": None},
+        {"rate": None},
+        {"mac": "0" * 64},
+        {"mac": "\u00e9"},
+    ],
+)
+def test_who_can_write_to_the_database_gives_no_key_rights(
+    database_url: DatabaseUrl, altered: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, now = database_url(), datetime.now(UTC)
+    with closing(open_database(url)) as database:
+        store = KeyStore(database)
+        key, token = store.create("door", READ, now + timedelta(days=1), rate=5.0)
+        sound, sound_token = store.create("sound", READ)
+        store.revoke(key.id)
+        with database.write(KeyNotFoundError("")) as connection:
+            connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**altered))
+    with closing(open_database(url)) as database:
+        store = KeyStore(database)
+        ring = store.ring()
+        found, other = ring.known(token), ring.known(sound_token)
+        assert found is not None and found.state(now) == "altered"
+        assert other is not None and other.state(now) == "active"
+        assert f"API key {key.id} was altered" in caplog.text
+        assert sound.id not in caplog.text
+        with pytest.raises(KeyEndedError, match="is altered"):
+            store.rotate(key.id, timedelta())
+        with open_check(database) as checked:
+            assert [(one.kind, one.count) for one in checked.findings(None, False)] == [("api_keys", 1)]
+        back_up(database, tmp_path / "b")
+        restore(database, tmp_path / "b", replace=True)  # makes nothing good
+        assert store.key(key.id).state(now) == "altered"
+        assert store.revoke(key.id).state(now) == "revoked"  # and then it is told of no more
+        with open_check(database) as checked:
+            assert list(checked.findings(None, False)) == []
+
+
+def test_keys_of_before_are_sealed_as_they_are(database_url: DatabaseUrl) -> None:
+    url, now = database_url(), datetime.now(UTC)
+    before, engine = at_revision(url, "0009").tables["api_keys"], engine_of(url)
+    tokens = {}
+    with engine.begin() as connection:
+        secret = Vault(MASTER).secret(connection, "api keys")
+        for name, revoked_at in (("active", None), ("revoked", now - timedelta(hours=1))):
+            key_id, tokens[name] = new_token()
+            row = {"id": key_id, "digest": digest(tokens[name], secret), "name": name, "scopes": ["read"]}
+            limits = {"galleries": ["a", "b"], "rate": 2.0, "burst": 3}
+            times = {"created_at": now - timedelta(days=1), "expires_at": now + timedelta(days=1)}
+            connection.execute(before.insert().values(**row, **limits, **times, revoked_at=revoked_at))
+    engine.dispose()
+    with closing(open_database(url)) as database:
+        ring = KeyStore(database).ring()
+    slow = now - timedelta(days=9)  # of another process' clock
+    for name, token in tokens.items():
+        key = ring.known(token)
+        assert key is not None and (key.rights, key.state(now), key.state(slow)) == (READ, name, name)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +274,30 @@ def test_asking_again_reads_nothing_where_nobody_wrote(tmp_path: Path) -> None:
         assert sum("SELECT" in statement for statement in statements) == 1
 
 
+def test_keys_are_listed_in_pages(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
+    with closing(open_database(settings.sql_url)) as database:
+        store = KeyStore(database)
+        made = [store.create(f"k{i}", EVERYTHING)[0].id for i in range(5)]
+        token = store.create("last", EVERYTHING)[1]
+        store.revoke(made[1])
+        store.rotate(made[3], timedelta())
+    with embedded(settings) as url, httpx.Client(base_url=url, headers={"X-API-Key": token}) as http:
+        listed, pages, cursor = list[str](), 0, None
+        while pages == 0 or cursor is not None:
+            query = {"limit": 2, **({} if cursor is None else {"cursor": cursor})}
+            page = http.get("/v1/keys", params=query).json()
+            listed += [key["id"] for key in page["keys"]]
+            pages, cursor = pages + 1, page["next"]
+        assert (listed[:3], len(listed), pages) == ([made[0], made[2], made[4]], 5, 3)
+        assert http.get("/v1/keys", params={"cursor": "0" * 58}).json()["code"] == "invalid_request"
+        with Kith(url, token) as kith:
+            assert [key.id for key in kith.api_keys()] == listed
+            assert len(list(kith.api_keys(ended=True))) == 7
+    answered_before = '{"keys": []}'
+    assert KeysOut.model_validate_json(answered_before).next is None
+
+
 def test_no_token_lies_on_disk(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     with embedded(settings) as url:
@@ -193,7 +325,7 @@ def test_when_a_key_was_used_is_noted_after_the_answer(tmp_path: Path) -> None:
         with Kith(url) as kith:
             made = kith.create_key("first", ["admin"])
         with Kith(url, made.token) as kith:
-            assert kith.api_keys()[0].used_at is None  # noted, and written when the service ends at the latest
+            assert next(kith.api_keys()).used_at is None  # noted, and written when the service ends at the latest
     with closing(open_database(settings.sql_url)) as database:
         used = KeyStore(database).key(made.id).used_at
         assert used is not None
@@ -226,7 +358,7 @@ def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
             assert httpx.get(f"{url}/v1/galleries", headers=headers).status_code == 200
         assert httpx.get(f"{url}/v1/galleries", headers={"Authorization": f"Basic {token}"}).status_code == 401
         with Kith(url, token) as kith:
-            key = kith.api_keys()[0]
+            key = next(kith.api_keys())
             kith.create_gallery("mine")
             kith.revoke_key(key.id)
             with pytest.raises(KithClientError, match=r"was revoked\. Ask .* for another key"):
@@ -258,7 +390,7 @@ def test_the_first_key_locks_nobody_out(tmp_path: Path) -> None:
             with pytest.raises(KithClientError, match="with the scope 'admin' and for all galleries") as refused:
                 kith.create_key("first", scopes, galleries=galleries)
             assert (refused.value.status, refused.value.code) == (422, "invalid_request")
-        assert kith.api_keys() == []
+        assert list(kith.api_keys()) == []
         token = kith.create_key("first", ["admin"]).token
         with Kith(url, token) as admin:
             assert admin.create_key("second", ["identify"]).scopes == ["identify"]

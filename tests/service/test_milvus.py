@@ -20,7 +20,6 @@ import sqlalchemy as sa
 
 from models.network import Float
 from models.recognition import unit
-from service.engines import open_milvus
 from service.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.gallery.check import open_check
 from service.gallery.generations import Generations
@@ -29,6 +28,7 @@ from service.gallery.shared_indexes import SharedIndexes
 from service.gallery.store import KEEP_LINES
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.gallery.tables import changes, galleries, index_states
+from service.opening import open_milvus
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT

@@ -17,9 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from models.alignment import STANDARD, Alignment, align
-from models.detection import Answer, Detector, Laid
+from models.detection import Answer, Detector, Faces, Laid
 from models.network import Float
 from models.pack import BUNDLED
+from models.quality import Quality
 from models.recognition import Recogniser
 from service.api.context import Context
 from service.api.identify import _search
@@ -30,6 +31,7 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.imaging import Encoded, ImageLimits, open_photo
 from service.patience import Patience
+from service.pipeline import Face, Photo
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -42,6 +44,14 @@ def test_only_the_largest_face_is_identified(kith: Kith, gallery: str, group: ND
     (result,) = kith.identify(gallery, jpeg(group), faces="largest", check_quality=False).results
     assert result.face is not None
     assert result.face.box == largest.box
+
+
+def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
+    """Whatever a network says of the others: this one swapped the sides of a large box."""
+    boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
+    measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
+    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)])
+    assert photo.largest_row() == Faces(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
 
 
 def test_a_recogniser_is_given_crops_by_its_own_alignment(

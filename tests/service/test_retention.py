@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,17 @@ import sqlalchemy as sa
 
 from service.client import Kith, KithClientError
 from service.gallery.audit_reading import AuditReader, Chosen
+from service.gallery.backup import back_up, restore
 from service.gallery.database import Database
 from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
+from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
 from service.gallery.retention import Retention
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Idempotent, SubjectFilter
-from service.gallery.tables import data_keys, idempotency, templates
+from service.gallery.tables import data_keys, idempotency, templates, vectors
+from service.gallery.tables import jobs as job_rows
 from service.retention import AGAIN_AFTER, SWEPT_EVERY, Housekeeping
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -196,6 +200,60 @@ def test_the_service_sweeps_at_its_start_and_then_every_hour(
     asyncio.run(work())
     assert told == ["g", "g"]
     database.close()
+
+
+@pytest.mark.parametrize("how", ["erased", "finished", "answered", "replaced"])
+def test_what_was_deleted_leaves_the_log_of_sqlite(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whoever deleted it, and however: another process, which ended before its log could be emptied, among them."""
+    url, log = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal"
+    database, other = open_database(url), open_database(url)
+    clock = [datetime.now(UTC)]
+    keeping = Housekeeping(database, Store(database), 14, clock=lambda: clock[0])
+    keeping.look()
+    store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
+    back_up(other, tmp_path / "backup")
+    store.enrol(gallery, "ada", some(rng), Idempotent("k", "d", "an answer"))
+    with other.engine.begin() as connection:
+        connection.execute(idempotency.update().values(created_at=datetime.now(UTC) - timedelta(days=15)))
+    jobs.create(gallery, "any", {})
+    job = jobs.claim("here", 60)
+    assert job is not None
+    jobs.finish(job, "failed", {"code": "image_format"})
+    column = {"finished": job_rows.c.problem, "answered": idempotency.c.sealed}.get(how, vectors.c.vector)
+    with database.read() as connection:  # for which no log can be emptied
+        held = bytes(connection.execute(sa.select(column)).scalar_one())
+        match how:
+            case "erased":
+                assert store.delete_subject(gallery, "ada").log_emptied is False
+            case "finished":
+                assert jobs.forget(0) == 1
+            case "replaced":
+                restore(other, tmp_path / "backup", replace=True)
+    assert log.stat().st_size > 0
+    other.close()
+    clock[0] += SWEPT_EVERY
+    keeping.look()
+    assert log.stat().st_size == 0
+    assert held not in (tmp_path / "kith.db").read_bytes()
+    # Where nobody wrote since, nothing is done: what is read again after another one's commit stays as it is.
+    version = database.file_version()
+    monkeypatch.setattr(database, "empty_log", lambda: pytest.fail("nobody wrote"))
+    keeping.look()
+    assert database.file_version() == version
+    database.close()
+
+
+def test_a_restored_backup_leaves_no_log(tmp_path: Path, rng: np.random.Generator) -> None:
+    server, database = (open_database(f"sqlite:///{tmp_path / 'kith.db'}") for _ in range(2))
+    back_up(database, tmp_path / "backup")
+    Store(database).enrol(made(database), "ada", some(rng), None)
+    assert (tmp_path / "kith.db-wal").stat().st_size > 0
+    restore(database, tmp_path / "backup", replace=True)
+    assert (tmp_path / "kith.db-wal").stat().st_size == 0
+    for each in (server, database):
+        each.close()
 
 
 def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generator, database_url: DatabaseUrl) -> None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service.client import Kith
-from service.engines import open_own_database
 from service.gallery.store import Store
+from service.opening import open_own_database
 from service.server import embedded
 from service.settings import load_settings
 from service.terminal import print_json, remark, say

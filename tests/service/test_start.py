@@ -1,9 +1,24 @@
-"""A server brings along what it needs, and no more."""
+"""A server brings along what it needs, and no more; it closes what it opened, however it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.engines import Opened, Spec, Wish, open_networks
+from service.app import create_app
+from service.audit_writer import AuditWriter
+from service.gallery.follower import Followers
+from service.gallery.risks import GalleryRisks
+from service.gallery.store import Store
+from service.jobs import Runner
+from service.settings import load_settings
+from service.transfers import Transfers
 
 SELDOM = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
 """Large, and needed by few servers: they are imported where they are used."""
@@ -13,3 +28,97 @@ def test_what_few_servers_need_is_not_imported_by_all() -> None:
     program = f"import service.cli, service.server, sys; print([name for name in {SELDOM} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class FailedError(Exception):
+    pass
+
+
+class Milvus:
+    """Its sweeper's thread cannot be started."""
+
+    def __init__(self, closed: list[str]) -> None:
+        self._closed = closed
+
+    def start(self) -> None:
+        raise FailedError
+
+    def close(self) -> None:
+        self._closed.append("Milvus")
+
+
+@pytest.fixture(scope="module")
+def opened_once() -> Callable[[Spec, Wish], Opened]:
+    """As :func:`open_networks`, which takes most of a start."""
+    networks = dict[Path, Opened]()
+
+    def opened(spec: Spec, wish: Wish) -> Opened:
+        if spec.path not in networks:
+            networks[spec.path] = open_networks(spec, wish)
+        return networks[spec.path]
+
+    return opened
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch, opened_once: Callable[[Spec, Wish], Opened]) -> list[str]:
+    """What a service has closed, in this order."""
+    names = list[str]()
+    monkeypatch.setattr("service.app.open_networks", opened_once)
+
+    def watch(name: str, close: str, each: type) -> None:
+        closing = getattr(each, close)
+
+        def noted(self: object, *arguments: object) -> object:
+            names.append(name)
+            return closing(self, *arguments)
+
+        monkeypatch.setattr(each, close, noted)
+
+    for each in (AuditWriter, Followers, GalleryRisks, Store, Transfers):
+        watch(each.__name__, "close", each)
+    watch("Runner", "__aexit__", Runner)
+    return names
+
+
+OPENED = ["Store", "Followers", "GalleryRisks", "AuditWriter", "Transfers", "Runner"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "opened"),
+    [("Followers", 1), ("CatchingUp", 2), ("AuditWriter", 3), ("Spool", 5), ("Runner", 5), ("Context", 6)],
+)
+def test_a_start_that_fails_closes_what_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str], failing: str, opened: int
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise FailedError
+
+    monkeypatch.setattr(f"service.app.{failing}", fail)
+    _serve(tmp_path)
+    assert closed == OPENED[:opened][::-1]
+
+
+def test_an_index_that_does_not_start_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str]
+) -> None:
+    monkeypatch.setattr("service.app.open_milvus", lambda *_: Milvus(closed))
+    _serve(tmp_path)
+    assert closed == ["Milvus", "Store"]
+
+
+def test_a_service_that_fails_closes_everything(tmp_path: Path, closed: list[str]) -> None:
+    _serve(tmp_path)
+    assert closed == OPENED[::-1]
+
+
+def _serve(data_dir: Path) -> None:
+    """A service that fails, if not at its start."""
+
+    async def main() -> None:
+        app = create_app(load_settings(data_dir=data_dir, log_level="ERROR"))
+        async with app.router.lifespan_context(app):
+            raise FailedError
+
+    with pytest.raises(FailedError):
+        asyncio.run(main())

@@ -120,8 +120,9 @@ OTHERS: Final[dict[str, set[str]]] = {
     "audit_heads": {"chain", "number", "hash", "mac"},
     "api_keys": {
         *("pk", "id", "digest", "name", "scopes", "galleries", "rate", "burst", "created_at", "expires_at"),
-        *("revoked_at", "used_at"),
+        *("revoked_at", "used_at", "revoked", "mac"),
     },
+    "api_key_versions": {"pk", "version"},
 }
 """Columns that hold nothing of one person: counts, settings, keys, scores without owners."""
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,11 @@ from service.gallery.follower import Followers
 from service.gallery.fusion import Fusion
 from service.gallery.importing import Format, Import, Report, export
 from service.gallery.replicas import in_process
+from service.gallery.retention import Retention
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.gallery.transfer import Header, Items, check
+from service.gallery.tables import templates as template_rows
+from service.gallery.transfer import Header, Items, check, earlier_id
 from service.settings import Settings
 from service.transfers import MOST_EXPORTS
 from service.words import CONTROL
@@ -66,8 +68,8 @@ class Place:
     """A database with one gallery."""
 
     def __init__(self, url: str, dimension: int = DIMENSION, fusion: Fusion = "max") -> None:
-        database = open_database(url)
-        self.store, self.bulk = Store(database), BulkStore(database)
+        self.database = open_database(url)
+        self.store, self.bulk = Store(self.database), BulkStore(self.database)
         self._fusion, self._dimension = fusion, dimension
         self.gallery = self.another("g")
 
@@ -186,11 +188,57 @@ def test_a_template_without_an_id_has_one_that_follows_from_what_it_is(place: Pl
     one, other = vector(rng), vector(rng)
     report = place.take(line("a", one) + line("a", one) + line("b", one) + line("a", other))
     assert (report.templates, report.present) == (3, 1)
-    again = place.another("again")
-    assert place.take(line("a", one.tolist()), gallery=again).templates == 1
-    assert {t.id for t in place.store.list_templates(again, "a")} < {
-        t.id for t in place.store.list_templates(place.gallery, "a")
-    }
+    assert place.take(line("a", one.tolist())).present == 1
+
+
+def test_an_id_that_follows_is_named_by_a_key(place: Place, rng: np.random.Generator) -> None:
+    """So that the id, which stands in receipts for good, tells nobody without the key who was imported."""
+    one, other = vector(rng), vector(rng)
+    elsewhere = place.another("of-another-key")
+    for gallery in (place.gallery, elsewhere):
+        assert place.take(line("a", one), gallery=gallery).templates == 1
+    (here,), (there,) = (place.store.list_templates(gallery, "a") for gallery in (place.gallery, elsewhere))
+    earlier = earlier_id("a", one)
+    assert len({here.id, there.id, earlier}) == 3
+    # What an earlier version imported is known all the same, and so is its deletion to an import that began before.
+    with place.database.engine.begin() as connection:
+        connection.execute(template_rows.update().where(template_rows.c.id == here.id).values(id=earlier))
+    report = place.take(line("a", one) + line("a", other) + line("b", one))
+    assert (report.templates, report.present, report.refused) == (2, 1, 0)
+    begun = place.store.gallery("g")
+    place.store.delete_template(begun, "a", earlier)
+    assert [r.error.code for r in place.take(line("a", one), gallery=begun).refusals] == ["subject_erased"]
+    assert place.take(line("a", one), gallery=place.store.gallery("g")).templates == 1
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_time_that_is_yet_to_come_is_now(place: Place, rng: np.random.Generator, kind: Format) -> None:
+    """So that nothing escapes retention by its date."""
+    late, early = "2199-12-31T23:59:59Z", "2020-02-03T04:05:06Z"
+    times = ("created_at", "subject_created_at", "subject_updated_at")
+    people = [line(name, vector(rng), **dict.fromkeys(times, at)) for name, at in (("late", late), ("early", early))]
+    before = datetime.now(UTC)
+    if kind == "parquet":
+        rows = [orjson.loads(person) for person in people]
+        table = pa.table(
+            {
+                "subject": [row["subject"] for row in rows],
+                "embedding": [vector(rng).tolist() for _ in rows],
+                **{name: [datetime.fromisoformat(row[name]) for row in rows] for name in times},
+            }
+        )
+        taking = Import(place.bulk, place.gallery)
+        taking.take_all(parquet.Reader(parquet_of(table), HEADER))
+        assert (taking.report.templates, taking.report.refused) == (2, 0)
+    else:
+        assert place.take(b"".join(people)).templates == 2
+    stored = {one["subject"]: one for one in place.contents()}
+    for name in times:
+        assert before <= datetime.fromisoformat(stored["late"][name]) <= datetime.now(UTC)
+        assert datetime.fromisoformat(stored["early"][name]) == datetime.fromisoformat(early)
+    place.store.update_gallery("g", lambda current: replace(current, retention_days=30))
+    swept = Retention(place.database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500)
+    assert (swept.templates, swept.subjects) == (2, 2)
 
 
 @pytest.mark.parametrize("fusion", ["max", "quality_weighted"])

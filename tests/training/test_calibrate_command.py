@@ -25,7 +25,6 @@ from tests.conftest import ROOT, photo_array
 from training.calibrate import calibrate, distinct
 from training.cli import app
 from training.config import ConfigError
-from training.run import at_most
 
 PEOPLE = 80
 
@@ -193,13 +192,6 @@ def test_of_copies_one_is_kept_and_none_under_two_names() -> None:
     assert distinct(np.stack([a, a, b, c, b]), who).tolist() == [0, 3]
     assert distinct(np.stack([a, a, b, c, c]), who).tolist() == [0, 2, 3]
     assert distinct(np.eye(5, dtype=np.float32), who).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_photos_are_taken_evenly() -> None:
-    labels = np.array([0, 0, 0, 0, 0, 1, 1, 2])
-    assert at_most(None, labels).tolist() == list(range(8))
-    assert at_most(3, labels).tolist() == [0, 2, 4, 5, 6, 7]
-    assert at_most(2, labels).tolist() == [0, 4, 5, 6, 7]
 
 
 def test_the_manifest_of_the_document_makes_a_pack_of_two_files(tmp_path: Path) -> None:

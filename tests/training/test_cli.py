@@ -13,9 +13,9 @@ from tests.training.runs import tiny_run, write_people
 from training.cli import app
 from training.config import ConfigError
 from training.losses import HEADS, TERMS
-from training.recipes import SEED_LOSSES, compared
+from training.recipes import PUBLISHED_LOSSES, compared
 from training.run import train_recogniser
-from training.runs import record_config
+from training.run_folder import record_config
 
 
 def call(*words: object) -> None:
@@ -84,7 +84,7 @@ def test_a_comparison_is_not_continued_on_another_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: ModelPack
 ) -> None:
     (tmp_path / "celeba").mkdir()
-    loss = next(iter(SEED_LOSSES))
+    loss = next(iter(PUBLISHED_LOSSES))
     begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
     record_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
     monkeypatch.setattr("training.run.load_lfw_crops", lambda *_: None)

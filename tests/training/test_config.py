@@ -21,7 +21,7 @@ from training.config import (
     TermConfig,
 )
 from training.losses import build_head, build_term
-from training.recipes import RECIPES, SEED_LOSSES, compared
+from training.recipes import PUBLISHED_LOSSES, RECIPES, compared
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_what_is_shared_says_nothing_of_places(config: RunConfig, tmp_path: Path
     assert str(tmp_path.parent) not in json.dumps(config.shareable())
 
 
-@pytest.mark.parametrize("loss", SEED_LOSSES)
+@pytest.mark.parametrize("loss", PUBLISHED_LOSSES)
 def test_every_compared_loss_can_be_built(loss: str, tmp_path: Path) -> None:
     config = compared(loss, tmp_path, tmp_path / "out")
     head = build_head(config.head, 16, 10)

@@ -24,9 +24,10 @@ from training.data.identities import load_identities
 from training.distillation import Distillation, load_teacher
 from training.distributed import bf16_is_native
 from training.export import export_recogniser
+from training.finished import embedder, load_run
 from training.loop import to_tensor
 from training.objective import build_objective
-from training.run import embedder, load_run, train_recogniser
+from training.run import train_recogniser
 
 
 @pytest.fixture

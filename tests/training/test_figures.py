@@ -1,4 +1,4 @@
-"""The seed notes' figures come from the heads, and say what the notes say of them."""
+"""The papers' figures come from the heads, and say what the papers say of them."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import pytest
 from models.errors import PackError
 from models.pack import BUNDLED, load_pack, update_manifest
 from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
-from training.recipes import RECIPES
+from training.packing import refresh_pack
+from training.recipes import RECIPES, departures
 from training.report import measured, write_model_card
-from training.run import departures, refresh_pack
 
 
 @pytest.fixture

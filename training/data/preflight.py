@@ -18,6 +18,7 @@ from models.alignment import CROP_SIZE_PX
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentityList, decode_rgb, in_threads, list_identities
 from training.data.recordio import FaceRecords
+from training.data.spread import spread_rows
 
 Colour = Literal["RGB", "probably BGR", "grey"]
 CROP: Final = (CROP_SIZE_PX, CROP_SIZE_PX)
@@ -126,7 +127,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         ConfigError: the set cannot even be listed (see :func:`~training.data.identities.list_identities`).
     """
     listed = list_identities(config)
-    rows = _spread(len(listed), len(listed) if sample is None else sample)
+    rows = spread_rows(len(listed), len(listed) if sample is None else sample)
     looks = list(tqdm(in_threads(lambda i: _look(listed, i), rows), total=len(rows), desc="preflight", unit="img"))
     read = [(i, look) for i, look in zip(rows, looks, strict=True) if look.size_px]
     counts = np.bincount(listed.labels)
@@ -144,11 +145,6 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         label_holes=_holes(listed.source.labels) if isinstance(listed.source, FaceRecords) else 0,
         colour=_colour([look for _, look in read]),
     )
-
-
-def _spread(count: int, wanted: int) -> list[int]:
-    """At most ``wanted`` of the numbers below ``count``, evenly spread."""
-    return [round(i) for i in np.linspace(0, count - 1, min(wanted, count))]
 
 
 def _look(listed: IdentityList, i: int) -> _Look:
@@ -198,9 +194,9 @@ def contact_sheet(config: DataConfig, path: Path, people: int = 8, images: int =
     """
     listed = list_identities(config)
     rows = []
-    for person in _spread(len(listed.names), people):
+    for person in spread_rows(len(listed.names), people):
         own = np.flatnonzero(listed.labels == person)
-        tiles = [_tile(listed, int(own[i])) for i in _spread(len(own), images)]
+        tiles = [_tile(listed, int(own[i])) for i in spread_rows(len(own), images)]
         tiles += [np.zeros_like(tiles[0])] * (images - len(tiles))
         rows += [_caption(listed.names[person], images * CROP_SIZE_PX), np.hstack(tiles)]
     encoded = cv2.imencode(".png", cv2.cvtColor(np.vstack(rows), cv2.COLOR_RGB2BGR))[1]

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from models.detection import Detector, Faces
 from training.data.identities import read_rgb
+from training.data.spread import spread_rows
 from training.detection.data import AnnotatedPhoto, iou_matrix, load_annotated
 from training.metrics import Bools, Floats, Ints, bootstrap
 
@@ -250,8 +251,7 @@ def evaluate_sizes(detector: Detector, landmarks_csv: Path, images: Path) -> dic
     """Share of faces found (IoU 0.5 with the scaled reference box) by their longer side in pixels: LFW photos scaled
     onto the middle of a black canvas of 640 by 640, one pass each."""
     references = read_reference_faces(landmarks_csv)
-    rows = np.unique(np.linspace(0, len(references) - 1, SIZED_PHOTOS).astype(int))
-    chosen = [references[row] for row in rows]
+    chosen = [references[row] for row in spread_rows(len(references), SIZED_PHOTOS)]
     found = dict.fromkeys(FACE_SIZES_PX, 0)
     for reference in tqdm(chosen, desc="sizes", unit="img"):
         photo = read_rgb(images / reference.file)

@@ -20,7 +20,7 @@ from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import Faces, detection_loss
 from training.logs import LossLog
-from training.runs import save_atomically
+from training.run_folder import save_atomically
 from training.state import NonFiniteLossError, update_average
 
 DETECTOR_CHECKPOINT = "detector.pt"

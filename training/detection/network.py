@@ -97,7 +97,7 @@ class FaceDetector(nn.Module):
         raw = self.raw(x)
         scores = [torch.sigmoid(s) for s, _, _ in raw]
         # A slot predicts in units of its nominal size; the outputs are in units of the stride.
-        boxes = [distances(b, stride, sizes) / stride for (_, b, _), stride, sizes in _levels(raw)]
+        boxes = [distances(b, sizes) / stride for (_, b, _), stride, sizes in _levels(raw)]
         points = [offsets(p, sizes) / stride for (_, _, p), stride, sizes in _levels(raw)]
         return (*scores, *boxes, *points)
 
@@ -117,7 +117,7 @@ def _slot_sizes(x: Tensor, sizes: tuple[float, float]) -> Tensor:
     return x.new_tensor(sizes)[None, None, :, None]
 
 
-def distances(raw_BN4: Tensor, stride: int, sizes: tuple[float, float]) -> Tensor:
+def distances(raw_BN4: Tensor, sizes: tuple[float, float]) -> Tensor:
     """Predicted distances to the sides, in pixels: half the slot's size times exp."""
     per_slot = raw_BN4.reshape(raw_BN4.shape[0], -1, SLOTS, 4).clamp(max=3.0)
     return (per_slot.exp() * _slot_sizes(raw_BN4, sizes) / 2).reshape(raw_BN4.shape[0], -1, 4)

@@ -69,7 +69,7 @@ def detection_loss(
         raw = [(s.float(), b.float(), p.float()) for s, b, p in model.raw(images)]
     logits = torch.cat([s for s, _, _ in raw], 1).squeeze(2)
     levels = list(zip(raw, STRIDES, SLOT_SIZES_PX, strict=True))
-    ltrb = torch.cat([distances(b, stride, sizes) for (_, b, _), stride, sizes in levels], 1)
+    ltrb = torch.cat([distances(b, sizes) for (_, b, _), _, sizes in levels], 1)
     moved = torch.cat([offsets(p, sizes) for (_, _, p), _, sizes in levels], 1)
     cells = torch.cat([cell_points(height, width, stride, images.device) for stride in STRIDES])
 

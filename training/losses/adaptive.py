@@ -1,4 +1,4 @@
-"""Margins that follow the sample, the class or the training: what came after the seed notes."""
+"""Margins that follow the sample, the class or the training: what came after fixed margins."""
 
 from __future__ import annotations
 

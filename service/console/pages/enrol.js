@@ -168,6 +168,7 @@ function desk(known, params, signal) {
     for (const item of items.filter((one) => one.state === "ready" && one.ready)) {
       if (signal.aborted) return;
       await enrolOne(item, person);
+      if (item.state === "ready") return; // the id is somebody's: it is not the photos that have to be others
     }
     const left = items.filter((one) => one.state !== "enrolled").length;
     const taken = items.length - left;
@@ -187,17 +188,25 @@ function desk(known, params, signal) {
       const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
       // Without `signal`: who leaves the page now leaves a photo that is whole, and a person who has their name.
-      const request = { ...bodyOf(file, options), headers: { "Idempotency-Key": item.key } };
+      const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
+      const request = { ...bodyOf(file, options), headers };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
       const answer = await patiently(() => call("POST", path, request), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
-      if (person.fresh) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
       person.fresh = false;
-      finished(person);
-      who.know(person);
+      try {
+        if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
+        person.about = null;
+      } finally {
+        finished(person); // the photo is there; what could not be said of them is said with the next
+        who.know(person);
+      }
     } catch (error) {
-      if (item.state === "enrolled" || signal.aborted) tell(error);
+      if (error.code === "subject_exists" && !signal.aborted) {
+        Object.assign(item, { state: "ready", key: null });
+        who.taken(person).catch(who.failed);
+      } else if (item.state === "enrolled" || signal.aborted) tell(error);
       else Object.assign(item, { state: "refused", problem: error });
     }
     show(item);
@@ -285,6 +294,19 @@ function whoForm(known, params, signal) {
     return null;
   };
 
+  /** Whoever has the id already; null where nobody has, or the key may not see who. */
+  const holder = ({ gallery: into, id: wanted }) =>
+    call("GET", subjectPath(into, wanted), { signal }).catch((error) => {
+      if (error.code === "subject_not_found" || error.code === "forbidden") return null;
+      throw error;
+    });
+
+  /** Say that the id is somebody's, of whom nothing was changed. */
+  async function taken(wanted) {
+    const name = (await holder(wanted))?.name;
+    return refuse(`Somebody here has the id “${wanted.id}” already${name ? `: ${name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
+  }
+
   return {
     element: h(
       "div",
@@ -309,14 +331,10 @@ function whoForm(known, params, signal) {
       if (!chosen) return refuse("Say who it is: a name, or an id.", about.name);
       const unfit = words.idRefusal(chosen);
       if (unfit) return refuse(unfit, id);
-      const taken = await call("GET", subjectPath(into, chosen), { signal }).catch((error) => {
-        if (error.code === "subject_not_found" || error.code === "forbidden") return null;
-        throw error;
-      });
-      if (taken)
-        return refuse(`Somebody here has the id “${chosen}” already${taken.name ? `: ${taken.name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
-      return { gallery: into, id: chosen, label: told.name ?? chosen, fresh: true, about: told };
+      const wanted = { gallery: into, id: chosen, label: told.name ?? chosen, name: told.name, fresh: true, about: given(told) };
+      return (await holder(wanted)) ? taken(wanted) : wanted;
     },
+    taken,
     /** Tell what went wrong beside the form; a toast would lie over the button that is to be pressed again. */
     failed(error) {
       if (error.name === "AbortError") return;
@@ -327,7 +345,7 @@ function whoForm(known, params, signal) {
     know(who) {
       if (!fresh.checked) return;
       there.checked = true;
-      person.set({ id: who.id, name: who.about?.name });
+      person.set({ id: who.id, name: who.name });
       swap();
     },
     clear() {
@@ -338,6 +356,12 @@ function whoForm(known, params, signal) {
       swap();
     },
   };
+}
+
+/** What was typed, and nothing of what was left empty: null where all was. */
+function given(about) {
+  const said = Object.entries(about).filter(([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0));
+  return said.length > 0 ? Object.fromEntries(said) : null;
 }
 
 const preview = (photo) =>

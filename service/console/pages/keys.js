@@ -1,6 +1,6 @@
 // API keys: who may do what. A token is told once, when it is made.
 
-import { call, key as ownKey, part, setKey } from "../api.js";
+import { all, call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
@@ -31,7 +31,7 @@ export function render(params, signal) {
     show();
   };
   const begin = () => create(signal, tell);
-  const all = h("input", { type: "checkbox", onChange: () => ((ended = all.checked), show()) });
+  const others = h("input", { type: "checkbox", onChange: () => ((ended = others.checked), show()) });
   show();
   return h(
     "div",
@@ -43,11 +43,11 @@ export function render(params, signal) {
       button("Make a key", begin, { kind: "primary", icon: "plus" }),
     ),
     body,
-    h("label", { class: "check" }, all, " Show those that were revoked or have expired, too"),
+    h("label", { class: "check" }, others, " Show those that were revoked or have expired, too"),
   );
 }
 
-const keys = async (ended, signal) => (await call("GET", "/v1/keys", { query: { ended }, signal })).keys;
+const keys = (ended, signal) => all("/v1/keys", "keys", { query: { ended }, signal });
 
 function list(found, again, tell) {
   if (found.length === 0)
@@ -92,11 +92,12 @@ function card(one, again, tell) {
       h("span", { class: "hint" }, one.galleries === null ? "in all galleries" : `in ${one.galleries.join(", ")}`),
     ),
     h("p", { class: "hint" }, facts.filter(Boolean).join(" · "), " · ", h("code", {}, one.id)),
-    active &&
+    (active || one.state === "altered") &&
       h(
         "div",
         { class: "actions" },
-        !one.revoked_at &&
+        active &&
+          !one.revoked_at &&
           button("Replace it", async () => {
             const yes = await confirmed({
               title: `Replace the key “${one.name}”?`,
