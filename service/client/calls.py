@@ -34,6 +34,7 @@ from service.api.schemas import (
     JobItemsOut,
     JobOut,
     JobsOut,
+    MergedOut,
     ModelsOut,
     ReceiptOut,
     ReceiptsOut,
@@ -265,6 +266,11 @@ def subjects(gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any]
 def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
     """Erase a person; the answer has the receipt."""
     return _call(DeletedOut, "DELETE", _path(gallery, subject))
+
+
+def merge_subject(gallery: str, subject: str, into: str) -> Call[MergedOut]:
+    """File everything of a subject under ``into``, who is the same person, and erase it; the answer has the receipt."""
+    return _call(MergedOut, "POST", f"{_path(gallery, subject)}/merge", json={"into": into})
 
 
 def export_subject(gallery: str, subject: str) -> Call[dict[str, Any]]:

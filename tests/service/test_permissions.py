@@ -104,6 +104,7 @@ ROWS: dict[str, Row] = {
     f"GET {G}/subjects/{{subject}}": Row("ra", 200),
     f"PATCH {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
     f"DELETE {G}/subjects/{{subject}}": Row("ea", 200),
+    f"POST {G}/subjects/{{subject}}/merge": Row("ea", 404, body={"into": "nobody"}),
     f"GET {G}/subjects/{{subject}}/export": Row("a", 200),
     f"GET {G}/subjects/{{subject}}/templates": Row("ra", 200),
     f"POST {G}/subjects/{{subject}}/templates": Row("ea", 201, body={"embeddings": [VECTOR], "allow_duplicate": True}),
