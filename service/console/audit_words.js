@@ -7,6 +7,7 @@ export const EVENTS = {
   template_on_sight: "Photo kept on sight",
   subject_put: "Person made or replaced",
   subject_changed: "Person changed",
+  subject_merged: "Person filed under another",
   subject_deleted: "Person erased",
   template_moved: "Photo moved",
   template_deleted: "Photo erased",
