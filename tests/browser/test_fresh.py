@@ -143,7 +143,7 @@ def test_many_people_are_loaded_in_few_requests_and_found(visit: Opener, populat
         query = asked(route)
         asks.append(query["limit"])
         first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
-        one = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
+        one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
         found = [{"id": f"p{i}", **one} for i in range(first, last)]
         return {"subjects": found, "next": str(last) if last < 3000 else None}
 
