@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
@@ -248,14 +249,17 @@ def write_down(
     subject_id: str | None = None,
     template_id: str | None = None,
     key: str | None = None,
+    event: str | None = None,
+    said: Mapping[str, Any] = MappingProxyType({}),
 ) -> Receipt:
-    """Write the audit's line and the receipt; ``key``: the data key's name, if it is known already. From here on
-    nothing that began before may bring back who was erased."""
+    """Write the audit's line and the receipt; ``key``: the data key's name, if it is known already; ``event`` and what
+    is ``said`` of it: the line's, where it is no mere deletion. From here on nothing that began before may bring back
+    who was erased."""
     receipt_id, counts = uuid.uuid4().hex, {what: count for what, count in sorted(removed.items()) if count}
-    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts}
+    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **said}
     if template_id is not None:
         about["template"] = template_id
-    end = record(vault, connection, EVENTS[kind], gallery, subject_id, **about)
+    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
     receipt = Receipt(
         receipt_id,
         kind,
@@ -336,6 +340,12 @@ def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> R
     """Of the subject's latest erasure."""
     found = receipts(connection, gallery, lookup_of(gallery.seal, subject_id))
     return next((receipt for receipt in found if receipt.kind == "subject"), None)
+
+
+def said_of(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:
+    """Details of the audit's line that a receipt names, if it is of this event."""
+    named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line) & (audit.c.event == event)
+    return connection.execute(sa.select(audit.c.details).where(named)).scalar()
 
 
 def receipt_of(row: sa.Row[Any]) -> Receipt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import numpy as np
@@ -27,18 +26,10 @@ from service.gallery.sealed_rows import lookup_of, open_crop
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
 CROP = Crop(b"a picture", ((1.0, 2.0),) * 5)
-
-
-@pytest.fixture
-def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = open_database(database_url())
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
