@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
+from collections import defaultdict
 from importlib.metadata import packages_distributions
+from statistics import median
 
 import httpx2 as httpx
 import pytest
@@ -114,6 +117,30 @@ def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
     assert len(quoted) >= 5
     assert set(quoted) <= measured
     assert measured <= set((pack.directory / "MODEL_CARD.md").read_text().splitlines())
+
+
+def test_the_risks_kept_are_those_measured() -> None:
+    """Medians over draws, as multiples of what was asked."""
+    kept: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    for recogniser, draws in json.loads((ROOT / "bench" / "results" / "open_set.json").read_text()).items():
+        drawn: dict[tuple[int, int, float], list[float]] = defaultdict(list)
+        for draw in draws:
+            if draw["source"] == "both":
+                key = draw["templates"], draw["size"], draw["fpir"]
+                drawn[key].append(draw["measured_fpir"] / draw["fpir"])
+        for (templates, _, fpir), ratios in drawn.items():
+            kept[recogniser, templates, fpir].append(median(ratios))
+
+    def between(*chosen: list[float]) -> tuple[float, float]:
+        return min(map(min, chosen)), max(map(max, chosen))
+
+    one_photo = between(kept["reference", 1, 0.01], kept["bundled", 1, 0.01])
+    several = between(kept["bundled", 2, 0.01], kept["bundled", 3, 0.01])
+    rare = between(*(ratios for (_, _, fpir), ratios in kept.items() if fpir == 0.001))
+    text = (ROOT / "README.md").read_text()
+    assert "Kith keeps {:.1f} to {:.1f} %".format(*one_photo) in text
+    assert "{:.2f} to {:.2f} % instead of 1 %".format(*several) in text
+    assert "Kith let in {:.2f} to {:.1f} times as many".format(*rare) in text
 
 
 def test_every_route_is_documented_with_its_errors(server: str) -> None:

@@ -83,6 +83,7 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"GET {SUBJECT}": READ,
     f"PATCH {SUBJECT}": ENROL,
     f"DELETE {SUBJECT}": ENROL,
+    f"POST {SUBJECT}/merge": ENROL,
     f"GET {SUBJECT}/export": ADMIN,
     f"GET {SUBJECT}/templates": READ,
     f"POST {SUBJECT}/templates": ENROL,

@@ -29,6 +29,7 @@ from service.decision import FaceChoice, IdentifyOutcome, RiskTarget, Source, Ve
 from service.drift import Drift, DriftState
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
+from service.gallery.merging import MOST
 from service.gallery.subjects import (
     SUBJECT_ID,
     ErasedKind,
@@ -60,7 +61,7 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-Metadata = Annotated[dict[str, JsonValue], Field(max_length=100), AfterValidator(_storable)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=MOST), AfterValidator(_storable)]
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]
@@ -278,13 +279,17 @@ class GalleryIn(GallerySettingsIn):
 class SubjectIn(Request):
     name: PersonName | None = None
     metadata: Metadata = Field(default_factory=dict)
-    tags: list[Tag] = Field(default_factory=list, max_length=100)
+    tags: list[Tag] = Field(default_factory=list, max_length=MOST)
 
 
 class SubjectPatch(Request):
     name: PersonName | None = None
     metadata: Metadata | None = None
-    tags: list[Tag] | None = Field(None, max_length=100)
+    tags: list[Tag] | None = Field(None, max_length=MOST)
+
+
+class MergeIn(Request):
+    into: SubjectId = Field(description="The subject who stays.")
 
 
 class TemplatePatch(Request):
@@ -655,6 +660,14 @@ class DeletedOut(BaseModel):
     def of(cls, receipt: Receipt) -> DeletedOut:
         counts = {what: receipt.removed.get(what, 0) for what in ("subjects", "templates")}
         return cls(**counts, receipt=ReceiptOut.of(receipt))
+
+
+class MergedOut(BaseModel):
+    """``subject``: who stays, as it is now; ``templates``: how many it got; ``receipt``: of who is gone."""
+
+    subject: SubjectOut
+    templates: int
+    receipt: ReceiptOut
 
 
 class NamedOut(BaseModel):

@@ -23,7 +23,10 @@ from service.api.schemas import (
     DeletedOut,
     EnrolIn,
     EnrolOut,
+    MergedOut,
+    MergeIn,
     Metadata,
+    ReceiptOut,
     SubjectId,
     SubjectIn,
     SubjectOut,
@@ -114,6 +117,16 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, kith: Kith)
     receipt = await kith.change(gallery, kith.store.delete_subject, subject)
     kith.pipeline.risks.follow(await kith.gallery(gallery))
     return DeletedOut.of(receipt)
+
+
+@router.post("/{subject}/merge")
+async def merge_subject(begun: Begun, subject: SubjectPath, body: MergeIn, kith: Kith) -> MergedOut:
+    """File everything of a subject under another one, who is the same person, and erase it, all or nothing: templates,
+    tags, and metadata of keys that the other one does not have; its name where that one has none. The answer has the
+    receipt; a repeated request gets the same. Nothing takes it back."""
+    done = await kith.change(begun, kith.store.merge_subject, subject, body.into)
+    kith.pipeline.risks.follow(await kith.gallery(begun.name))
+    return MergedOut(subject=SubjectOut.of(done.into), templates=done.templates, receipt=ReceiptOut.of(done.receipt))
 
 
 @router.get("/{subject}/templates")

@@ -185,6 +185,7 @@ class AsyncKith(AsyncSender):
     subject = _one(calls.subject)
     subjects = _each(calls.subjects)
     delete_subject = _one(calls.delete_subject)
+    merge_subject = _one(calls.merge_subject)
     export_subject = _one(calls.export_subject)
     erasures = _each(calls.erasures)
     verify_receipt = _one(calls.verify_receipt)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter
 
 from service.api.key_schemas import DAY_S, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
@@ -35,6 +34,7 @@ from service.api.schemas import (
     JobItemsOut,
     JobOut,
     JobsOut,
+    MergedOut,
     ModelsOut,
     ReceiptOut,
     ReceiptsOut,
@@ -268,6 +268,11 @@ def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
     return _call(DeletedOut, "DELETE", _path(gallery, subject))
 
 
+def merge_subject(gallery: str, subject: str, into: str) -> Call[MergedOut]:
+    """File everything of a subject under ``into``, who is the same person, and erase it; the answer has the receipt."""
+    return _call(MergedOut, "POST", f"{_path(gallery, subject)}/merge", json={"into": into})
+
+
 def export_subject(gallery: str, subject: str) -> Call[dict[str, Any]]:
     """Everything that is held about one person."""
     return Call("GET", f"{_path(gallery, subject)}/export", _document)
@@ -403,7 +408,7 @@ def cancel_job(job: str) -> Call[JobOut]:
 
 def create_key(name: str, scopes: Iterable[Scope], **options: Any) -> Call[NewKeyOut]:
     """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
-    body = to_jsonable_python({"name": name, "scopes": list(scopes), **options})
+    body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
     return _call(NewKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from service.commands.options import (
 )
 from service.commands.remedies import remedies_of, remedy_of
 from service.connection import connect
+from service.files import replacing
 from service.terminal import INTERRUPTED, SAID_NO, print_json, print_table, progress, remark, say
 
 if TYPE_CHECKING:
@@ -242,13 +244,16 @@ class _Count(MofNCompleteColumn):
 
 
 def _write(path: Path, photos: list[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            table = csv.DictWriter(file, COLUMNS)
-            table.writeheader()
-            table.writerows(photos)
-        else:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+    """For its owner alone: files and folders are named after people."""
+    text = io.StringIO(newline="")
+    if path.suffix == ".csv":
+        table = csv.DictWriter(text, COLUMNS)
+        table.writeheader()
+        table.writerows(photos)
+    else:
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def _print(report: Report, as_json: bool) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from service.commands.completion import complete_subjects
 from service.commands.options import (
     AllowDuplicate,
     AllowInconsistent,
@@ -233,6 +234,29 @@ def export_subject(
         to.write(json.dumps(document, indent=2).encode())
     size = file.stat().st_size
     print_json({"file": str(file), "bytes": size}) if as_json else say(f"wrote {file}, {size:,} bytes")
+
+
+@app.command()
+def merge(
+    subject: Subject,
+    gallery: Gallery,
+    into: Annotated[str, typer.Option(help="Who stays.", autocompletion=complete_subjects)],
+    yes: Yes = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """File everything of a person under another id, where both are one person, and erase the first.
+
+    What both say of one key of metadata stays as --into has it. Nothing takes it back."""
+    if not yes:
+        insist(f"File everything of {subject!r} under {into!r}, and erase {subject!r} from gallery {gallery!r}?")
+    with connect(url, api_key) as kith:
+        done = kith.merge_subject(gallery, subject, into)
+    if as_json:
+        print_json(done.model_dump(mode="json", exclude_none=True))
+    else:
+        say(f"{into} has {done.templates} more, {done.subject.templates} in all; receipt {done.receipt.id}")
 
 
 @app.command("erase")

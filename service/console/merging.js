@@ -1,7 +1,7 @@
-// Several requests as one act: filing one person's photos under another, and taking that back. What was done before
+// Filing one person's photos under another, and taking that back, which is several requests: what was done before
 // something failed stays done, and is told.
 
-import { call, subjectPath, templatePath } from "./api.js";
+import { all, call, subjectPath, templatePath } from "./api.js";
 
 /** What became of an act: `moved` are the templates, `left` those that were refused, `problem` why the first was. */
 class Partly extends Error {
@@ -12,8 +12,8 @@ class Partly extends Error {
   }
 }
 
-/** File templates of `from` under `to`, in turn; `step(done, total)` after each. Throws Partly. */
-async function moveAll(gallery, from, to, templates, step) {
+/** File templates of `from` under `to`, in turn. Throws Partly. */
+async function moveAll(gallery, from, to, templates) {
   const moved = [];
   const left = [];
   let problem = null;
@@ -25,30 +25,32 @@ async function moveAll(gallery, from, to, templates, step) {
       left.push(template);
       problem ??= error;
     }
-    step(moved.length + left.length, templates.length);
   }
   if (problem !== null) throw new Partly({ moved, left, problem });
 }
 
 /**
- * File everything of `from` under `to`, and delete `from`, whom nothing is left of. Returns a function that takes it
- * back: the person is made again, by the same name but since that moment, and gets the photos that it had.
+ * File everything of `from` under `to`, and erase `from`. Returns a function that takes it back: the person is made
+ * again, by the same name but since that moment, and gets the photos that it had; `to` is called what it was called.
  */
-export async function merge(gallery, from, to, step) {
+export async function merge(gallery, from, to) {
   const person = await call("GET", subjectPath(gallery, from));
-  const { templates } = await call("GET", `${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
-  const ids = templates.map((template) => template.id);
-  await moveAll(gallery, from, to, ids, step);
-  const { templates: since } = await call("GET", `${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
-  if (since.length > 0)
-    throw new Partly({ moved: ids, left: since, problem: new Error("Somebody enrolled more meanwhile.") });
-  await call("DELETE", subjectPath(gallery, from));
-  return async (back) => {
-    const { name, metadata, tags } = person;
-    await call("PUT", subjectPath(gallery, from), { json: { name, metadata, tags } });
-    await moveAll(gallery, to, from, ids, back);
+  const kept = await call("GET", subjectPath(gallery, to));
+  const templates = await all(`${subjectPath(gallery, from)}/templates`, "templates", { query: { limit: 1000 } });
+  await call("POST", `${subjectPath(gallery, from)}/merge`, { json: { into: to } });
+  return async () => {
+    await call("PUT", subjectPath(gallery, from), { json: described(person) });
+    await call("PATCH", subjectPath(gallery, to), { json: described(kept) });
+    await moveAll(
+      gallery,
+      to,
+      from,
+      templates.map(({ id }) => id),
+    );
   };
 }
+
+const described = ({ name, metadata, tags }) => ({ name, metadata, tags });
 
 /** File one template under another person. Returns a function that takes it back. */
 export async function move(gallery, template, from, to) {

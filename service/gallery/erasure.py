@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
@@ -192,7 +193,7 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     """Delete subjects who have no templates any more, with what else names them; returns rows by kind."""
     if not subject_pks:
         return Counter()
-    lookups = sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))
+    lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
     own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     blank = {"sealed": blank_item(gallery.seal), "subject": None}
     blanked = job_items.update().where(job_items.c.subject.in_(lookups), own).values(**blank)
@@ -200,7 +201,7 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         job_items=connection.execute(blanked).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
-        disagreements=_remove_disagreements(connection, gallery, frozenset(subject_pks)),
+        disagreements=_remove_disagreements(connection, gallery, frozenset(lookups)),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
     _count(connection, gallery, subject_count=galleries.c.subject_count - removed["subjects"])
@@ -216,13 +217,13 @@ def remove_gallery(connection: Connection, gallery: Gallery) -> None:
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
 
-def _remove_disagreements(connection: Connection, gallery: Gallery, subject_pks: frozenset[int]) -> int:
+def _remove_disagreements(connection: Connection, gallery: Gallery, lookups: frozenset[str]) -> int:
     """Of what a shadow answered differently, all that concerns these subjects."""
     query = sa.select(generations.c.generation, generations.c.details).where(generations.c.gallery_pk == gallery.pk)
     removed = 0
     for generation, details in connection.execute(query).all():
         noted = details.get("disagreements", [])
-        kept = [one for one in noted if subject_pks.isdisjoint(one["subject_pks"])]
+        kept = [one for one in noted if lookups.isdisjoint(one["subjects"])]
         if len(kept) < len(noted):
             own = (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
             changed = {**details, "disagreements": kept}
@@ -244,14 +245,17 @@ def write_down(
     subject_id: str | None = None,
     template_id: str | None = None,
     key: str | None = None,
+    event: str | None = None,
+    said: Mapping[str, Any] = MappingProxyType({}),
 ) -> Receipt:
-    """Write the audit's line and the receipt; ``key``: the data key's name, if it is known already. From here on
-    nothing that began before may bring back who was erased."""
+    """Write the audit's line and the receipt; ``key``: the data key's name, if it is known already; ``event`` and what
+    is ``said`` of it: the line's, where it is no mere deletion. From here on nothing that began before may bring back
+    who was erased."""
     receipt_id, counts = uuid.uuid4().hex, {what: count for what, count in sorted(removed.items()) if count}
-    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts}
+    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **said}
     if template_id is not None:
         about["template"] = template_id
-    end = record(vault, connection, EVENTS[kind], gallery, subject_id, **about)
+    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
     receipt = Receipt(
         receipt_id,
         kind,
@@ -332,6 +336,12 @@ def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> R
     """Of the subject's latest erasure."""
     found = receipts(connection, gallery, lookup_of(gallery.seal, subject_id))
     return next((receipt for receipt in found if receipt.kind == "subject"), None)
+
+
+def said_of(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:
+    """Details of the audit's line that a receipt names, if it is of this event."""
+    named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line) & (audit.c.event == event)
+    return connection.execute(sa.select(audit.c.details).where(named)).scalar()
 
 
 def receipt_of(row: sa.Row[Any]) -> Receipt:

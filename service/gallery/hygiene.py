@@ -233,12 +233,11 @@ def _most_alike(snapshot: Snapshot, a: Group, b: Group) -> tuple[int, int]:
 
 
 ACTIONS: Final = {
-    "duplicate_subjects": "Compare the two photos; if they show one person, enrol one subject's photos under the other "
-    "and delete it. If one subject has a single photo, that photo may be filed wrongly instead.",
+    "duplicate_subjects": "Compare the two photos; if they show one person, merge one subject into the other. "
+    "If one subject has a single photo, that photo may be filed wrongly instead.",
     "lookalikes": "Two people who may be taken for each other: compare the photos; ask a stricter risk where it "
     "matters, or enrol better photos of both.",
-    "move": "Compare the photo with those of the other subject; if it shows that one, enrol it there and delete it "
-    "here.",
+    "move": "Compare the photo with those of the other subject; if it shows that one, move it there.",
     "delete": "Compare the photo with the subject's others; if it shows somebody else, delete it; if it is merely "
     "poor, enrol a better one.",
     "inconsistent_subject": "The photos do not agree on who this is, and nothing says which are right: look at them, "

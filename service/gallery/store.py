@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from service.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
     IdempotencyConflictError,
+    InvalidRequestError,
     KithError,
     MasterKeyAwayError,
     MasterKeyError,
@@ -41,6 +42,7 @@ from service.gallery.erasure import Receipt
 from service.gallery.hygiene import Finding
 from service.gallery.kept import Kept
 from service.gallery.labels import labels_of
+from service.gallery.merging import merged
 from service.gallery.sealed_rows import (
     ANSWER,
     DIGEST,
@@ -96,10 +98,21 @@ KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 ABANDONED: Final = timedelta(days=7)
 """Without a step of an index that nodes share, while the log went on: nobody searches it."""
+MERGED: Final = "subject_merged"
+"""The audit's event."""
 BEGUN: Final = "/begun"
 """After an engine's name: the row that says which subject a passage through all of them has come to, as a negative
 number, which no number of the log is."""
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Two subjects who are one now: ``into``, who has ``templates`` more than before; ``receipt``: of the other."""
+
+    into: Subject
+    templates: int
+    receipt: Receipt
 
 
 class Store:
@@ -529,6 +542,54 @@ class Store:
             _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])
             moved = {"template": template_id, "to": pseudonym(gallery, to)}
             record(self._database.vault, connection, "template_moved", gallery, subject_id, **moved)
+
+    def merge_subject(self, gallery: Gallery, subject_id: str, into: str) -> Merged:
+        """File all templates of a subject under another one, who gets of its name, tags and metadata what it lacks, and
+        erase it. Done already, it is told of again.
+
+        Raises:
+            InvalidRequestError: they are one subject, or would have too many tags or metadata.
+            SubjectNotFoundError: there is none of either id; it has the receipt of an earlier erasure.
+            SubjectErasedError: either was erased since ``gallery`` was read.
+        """
+        if subject_id == into:
+            raise InvalidRequestError("into: it is the subject itself")
+        with self._database.change(gallery) as connection:
+            if connection.execute(_key_of(gallery, subject_id)).scalar() is None:
+                return self._merged_before(connection, gallery, subject_id, into)
+            gone = self._subject(connection, gallery, subject_id)
+            kept = self._subject(connection, gallery, into)
+            for each in (subject_id, into):
+                erasure.refuse_erased(connection, gallery, each)
+            before = About(kept.id, kept.name, kept.metadata, kept.tags)
+            about = merged(before, About(gone.id, gone.name, gone.metadata, gone.tags))
+            owned = templates.c.subject_pk == gone.pk
+            moved = connection.execute(sa.select(templates.c.pk).where(owned).order_by(templates.c.pk)).scalars().all()
+            if moved:
+                connection.execute(templates.update().where(owned).values(subject_pk=kept.pk))
+                # Both are other people than before.
+                _log(connection, gallery, [(pk, owner) for pk in moved for owner in (gone.pk, kept.pk)])
+            changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
+            if changed:
+                _rewrite(connection, gallery, kept.pk, about, _now())
+                _relabel(connection, gallery, kept.pk, about)
+            removed = erasure.remove_subjects(connection, gallery, [gone.pk])
+            vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
+            record(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
+            said = {"into": pseudonym(gallery, into), "templates": count}
+            receipt = erasure.write_down(
+                vault, connection, gallery, "subject", removed, subject_id, event=MERGED, said=said
+            )
+            now = self._subject(connection, gallery, into)
+        self._kept.forget(gallery.name)
+        return Merged(now, count, self._overwritten(receipt))
+
+    def _merged_before(self, connection: Connection, gallery: Gallery, subject_id: str, into: str) -> Merged:
+        receipt = erasure.last_receipt(connection, gallery, subject_id)
+        said = None if receipt is None else erasure.said_of(connection, receipt, MERGED)
+        if receipt is None or said is None or said["into"] != pseudonym(gallery, into):
+            raise _no_subject(gallery, subject_id, receipt)
+        return Merged(self._subject(connection, gallery, into), said["templates"], receipt)
 
     def snapshot(self, gallery: Gallery) -> Snapshot:
         """All templates at one moment."""

@@ -31,6 +31,7 @@ from service.client import Kith
 from service.server import embedded
 from service.settings import load_settings
 from service.words import odds
+from tests.commands import called
 from tests.conftest import ROOT, jpeg
 
 SLOW = {"numpy", "cv2", "torch", "faiss", "onnxruntime", "openvino", "sqlalchemy", "fastapi", "pydantic", "matplotlib"}
@@ -70,11 +71,11 @@ class Program:
 
     def __call__(self, *words: str | Path, status: int = 0, **environment: str) -> str:
         self.environment |= environment
-        process = self.start(*words)
-        answer, self.said = process.communicate(timeout=120)
-        assert process.returncode == status, (words, answer, self.said)
+        done = called(*map(str, words), cwd=self._script.parent.parent, environment=self.environment)
+        self.said = done.stderr
+        assert done.returncode == status, (words, done.stdout, self.said)
         assert "Traceback" not in self.said
-        return answer
+        return done.stdout
 
     def completed(self, line: str) -> list[str]:
         """What bash proposes for the line's last word."""
@@ -294,6 +295,7 @@ def test_an_enrolment_whose_server_ends_says_how_to_go_on(
         run("enroll", "people", "-g", gallery, "--report", "report.csv", "--url", url, "--json", status=3)
     assert "run the same again to go on" in json.loads(run.said)["remedy"]
     assert (tmp_path / "report.csv").read_text().startswith("photo,status")
+    assert (tmp_path / "report.csv").stat().st_mode & 0o777 == 0o600  # folders are named after people
 
 
 def test_a_person_is_enrolled_changed_and_erased(

@@ -18,7 +18,10 @@ from tests.service.test_fusion import RULES
 from tests.service.test_gallery import of_some_quality, template
 
 DIMENSION = 8
-STEPS = ["enrol", "enrol", "delete subject", "delete template", "move", "change the fusion", "search", "search"]
+STEPS = [
+    *("enrol", "enrol", "delete subject", "delete template", "move", "merge"),
+    *("change the fusion", "search", "search"),
+]
 
 
 @pytest.mark.usefixtures("database_url")
@@ -45,6 +48,10 @@ def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nod
             moved, to = owned.pop(), others[rng.integers(len(others))]
             here.store.move_template(gallery, subject, moved.id, to)
             model.enrolled[to].append(moved)
+        elif step == "merge" and owned is not None and (others := [name for name in model.enrolled if name != subject]):
+            to = others[rng.integers(len(others))]
+            there.store.merge_subject(there.store.gallery("g"), subject, to)
+            model.enrolled[to] += model.enrolled.pop(subject)
         elif step == "change the fusion":
             model.fusion = RULES[rng.integers(len(RULES))]
             gallery = there.store.update_gallery("g", lambda now, rule=model.fusion: replace(now, fusion=rule))  # type: ignore[misc]

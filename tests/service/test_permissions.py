@@ -104,6 +104,7 @@ ROWS: dict[str, Row] = {
     f"GET {G}/subjects/{{subject}}": Row("ra", 200),
     f"PATCH {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
     f"DELETE {G}/subjects/{{subject}}": Row("ea", 200),
+    f"POST {G}/subjects/{{subject}}/merge": Row("ea", 404, body={"into": "nobody"}),
     f"GET {G}/subjects/{{subject}}/export": Row("a", 200),
     f"GET {G}/subjects/{{subject}}/templates": Row("ra", 200),
     f"POST {G}/subjects/{{subject}}/templates": Row("ea", 201, body={"embeddings": [VECTOR], "allow_duplicate": True}),
@@ -265,7 +266,7 @@ def statements() -> Iterator[list[str]]:
 
     def note(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:
         of_request = threading.current_thread().name.startswith(("blocking", "kith-server", "imports", "exports"))
-        if of_request and not re.search("api_keys|FROM secrets|BEGIN", statement):
+        if of_request and not re.search("api_key|FROM secrets|BEGIN", statement):
             seen.append(statement)
 
     sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)

@@ -13,6 +13,7 @@ const EVENTS = {
   templates_enrolled: "Enrolments",
   subject_put: "People made or replaced",
   subject_changed: "People changed",
+  subject_merged: "People merged",
   subject_deleted: "People erased",
   template_moved: "Photos moved",
   template_deleted: "Photos erased",

@@ -141,24 +141,17 @@ function card(gallery, finding, settings, aside) {
   const place = h("article", { class: "card finding", tabindex: "-1" });
   const photos = h("div", {});
   const acting = actions(gallery, finding, async (act, done) => {
-    const wait = h("div", {}, waiting("One moment…"));
     const before = [...place.children].filter((part) => !part.classList.contains("error"));
-    const step = (count, of) =>
-      fill(
-        wait,
-        waiting(`${whole(count)} of ${counted(of, "photo")} moved`),
-        h("progress", { value: count, max: of, "aria-label": "Photos moved" }),
-      );
-    fill(place, wait);
+    fill(place, waiting("One moment…"));
     try {
-      const back = await act(step);
+      const back = await act();
       fill(
         place,
         finished(
           done,
           back &&
             (async () => {
-              await back(() => {});
+              await back();
               fill(place, before);
               place.focus();
             }),
@@ -252,13 +245,13 @@ function actions(gallery, finding, run) {
       button(`Keep ${called(to)}`, async () => {
         const yes = await confirmed({
           title: "File both under one name?",
-          text: `All photos of ${called(from)} are filed under ${called(to)}, and ${called(from)} is deleted. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
+          text: `All photos and tags of ${called(from)} are filed under ${called(to)}, and ${called(from)} is deleted. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
           yes: `Keep ${called(to)}`,
           danger: false,
         });
         if (yes)
           await run(
-            (step) => merge(gallery, from.subject, to.subject, step),
+            () => merge(gallery, from.subject, to.subject),
             `${called(from)} is now ${called(to)}. Undo makes ${called(from)} anew, here since that moment.`,
           );
       });
