@@ -2,9 +2,10 @@
 
 import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
+import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
 import { field, unique } from "./ui.js";
-import { PRESETS, called, idRefusal, plural, riskBriefly, unfound } from "./words.js";
+import { PRESETS, called, idRefusal, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
@@ -40,7 +41,7 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     Object.defineProperty(element, "value", { get: () => input.value.trim() });
     return element;
   }
-  const select = h("select", {}, known.map((one) => h("option", { value: one.name }, `${one.name} (${plural(one.subjects, "person", "people")})`)));
+  const select = h("select", {}, known.map((one) => h("option", { value: one.name }, `${one.name} (${counted(one.subjects, "person", "people")})`)));
   select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subjects > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
@@ -49,7 +50,7 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
 }
 
 /** How strict a search is. `own`: the gallery's risk, in words; null where there is none to fall back on. `pairs`: the
- * presets in other words. */
+ * presets in other words, of a comparison: what is chosen for searches is not taken for it. */
 export function riskField(onChange, { own = null, label = "How strict", hint, pairs } = {}) {
   const select = h(
     "select",
@@ -57,10 +58,10 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
     own !== null && h("option", { value: "" }, `As the gallery says: ${own}`),
     (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
   );
-  const remembered = read("sessionStorage", RISK);
+  const remembered = pairs ? null : read("sessionStorage", RISK);
   select.value = own === null ? "standard" : (remembered ?? "");
   select.addEventListener("change", () => {
-    if (own !== null) write("sessionStorage", RISK, select.value);
+    if (own !== null && !pairs) write("sessionStorage", RISK, select.value);
     onChange?.();
   });
   const element = field(label, select, hint);

@@ -2,6 +2,7 @@
 
 import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { clearDesk } from "./photo.js";
 import { read, write } from "./store.js";
 import { closeDialogs, dialog, field, heading, linkButton, problemBox } from "./ui.js";
 import * as audit from "./pages/audit.js";
@@ -100,6 +101,7 @@ function show(focus = true) {
 /** Another key, or none. What somebody has in hand stays with a new one: what was refused asks again by itself, or has its
  * “Try again”. Without a key nothing stays that was seen by one. */
 function rekeyed() {
+  if (key() === null) clearDesk();
   if (key() === null || !worked) show(false);
 }
 

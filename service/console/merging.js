@@ -3,30 +3,27 @@
 
 import { all, call, subjectPath, templatePath } from "./api.js";
 
-/** What became of an act: `moved` are the templates, `left` those that were refused, `problem` why the first was. */
+/** An act that was done in part: `moved` of `all` photos; `problem`: why the first that was not could not be. */
 class Partly extends Error {
-  constructor({ moved, left, problem }) {
-    super(`${moved.length} of ${moved.length + left.length} photos were moved. ${problem.message}`);
+  constructor(moved, all, problem) {
+    super(`${moved} of ${all} photos were moved. ${problem.message}`);
     this.remedy = problem.remedy || "Look again, and repeat it: what was moved stays where it is.";
-    this.moved = moved;
   }
 }
 
 /** File templates of `from` under `to`, in turn. Throws Partly. */
 async function moveAll(gallery, from, to, templates) {
-  const moved = [];
-  const left = [];
+  let moved = 0;
   let problem = null;
   for (const template of templates) {
     try {
       await call("PATCH", templatePath(gallery, from, template), { json: { subject: to } });
-      moved.push(template);
+      moved += 1;
     } catch (error) {
-      left.push(template);
       problem ??= error;
     }
   }
-  if (problem !== null) throw new Partly({ moved, left, problem });
+  if (problem !== null) throw new Partly(moved, templates.length, problem);
 }
 
 /**

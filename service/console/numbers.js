@@ -42,13 +42,14 @@ export function bytes(count) {
   return `${power === 0 || count >= 99.5 ? Math.round(count) : digits(count, 2)} ${units[power]}`;
 }
 
-const MOMENT = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" };
+const MINUTE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const SECOND = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-/** A moment in the reader's own time; the year where it is not this one. */
-export function when(text, now = new Date()) {
-  const at = new Date(text);
-  return at.toLocaleString([], at.getFullYear() === now.getFullYear() ? MOMENT : { ...MOMENT, year: "numeric" });
-}
+/** A moment in the reader's own time. */
+export const when = (text) => MINUTE.format(new Date(text));
+
+/** The same with its second and its zone, for what is set beside other records. */
+export const toTheSecond = (text) => SECOND.format(new Date(text));
 
 /** How often something comes that comes once in 1 / `rate` times, `daily` times a day. */
 export function everySo(rate, daily) {

@@ -5,8 +5,10 @@ import { fill, h, icon } from "./dom.js";
 import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
-/** What one page gives to the next: a photo, and what was found in it. */
-export const DESK = { photo: null, box: null };
+/** What one page gives to the next: a photo with the box of a face to enrol; and the photos to come back to, of which
+ * number `at` was looked at. */
+export const DESK = { photo: null, box: null, back: null };
+export const clearDesk = () => Object.assign(DESK, { photo: null, box: null, back: null });
 
 const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
 
@@ -161,9 +163,10 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
 
 /**
  * Ways to give photos: drop them anywhere on the page, paste, choose files, or take one. `onPhotos(files)` is called
- * with each lot; `signal` ends the listening. `compact`: a single row.
+ * with each lot; `signal` ends the listening. `compact`: a single row. `within`: the element on which they are dropped, in
+ * place of the page; pasting is the page's alone.
  */
-export function picker(onPhotos, { signal, multiple = true, compact = false, anywhere = true, title, label = title ?? "Give a photo" } = {}) {
+export function picker(onPhotos, { signal, multiple = true, compact = false, within = document, title, label = title ?? "Give a photo" } = {}) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -184,11 +187,10 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, any
       input,
     ),
   );
-  const place = anywhere ? document : element;
   const taken = (transfer) => [...(transfer?.files ?? [])].slice(0, multiple ? undefined : 1);
   let inside = 0;
   const mark = (on) => element.classList.toggle("over", on);
-  const listen = (name, handler) => place.addEventListener(name, handler, { signal });
+  const listen = (name, handler) => within.addEventListener(name, handler, { signal });
   listen("dragenter", (event) => {
     if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
     inside += 1;
@@ -206,7 +208,7 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, any
     const files = taken(event.dataTransfer);
     if (files.length) onPhotos(files);
   });
-  if (anywhere)
+  if (within === document)
     listen("paste", (event) => {
       if (document.querySelector("dialog[open]")) return;
       const files = taken(event.clipboardData);

@@ -1,8 +1,8 @@
 // What a deletion is answered with: what went, and by what it can be proved.
 
 import { h, icon } from "./dom.js";
+import { counted, when } from "./numbers.js";
 import { button, toast } from "./ui.js";
-import { plural, when } from "./words.js";
 
 // In this order; what else the service counts is told as it calls it.
 const KINDS = {
@@ -19,7 +19,7 @@ export function receipt(document, title) {
   const kinds = new Set([...Object.keys(KINDS), ...Object.keys(document.removed)]);
   const went = [...kinds]
     .filter((kind) => document.removed[kind] > 0)
-    .map((kind) => (KINDS[kind] ? plural(document.removed[kind], ...KINDS[kind]) : `${document.removed[kind]} ${kind}`));
+    .map((kind) => (KINDS[kind] ? counted(document.removed[kind], ...KINDS[kind]) : `${document.removed[kind]} ${kind}`));
   const copy = async () => {
     await navigator.clipboard.writeText(JSON.stringify(document, null, 2));
     toast("The receipt is copied.");

@@ -1,10 +1,9 @@
 // What the service's numbers mean, for people who know nothing of face recognition. Pure: no page is touched here, so
 // that every sentence can be tested by itself.
 
+import { counted, whole } from "./numbers.js";
+
 const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
-const whole = new Intl.NumberFormat("en");
-export const count = (n) => whole.format(n);
-export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
 /** A probability as a person would say it: “about once in 3,300 searches”. Null where nothing is known. */
 export function chance(probability, what = "searches") {
@@ -212,7 +211,7 @@ export function summary(results) {
     .map(([outcome, one, more]) => [faces.filter((face) => face.outcome === outcome).length, one, more])
     .filter(([n]) => n > 0)
     .map(([n, one, more]) => `${n} ${n === 1 ? one : more}`);
-  return `${plural(faces.length, "face")}: ${parts.join(", ")}.`;
+  return `${counted(faces.length, "face")}: ${parts.join(", ")}.`;
 }
 
 /** Whether the same request may do better later, or with another key. */
@@ -233,7 +232,12 @@ const PROBLEMS = {
       : say("Already here under another name", "This face looks like somebody else who is enrolled.", "Ask somebody who may see who that is."),
   inconsistent_template: () =>
     say("Unlike the other photos", "This face does not look like the photos that are here of this person.", "See whether it is the right person."),
-  low_quality: () => say("Not a good photo", "A face like this would be recognised badly, or mistaken.", "Use a sharper, brighter, more frontal photo."),
+  low_quality: ({ reasons = [], quality: measured }) => {
+    const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
+    const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
+    const why = reasons.map((name) => reason(name, { quality: measured }));
+    return say("Not a good photo", join(...(why.length ? why : ["A face like this would be recognised badly, or mistaken."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
+  },
   not_live: () => say("Perhaps a picture of a person", "This gallery enrols people who stand before the camera.", "Take a photo of the person, with room around the face."),
   image_format: () => say("Not a photo", "This file is no photo that Kith can read.", "Use JPEG, PNG, WebP, HEIC, AVIF, TIFF, BMP or GIF."),
   image_damaged: () => say("A damaged photo", "The file is incomplete, or damaged.", "Copy it again from where it came."),
@@ -277,7 +281,7 @@ export function idRefusal(id) {
 /** Why nobody was found: so many have the name; `first`: so many alone are looked through by name, null for all. */
 export function unfound(alike, first) {
   if (alike > 1) return "Several are called so: give the id.";
-  if (first !== null) return `Nobody has this id. By name only the first ${count(first)} people are found: give the id.`;
+  if (first !== null) return `Nobody has this id. By name only the first ${whole(first)} people are found: give the id.`;
   return "Nobody is enrolled under this name or id.";
 }
 
@@ -314,8 +318,6 @@ export function parsed(text) {
     typeof value === "number" && JSON.rawJSON && context?.source !== String(value) ? JSON.rawJSON(context.source) : value;
   return JSON.parse(text, kept);
 }
-
-export const when = (iso) => new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }).format(new Date(iso));
 
 function join(...sentences) {
   return sentences.filter(Boolean).join(" ");

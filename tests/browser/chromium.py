@@ -72,7 +72,7 @@ class Watched:
             self.wrong.append(f"{page.url}: {kind}: {text}")
 
 
-def faults(page: Page, impacts: tuple[str, ...] = ("serious", "critical")) -> list[str]:
+def faults(page: Page, impacts: tuple[str, ...] = ("moderate", "serious", "critical")) -> list[str]:
     """What axe finds on the page as it is, of these impacts: the rule, the elements, and why."""
     # By the debugger, as an extension would: the page's own policy lets nothing in.
     session = page.context.new_cdp_session(page)

@@ -41,9 +41,7 @@ def settled(page: Page) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_axe_finds_no_serious_fault_in_either_theme_and_nothing_is_too_wide(
-    visit: Opener, populated: str, place: str
-) -> None:
+def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opener, populated: str, place: str) -> None:
     page = visit(populated)
     page.goto(f"{populated}/console#{place}")
     settled(page)

@@ -227,7 +227,7 @@ def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit
     page.get_by_role("dialog").get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
     page.goto(f"{service}/console#/audit")
-    expect(page.get_by_role("row").filter(has_text="key_revoked")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="Key revoked")).to_be_visible()
 
 
 def test_the_reference_is_shown_without_a_way_to_the_internet(visit: Opener, populated: str) -> None:

@@ -153,3 +153,11 @@ test("who is not found is told why", () => {
   assert.match(words.unfound(0, 2000), /first 2,000/);
   assert.match(words.unfound(0, null), /Nobody is enrolled/);
 });
+
+test("a photo that is refused for its quality says which value, and what to do", () => {
+  const quality = { eye_distance_px: 8.4, sharpness: 1.23, brightness: 100, contrast: 30, yaw: 0, roll_deg: 0 };
+  const said = words.problem({ code: "low_quality", document: { reasons: ["eye_distance_px", "sharpness"], quality } });
+  assert.match(said.text, /too small: 8 pixels.*blurred.*Size: 8 pixels from eye to eye; Sharpness: 1\.2/);
+  assert.doesNotMatch(said.text, /Contrast/);
+  assert.match(words.problem({ code: "low_quality", document: {} }).text, /recognised badly/);
+});

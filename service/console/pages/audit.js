@@ -1,38 +1,13 @@
 // What was done, when and by whom: the audit's latest lines.
 
 import { call, galleryPath } from "../api.js";
+import { EVENTS, OUTCOMES } from "../audit_words.js";
 import { fill, h } from "../dom.js";
-import { when } from "../numbers.js";
+import { toTheSecond } from "../numbers.js";
 import { button, empty, field, heading, linkButton, loading, table } from "../ui.js";
 
 const PAGE = 50;
 const SHORT = 32;
-const EVENTS = {
-  searched: "Searches",
-  verified: "Comparisons with a person",
-  templates_enrolled: "Enrolments",
-  subject_put: "People made or replaced",
-  subject_changed: "People changed",
-  subject_merged: "People merged",
-  subject_deleted: "People erased",
-  template_moved: "Photos moved",
-  template_deleted: "Photos erased",
-  retention_applied: "Erased for their age",
-  gallery_created: "Galleries made",
-  gallery_updated: "Settings changed",
-  gallery_deleted: "Galleries erased",
-  gallery_imported: "Imports",
-  gallery_exported: "Exports of galleries",
-  subject_exported: "Exports of a person",
-  threshold_moved: "Thresholds moved",
-  job_queued: "Jobs begun",
-  job_cancelled: "Jobs called off",
-  key_created: "Keys made",
-  key_rotated: "Keys replaced",
-  key_revoked: "Keys revoked",
-  access_refused: "Refused requests",
-  audit_lines_lost: "Lines lost",
-};
 
 export const title = () => "Audit";
 
@@ -45,12 +20,17 @@ export function render(params, signal) {
   );
   const gallery = h("input", { type: "text", value: params.gallery ?? "", autocomplete: "off", spellcheck: false });
   const since = h("input", { type: "date", value: params.since ?? "" });
+  const until = h("input", { type: "date", value: params.until ?? "" });
   const body = h("div", {});
   const show = () =>
     fill(
       body,
       loading(
-        () => lines({ event: event.value, gallery: gallery.value.trim(), since: since.value }, signal),
+        () =>
+          lines(
+            { event: event.value, gallery: gallery.value.trim(), since: since.value, until: until.value },
+            signal,
+          ),
         "Reading the audit…",
       ),
     );
@@ -60,6 +40,7 @@ export function render(params, signal) {
     field("What", event),
     field("In gallery", gallery, "Empty: everywhere"),
     field("Since", since),
+    field("Until", until, "The end of that day."),
   );
   show();
   return h(
@@ -75,15 +56,23 @@ export function render(params, signal) {
   );
 }
 
-async function lines({ event, gallery, since }, signal) {
+/** The beginning of a day of the reader's own, `later` days on; null where none is given. */
+function midnight(date, later = 0) {
+  if (!date) return null;
+  const at = new Date(`${date}T00:00`);
+  at.setDate(at.getDate() + later); // a day may have 23 hours
+  return at.toISOString();
+}
+
+async function lines({ event, gallery, since, until }, signal) {
   // A key for some galleries reads theirs, and nothing else.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
-  const query = { event: event || null, since: since ? new Date(`${since}T00:00`).toISOString() : null, limit: PAGE };
+  const query = { event: event || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
   const place = h("div", { class: "stack audit" });
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
     if (page.lines.length === 0 && !cursor)
-      return empty("docs", "No such line", "Nothing of the kind was done, or not since then.");
+      return empty("docs", "No such line", "Nothing of the kind was done, or not then.");
     place.querySelector(":scope > .actions")?.remove();
     place.append(
       table(
@@ -106,9 +95,9 @@ async function lines({ event, gallery, since }, signal) {
 }
 
 const row = (line) => [
-  when(line.at),
-  h("code", {}, line.event),
-  line.outcome,
+  toTheSecond(line.at),
+  h("span", { title: line.event }, EVENTS[line.event] ?? line.event),
+  h("span", { title: line.outcome }, OUTCOMES[line.outcome] ?? line.outcome),
   h("code", {}, line.actor),
   line.gallery ?? "",
   line.subject ? h("code", { title: line.subject }, line.subject.slice(0, 8)) : "",

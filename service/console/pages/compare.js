@@ -26,12 +26,25 @@ export function render(params, signal) {
 function desk(known, params, signal) {
   const answer = h("div", { class: "answer" });
   const live = h("p", { class: "unseen", role: "status" });
-  const strictness = riskField(compare, { pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." });
+  const risks = h("div", {});
   const sides = [side("First", known, signal, compare), side("Second", known, signal, compare)];
+  let strictness;
+  let own;
   let asking = null;
+  strict();
+
+  /** Who is compared with somebody enrolled is judged as their gallery says, where it says so of a comparison. */
+  function strict() {
+    const galleries = sides.map((one) => one.gallery()).filter((one) => one !== null);
+    const now = galleries.length === 1 ? riskOf(known, galleries[0]) : null;
+    if (strictness && now === own) return;
+    own = now;
+    fill(risks, (strictness = riskField(compare, { own, pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." })));
+  }
 
   /** As soon as both sides are there, and again whenever one changes. */
   async function compare() {
+    strict();
     asking?.abort();
     if (!sides.every((one) => one.given())) return fill(answer, invitation());
     asking = new AbortController();
@@ -39,7 +52,7 @@ function desk(known, params, signal) {
     fill(answer, h("div", { class: "card" }, waiting("Comparing…")));
     try {
       const form = new FormData();
-      const options = { risk: strictness.value };
+      const options = { ...(strictness.value && { risk: strictness.value }) };
       sides.forEach((one, i) => one.put(form, options, "ab"[i]));
       form.append("request", JSON.stringify(options));
       const found = await patiently(() => call("POST", "/v1/verify", { body: form, signal: until }), until);
@@ -65,7 +78,15 @@ function desk(known, params, signal) {
     { signal },
   );
   fill(answer, invitation());
-  return h("div", { class: "stack wide" }, h("div", { class: "pair-of-sides" }, sides.map((one) => one.element)), h("div", { class: "choices" }, strictness), live, answer);
+  return h("div", { class: "stack wide" }, h("div", { class: "pair-of-sides" }, sides.map((one) => one.element)), h("div", { class: "choices" }, risks), live, answer);
+}
+
+/** The risk of a comparison with somebody of a gallery, in words; null where its own is of searches. `known`: the galleries,
+ * or null where the key may not list them. */
+function riskOf(known, name) {
+  if (known === null) return "its own risk, where it has one of comparisons";
+  const risk = known.find((one) => one.name === name)?.risk;
+  return risk && risk.fpir === undefined ? words.riskBriefly(risk) : null;
 }
 
 const invitation = () => h("section", { class: "card" }, h("h2", {}, "Give both sides"), h("p", {}, "The answer is one of three: the same person, different people, or not sure. It says how often two strangers look so much alike."));
@@ -87,7 +108,8 @@ function side(name, known, signal, onChange) {
     find.load(chosen).then(look).catch(tell);
   });
   const told = h("p", { class: "hint", role: "status" });
-  const pick = picker(take, { signal, multiple: false, anywhere: false, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
+  const element = h("fieldset", { class: "card stack" });
+  const pick = picker(take, { signal, multiple: false, within: element, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
 
   async function take([file]) {
     photo = await open(file, signal);
@@ -128,15 +150,17 @@ function side(name, known, signal, onChange) {
       onChange();
     });
   show();
+  fill(
+    element,
+    h("legend", { class: "side-name" }, name),
+    known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "Somebody enrolled")),
+    place,
+  );
   return {
     take,
-    element: h(
-      "fieldset",
-      { class: "card stack" },
-      h("legend", { class: "side-name" }, name),
-      known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "Somebody enrolled")),
-      place,
-    ),
+    element,
+    /** Whose person this side is; null of a photo. */
+    gallery: () => (asPerson.checked ? gallery.value : null),
     given: () => (asPerson.checked ? person !== null : photo !== null),
     called: () => (asPerson.checked ? `what is known of ${words.called(person)}` : `the ${name.toLowerCase()} photo`),
     put(form, options, letter) {

@@ -1,6 +1,7 @@
 import { attemptKey, call, patiently, subjectPath } from "../api.js";
 import { galleries, galleryField, personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
+import { counted } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
 import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
@@ -88,13 +89,17 @@ function desk(known, params, signal) {
   }
 
   function remove(item) {
-    items.splice(items.indexOf(item), 1);
+    const at = items.indexOf(item);
+    const after = (items[at + 1] ?? items[at - 1])?.place ?? pick;
+    const focused = item.place.contains(document.activeElement);
+    items.splice(at, 1);
     item.place.remove();
     if (items.length) show(items[0]);
     else {
       go.disabled = true;
       pick.classList.remove("compact");
     }
+    if (focused) after.querySelector("button")?.focus(); // the focus went with its row
   }
 
   function row(item) {
@@ -173,7 +178,7 @@ function desk(known, params, signal) {
     const left = items.filter((one) => one.state !== "enrolled").length;
     const taken = items.length - left;
     (items.find((one) => one.state === "refused")?.place ?? done).scrollIntoView({ block: "nearest" });
-    told.textContent = `${words.plural(taken, "photo")} enrolled${left ? `, ${left} not` : ""}.`;
+    told.textContent = `${counted(taken, "photo")} enrolled${left ? `, ${left} not` : ""}.`;
   }
 
   async function enrolOne(item, person) {
@@ -241,7 +246,7 @@ function desk(known, params, signal) {
   const pick = picker(take, { signal, title: "Drop photos of one person here" });
   if (DESK.photo) {
     const { photo, box } = DESK;
-    DESK.photo = DESK.box = null;
+    DESK.photo = DESK.box = null; // what there is to come back to stays
     queueMicrotask(async () => {
       await take([photo.file]);
       items[0].wanted = box;

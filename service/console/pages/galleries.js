@@ -2,8 +2,9 @@ import { all, call } from "../api.js";
 import { rememberGallery } from "../choices.js";
 import { h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
+import { counted } from "../numbers.js";
 import { button, dialog, empty, field, heading, linkButton, loading, problemBox, toast } from "../ui.js";
-import { plural, risk } from "../words.js";
+import { risk } from "../words.js";
 
 export const title = () => "Galleries";
 
@@ -35,7 +36,7 @@ function card(gallery) {
     "li",
     { class: "card gallery-card" },
     h("h2", { class: "name" }, h("a", { href: at }, gallery.name)),
-    h("p", { class: "figures" }, h("strong", {}, plural(gallery.subjects, "person", "people")), `, ${plural(gallery.templates, "photo")}`),
+    h("p", { class: "figures" }, h("strong", {}, counted(gallery.subjects, "person", "people")), `, ${counted(gallery.templates, "photo")}`),
     h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
     h("div", { class: "actions" }, small(linkButton("Enrol", `#/enrol?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enrol" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
   );

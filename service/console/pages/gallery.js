@@ -1,5 +1,6 @@
 import { call, galleryPath } from "../api.js";
 import { fill, h } from "../dom.js";
+import { counted, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
@@ -7,6 +8,8 @@ import * as words from "../words.js";
 export const title = ({ gallery }) => gallery;
 
 const PAGE = 100;
+const MOST = 1000; // that the service gives at once
+const LISTED = 500; // rows that a browser draws in no time
 
 export function render({ gallery, tag }, signal) {
   const enrol = `#/enrol?gallery=${encodeURIComponent(gallery)}`;
@@ -39,8 +42,8 @@ function figures(gallery) {
   return h(
     "dl",
     { class: "stats card" },
-    stat("People", words.count(gallery.subjects)),
-    stat("Photos", words.count(gallery.templates)),
+    stat("People", whole(gallery.subjects)),
+    stat("Photos", whole(gallery.templates)),
     stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "strangers taken for somebody"),
     gallery.drift && stat("Lately", ...DRIFT[gallery.drift.state]),
   );
@@ -59,60 +62,78 @@ const nobody = (enrol) =>
 function people(gallery, { subjects }, tag, signal) {
   const loaded = [];
   let next = null;
+  let listed = LISTED;
+  let hits = 0;
   const search = h("input", { type: "search", autocomplete: "off" });
   const tagged = h("input", { type: "text", value: tag ? words.typedTags([tag]) : "", autocomplete: "off" });
   const list = h("div", {});
   const told = h("p", { class: "hint", role: "status" });
-  const listed = (shown) => {
+  const rows = (shown) => {
     const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one)));
     made.classList.add("people");
     return made;
   };
-  const more = button("Show more", load);
+  const more = button("Show more", async () => {
+    if (hits > listed) {
+      listed += LISTED;
+      return show();
+    }
+    await load(PAGE);
+    listed = Math.max(listed, hits);
+    show();
+  });
   const every = button("Load all, to search them", async () => {
-    while (next && !signal.aborted) await load();
+    const mine = reading;
+    while (next && mine === reading && !signal.aborted) {
+      await load(MOST);
+      told.textContent = `${counted(loaded.length, "person", "people")} so far…`;
+    }
+    show();
   }, { kind: "quiet" });
 
   let reading = 0; // which of the tags asked for, one after another, is on its way
 
-  async function load() {
+  async function load(limit) {
     const [mine, cursor] = [reading, next];
     const wanted = words.tags(tagged.value);
-    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: PAGE, cursor, tag: wanted }, signal });
+    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit, cursor, tag: wanted }, signal });
     if (mine !== reading || cursor !== next) return; // other tags were asked for since, or this page is there already
     loaded.push(...page.subjects);
     next = page.next;
-    show();
   }
 
   function show() {
     const text = search.value.trim().toLowerCase();
     const shown = text ? loaded.filter((one) => `${one.name ?? ""} ${one.id}`.toLowerCase().includes(text)) : loaded;
     const narrowed = text || tagged.value.trim();
+    hits = shown.length;
     fill(
       list,
-      shown.length > 0
-        ? listed(shown)
+      hits > 0
+        ? rows(shown.slice(0, listed))
         : h("p", { class: "card" }, narrowed ? "Nobody here fits that." : "Nobody is enrolled."),
     );
-    const of = narrowed ? "" : ` of ${words.count(Math.max(subjects, loaded.length))}`;
-    told.textContent = `${words.plural(shown.length, "person", "people")}${of}${text && next ? ` among the first ${words.count(loaded.length)}` : ""}.`;
-    more.hidden = every.hidden = next === null;
+    const of = narrowed ? "" : ` of ${whole(Math.max(subjects, loaded.length))}`;
+    told.textContent = `${counted(shown.length, "person", "people")}${of}${text && next ? ` among the first ${whole(loaded.length)}` : ""}${hits > listed ? `, of whom ${whole(listed)} are listed` : ""}.`;
+    more.hidden = next === null && hits <= listed;
+    every.hidden = next === null;
   }
 
   async function restart() {
     const mine = ++reading;
     loaded.length = 0;
     next = null;
+    listed = LISTED;
     try {
-      await load();
+      await load(PAGE);
+      if (mine === reading) show();
     } catch (error) {
       if (mine === reading && error.name !== "AbortError") fill(list, problemBox(error));
     }
   }
   search.addEventListener("input", show);
   tagged.addEventListener("change", restart);
-  const first = loading(async () => (await load(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
+  const first = loading(async () => (await load(PAGE), show(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
   return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between. One with a comma stands in quotes.")), first);
 }
 
@@ -122,7 +143,7 @@ function row(gallery, one) {
     h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id),
     h("code", { title: one.id }, one.id),
     h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
-    words.count(one.templates),
-    words.when(one.created_at),
+    whole(one.templates),
+    when(one.created_at),
   ];
 }

@@ -26,6 +26,9 @@ export const title = () => "Health";
 
 export function render(params, signal) {
   const now = h("div", { class: "stack wide" });
+  const well = h("div", {});
+  const seen = h("div", { class: "stack wide" });
+  let told = null;
   const body = h(
     "div",
     { class: "stack wide" },
@@ -41,8 +44,12 @@ export function render(params, signal) {
           () => call("GET", "/v1/status", { signal }),
           ({ status: refused }) => (forbidden = refused === 401 || refused === 403),
         );
-    fill(now, summary(ready, status));
+    const said = JSON.stringify([ready.version, ready.problem?.document]);
+    if (said !== told) fill(well, verdict(ready)); // an alert is read aloud, once
+    told = said;
+    fill(seen, status === null ? unseen() : figures(status));
     if (now.parentElement !== body) {
+      fill(now, well, seen);
       fill(
         body,
         now,
@@ -87,26 +94,22 @@ async function allowed(ask, onRefused = () => {}) {
   }
 }
 
-function summary({ problem, version }, status) {
-  return [
-    problem === null
-      ? h(
-          "section",
-          { class: "notice well" },
-          icon("check"),
-          h(
-            "div",
-            {},
-            h("h2", {}, "All is well"),
-            h("p", {}, `Kith ${version} answers, and everything that it needs does, too.`),
-          ),
-        )
-      : problemBox(problem),
-    status === null
-      ? h("p", { class: "hint" }, "A key for all galleries with the scope read sees more here.")
-      : figures(status),
-  ];
-}
+const verdict = ({ problem, version }) =>
+  problem === null
+    ? h(
+        "section",
+        { class: "notice well" },
+        icon("check"),
+        h(
+          "div",
+          {},
+          h("h2", {}, "All is well"),
+          h("p", {}, `Kith ${version} answers, and everything that it needs does, too.`),
+        ),
+      )
+    : problemBox(problem);
+
+const unseen = () => h("p", { class: "hint" }, "A key for all galleries with the scope read sees more here.");
 
 function figures(status) {
   const { audit, disk, jobs } = status;
@@ -301,6 +304,8 @@ async function stores(signal) {
     { class: "stack" },
     h("h2", {}, "Galleries"),
     table("Galleries", ["Gallery", "People", "Photos", "Index", "Decisions"], rows),
+    found.length >= MOST_GALLERIES &&
+      h("p", { class: "hint" }, `These are the first ${whole(found.length)}. The others are under “Galleries”.`),
   );
 }
 

@@ -1,15 +1,15 @@
 // What deserves a look in a gallery, what it means, and what can be done about it with one click.
 
 import { call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { Aside } from "../aside.js";
 import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, oneIn, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
-import { read, write } from "../store.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
-const MOST = 1000;
+const MORE = 1000; // as many as the service gives at once
 const KINDS = {
   duplicate_subjects: [
     "Perhaps one person, enrolled twice",
@@ -54,7 +54,7 @@ export function render({ gallery }, signal) {
 async function report(gallery, limit, signal, again) {
   const [settings, found] = await Promise.all([
     call("GET", galleryPath(gallery), { signal }),
-    call("GET", `${galleryPath(gallery)}/hygiene`, { query: { limit }, signal }),
+    reported(gallery, limit, signal),
   ]);
   const all = Object.values(found.total).reduce((sum, count) => sum + count, 0);
   if (settings.subjects < 2)
@@ -65,6 +65,7 @@ async function report(gallery, limit, signal, again) {
       linkButton("Enrol somebody", `#/enrol?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enrol" }),
     );
   const aside = new Aside(gallery);
+  if (found.next === null) aside.keepOf(found.findings);
   const open = found.findings.filter((finding) => !aside.has(finding));
   const kinds = Object.keys(KINDS).filter((kind) => open.some((finding) => finding.kind === kind));
   const hidden = found.findings.length - open.length;
@@ -111,14 +112,24 @@ async function report(gallery, limit, signal, again) {
         aside,
       ),
     ),
-    all > found.findings.length &&
-      limit < MOST &&
+    found.next !== null &&
       h(
         "div",
         { class: "actions" },
-        button(`Show more than the first ${whole(found.findings.length)}`, () => again(MOST)),
+        button(`Show more than the first ${whole(found.findings.length)}`, () => again(limit + MORE)),
       ),
   ];
+}
+
+/** The report with the first `limit` of its findings; `next` is null where these are all. */
+async function reported(gallery, limit, signal) {
+  const found = { findings: [], next: null };
+  do {
+    const query = { limit: Math.min(MORE, limit - found.findings.length), cursor: found.next };
+    const { findings, ...rest } = await call("GET", `${galleryPath(gallery)}/hygiene`, { query, signal });
+    Object.assign(found, rest).findings.push(...findings);
+  } while (found.next !== null && found.findings.length < limit);
+  return found;
 }
 
 function section(gallery, kind, findings, total, settings, aside) {
@@ -324,28 +335,3 @@ async function faces(gallery, { subjects, templates }) {
     }),
   );
 }
-
-// What was looked at and is right is remembered here, not by the service: it is one person's opinion.
-
-class Aside {
-  constructor(gallery) {
-    this.name = `kith-aside-${gallery}`;
-    this.keys = new Set(JSON.parse(read("localStorage", this.name) ?? "[]"));
-  }
-
-  has = (finding) => this.keys.has(keyOf(finding));
-  add = (finding) => this.store(this.keys.add(keyOf(finding)));
-  remove = (finding) => this.store(this.keys.delete(keyOf(finding)));
-  clear = () => this.store(this.keys.clear());
-
-  store() {
-    write("localStorage", this.name, JSON.stringify([...this.keys]));
-  }
-}
-
-const keyOf = ({ kind, subjects, templates }) =>
-  JSON.stringify([
-    kind,
-    subjects.map((one) => one.subject).sort(),
-    kind === "lookalikes" || kind === "duplicate_subjects" ? [] : templates.map((one) => one.template).sort(),
-  ]);

@@ -1,7 +1,7 @@
 import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
-import { DESK, bodyOf, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
+import { DESK, bodyOf, clearDesk, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
@@ -111,7 +111,7 @@ function desk(known, params, signal) {
     strip.children[at]?.focus(); // the same photo's, made anew
     if (shot !== shown) return;
     fill(place, view(shot));
-    if (shot.state === "done") live.textContent = words.summary(shot.results);
+    if (shot.state === "done") live.textContent = told(shot);
   }
 
   function view(shot) {
@@ -133,13 +133,26 @@ function desk(known, params, signal) {
 
   const pick = picker(take, { signal });
   fill(place, sample());
-  if (DESK.photo) {
-    const { photo } = DESK;
-    DESK.photo = DESK.box = null;
-    queueMicrotask(() => take([photo.file]));
+  // Who goes to enrol one of the faces comes back to the photos, and sees what has become of it.
+  signal.addEventListener("abort", () => {
+    DESK.back = DESK.photo && { files: shots.map((one) => one.photo.file), at: shots.indexOf(shown) };
+  });
+  if (DESK.back) {
+    const { files, at } = DESK.back;
+    clearDesk();
+    queueMicrotask(async () => {
+      await take(files);
+      show(shots[at]);
+    });
   }
   return h("div", { class: "stack wide" }, h("div", { class: "choices" }, chosen, risks), pick, live, strip, place);
 }
+
+/** An answer for those who listen: of which photo, how many, and who. */
+const told = ({ photo, results, gallery }) => {
+  const seen = results.filter((one) => one.face);
+  return [`${photo.file.name}.`, words.summary(results), ...seen.map((one) => `${words.identity(one, gallery).title}.`)].join(" ");
+};
 
 function chip(shot, i, current, onClick) {
   const told = { waiting: "waiting", asking: "being looked at", stopped: "stopped", failed: "failed", done: words.summary(shot.results) }[shot.state];
@@ -163,7 +176,7 @@ function answered(shot, gallery) {
     const said = words.identity(results[0], shot.gallery);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
-  const cards = seen.map((result, i) => card(result, i, seen, shot, gallery));
+  const cards = seen.map((result, i) => card(result, i, shot, gallery));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
@@ -200,10 +213,10 @@ export function badge(outcome) {
   return h("span", { class: `outcome ${outcome}` }, icon(name), label);
 }
 
-function card(result, i, seen, shot, gallery) {
+function card(result, i, shot, gallery) {
   const said = words.identity(result, shot.gallery);
   const person = (one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
-  const keep = () => Object.assign(DESK, { photo: shot.photo, box: result.face.box, faces: seen.map((one) => one.face) });
+  const keep = () => Object.assign(DESK, { photo: shot.photo, box: result.face.box });
   const enrol = (label, kind, subject) => {
     const link = linkButton(label, `#/enrol?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enrol" });
     link.classList.add("small");

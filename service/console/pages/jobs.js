@@ -4,7 +4,7 @@ import { call, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { bytes, counted, duration, when, whole } from "../numbers.js";
-import { watch } from "../reports.js";
+import { refusalList, watch } from "../reports.js";
 import {
   button,
   confirmed,
@@ -22,6 +22,7 @@ import { upload } from "../upload.js";
 
 const SHOWN = 50;
 const ITEMS = 50;
+const MOST = 1000; // that the service gives at once
 const KINDS = {
   enrolment: "Enrolling people from an archive",
   migrate: "Teaching the gallery to another recogniser",
@@ -64,11 +65,15 @@ export function render(params, signal) {
     {},
     loading(() => new Promise(() => {}), "Asking for the jobs…"),
   );
-  const query = { gallery: params.gallery, limit: SHOWN };
+  let shown = SHOWN;
+  const more = button("Show more", async () => ((shown = Math.min(MOST, shown + SHOWN)), await look()));
+  const beyond = h("div", { class: "actions" }, more);
   const look = watch(async () => {
     let jobs;
+    let next;
     try {
-      ({ jobs } = await call("GET", "/v1/jobs", { query, signal }));
+      const query = { gallery: params.gallery, limit: shown };
+      ({ jobs, next } = await call("GET", "/v1/jobs", { query, signal }));
     } catch (error) {
       if (error.name !== "AbortError" && first)
         fill(
@@ -79,6 +84,8 @@ export function render(params, signal) {
     }
     first = false;
     show(jobs);
+    beyond.hidden = next === null;
+    if (shown === MOST) fill(beyond, h("p", { class: "hint" }, `These are the latest ${whole(MOST)}; there are more.`));
     return jobs.some(active);
   }, signal);
 
@@ -96,7 +103,7 @@ export function render(params, signal) {
     // What stands right is not touched: it may have the focus, or be open.
     if (wanted.some((element, i) => list.children[i] !== element) || list.children.length !== wanted.length)
       fill(list, wanted);
-    if (list.parentElement !== body) fill(body, list);
+    if (list.parentElement !== body) fill(body, list, beyond);
   }
 
   return h(
@@ -108,6 +115,7 @@ export function render(params, signal) {
       button("Enrol many at once", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
     ),
     params.gallery && h("p", { class: "row" }, `Those of ${params.gallery} alone.`, linkButton("Show all", "#/jobs")),
+    look.note,
     body,
   );
 }
@@ -127,6 +135,9 @@ const nothing = (start) =>
 class JobCard {
   constructor(id, look, signal) {
     this.id = id;
+    this.turn = 0; // how often the list of what was refused was begun
+    this.listed = null; // how many of them are shown
+    this.next = null;
     this.look = look;
     this.signal = signal;
     this.name = h("h2", {});
@@ -139,7 +150,7 @@ class JobCard {
     this.cancel = button("Call it off", () => this.callOff(), { kind: "danger" });
     this.items = h(
       "details",
-      { class: "items", onToggle: () => this.items.open && this.refused.childElementCount === 0 && this.more() },
+      { class: "items", onToggle: () => this.items.open && this.begin() },
       h("summary", {}, ""),
       this.refused,
     );
@@ -189,6 +200,7 @@ class JobCard {
     this.items.hidden = job.failed === 0;
     this.items.querySelector("summary").textContent = `What was refused (${whole(job.failed)})`;
     this.cancel.hidden = !active(job) || job.cancelling;
+    if (this.items.open && this.listed !== null) this.offer();
   }
 
   async callOff() {
@@ -202,36 +214,36 @@ class JobCard {
     this.look();
   }
 
-  async more(cursor = null) {
+  /** List what was refused from its beginning, at least so many. */
+  begin(least = ITEMS) {
+    this.turn += 1;
+    this.listed = null;
+    return this.more(null, Math.min(MOST, least), (rows) => fill(this.refused, rows));
+  }
+
+  async more(cursor, limit, show) {
+    const mine = this.turn;
     const page = await call("GET", `/v1/jobs/${part(this.id)}/items`, {
-      query: { failed: true, limit: ITEMS, cursor },
+      query: { failed: true, limit, cursor },
       signal: this.signal,
     }).catch(tell);
-    if (!page) return;
-    this.refused.querySelector(".more")?.remove();
-    this.refused.append(
-      h(
-        "ul",
-        { class: "refusals" },
-        page.items.map(({ item, problem }) =>
-          h(
-            "li",
-            {},
-            h("code", {}, item),
-            h("span", {}, `${problem.title}. `, h("span", { class: "hint" }, problem.detail)),
-          ),
-        ),
-      ),
-      ...(page.next
-        ? [
-            h(
-              "div",
-              { class: "actions more" },
-              button("Show more", () => this.more(page.next)),
-            ),
-          ]
-        : []),
-    );
+    if (!page || mine !== this.turn) return; // begun anew meanwhile
+    show(refusalList(page.items.map(({ item, problem }) => [item, problem])));
+    this.listed = (this.listed ?? 0) + page.items.length;
+    this.next = page.next;
+    this.offer();
+  }
+
+  /** Further ones, and such as came since. */
+  offer() {
+    const more = this.next
+      ? () => this.more(this.next, ITEMS, (rows) => this.refused.append(rows))
+      : () => this.begin(this.listed + ITEMS);
+    const wanted = this.next !== null || this.job.failed > this.listed;
+    const shown = this.refused.querySelector(".more");
+    if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // may have the focus
+    shown?.remove();
+    if (wanted) this.refused.append(Object.assign(h("div", { class: "actions more" }, button("Show more", more)), { next: this.next }));
   }
 }
 

@@ -24,17 +24,16 @@ export function render({ gallery }, signal) {
     loading(() => new Promise(() => {}), "Asking which recogniser answers…"),
   );
   let served = null;
-  let shown = "";
+  let parts = null;
   const look = watch(async () => {
     try {
       served ??= (await call("GET", "/v1/models", { signal })).models;
       const found = await call("GET", path, { signal });
-      const text = JSON.stringify(found);
-      if (text !== shown) fill(body, page(found, served, act));
-      shown = text;
+      if (parts === null) fill(body, (parts = new Parts(served, act)).places);
+      parts.update(found);
       return found.jobs.length > 0;
     } catch (error) {
-      if (error.name !== "AbortError" && shown === "")
+      if (error.name !== "AbortError" && parts === null)
         fill(
           body,
           problemBox(error, () => look()),
@@ -55,22 +54,44 @@ export function render({ gallery }, signal) {
       "recogniser",
       "Which network tells these people apart, and how they move to a better one while searches go on.",
     ),
+    look.note,
     body,
   );
 }
 
-function page(found, served, act) {
-  return [
-    h("div", { class: "notice" }, icon("risk"), h("p", {}, STATES[found.state])),
-    h(
-      "div",
-      { class: "cards models" },
-      generation("Answers now", found.current),
-      found.other && generation(found.state === "shadow" ? "Being made ready" : "Kept beside it", found.other),
-    ),
-    found.shadow && shadow(found.shadow),
-    steps(found, served, act),
-  ];
+/** The page in parts, of which each is made anew only where what it tells is another: the buttons keep the focus while
+ * the numbers above them rise. */
+class Parts {
+  constructor(served, act) {
+    this.served = served;
+    this.act = act;
+    this.state = h("div", { class: "notice" });
+    this.generations = h("div", { class: "cards models" });
+    this.comparison = h("div", { hidden: true });
+    this.steps = h("div", {});
+    this.places = [this.state, this.generations, this.comparison, this.steps];
+    this.told = new Map();
+  }
+
+  update(found) {
+    const { state, current, other } = found;
+    this.found = found;
+    this.part(this.state, state, () => [icon("risk"), h("p", {}, STATES[state])]);
+    this.part(this.generations, [state, current, other], () => [
+      generation("Answers now", current),
+      other && generation(state === "shadow" ? "Being made ready" : "Kept beside it", other),
+    ]);
+    this.comparison.hidden = !found.shadow;
+    this.part(this.comparison, found.shadow, () => found.shadow && shadow(found.shadow));
+    this.part(this.steps, [state, current.recogniser, other?.recogniser], () => steps(this, this.served, this.act));
+  }
+
+  part(place, of, make) {
+    const text = JSON.stringify(of);
+    if (this.told.get(place) === text) return;
+    this.told.set(place, text);
+    fill(place, make());
+  }
 }
 
 function generation(role, one) {
@@ -136,7 +157,9 @@ function shadow({ compared, agreed, same_nearest: nearest, absent, disagreements
 const said = (outcome, similarity) =>
   `${outcome.replaceAll("_", " ")}${similarity === null ? "" : ` (${similarity.toFixed(3)})`}`;
 
-function steps({ state, current, other }, served, act) {
+/** `parts`: whose `found` is what is known when a button is pressed. */
+function steps(parts, served, act) {
+  const { state, current, other } = parts.found;
   const back = (text) =>
     button(text, async () => {
       const yes = await confirmed({
@@ -164,7 +187,7 @@ function steps({ state, current, other }, served, act) {
     async () => {
       const yes = await confirmed({
         title: "Let the new recogniser answer?",
-        text: `From the next search on. It knows ${whole(other.embedded)} of ${counted(other.templates, "photo")}; you can go back.`,
+        text: `From the next search on. It knows ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.templates, "photo")}; you can go back.`,
         yes: "Let it answer",
         danger: false,
       });

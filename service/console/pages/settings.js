@@ -1,11 +1,13 @@
 import { call, galleryPath } from "../api.js";
+import { Aside } from "../aside.js";
 import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
-import { galleryHeading } from "../reports.js";
+import { bytes, counted, when, whole } from "../numbers.js";
+import { galleryHeading, refusalList } from "../reports.js";
 import { receipt } from "../receipt.js";
-import { button, confirmed, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
-import * as words from "../words.js";
+import { button, confirmed, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { upload } from "../upload.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
 
@@ -55,11 +57,11 @@ const about = (found) =>
       "dl",
       { class: "facts" },
       [
-        ["People", words.count(found.subjects)],
-        ["Photos", words.count(found.templates)],
-        ["Made", words.when(found.created_at)],
+        ["People", whole(found.subjects)],
+        ["Photos", whole(found.templates)],
+        ["Made", when(found.created_at)],
         ["Recogniser", found.recogniser.slice(0, 12)],
-        ["Numbers of a face", words.count(found.dimension)],
+        ["Numbers of a face", whole(found.dimension)],
       ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
   );
@@ -67,16 +69,34 @@ const about = (found) =>
 function files(gallery, found, signal) {
   const many = found.templates > 100_000;
   const take = h("input", { type: "file", accept: ".ndjson,.jsonl,.parquet", hidden: true });
+  const begin = button("Import", () => take.click());
+  const bar = h("progress", { max: 1, value: 0, "aria-label": "Sent" });
+  const far = h("p", { class: "hint" });
+  const told = h("div", { class: "stack", role: "status" });
   take.addEventListener("change", async () => {
     const [file] = take.files;
     take.value = "";
     if (!file) return;
+    const stop = new AbortController();
+    const until = AbortSignal.any([signal, stop.signal]);
+    begin.disabled = true;
+    const onProgress = (share) => {
+      bar.value = share;
+      far.textContent = share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server takes in what is left…";
+    };
+    onProgress(0);
+    fill(told, h("p", {}, `“${file.name}” is being imported. It is broken off if you leave this page.`), bar, far, h("div", { class: "actions" }, button("Break it off", () => stop.abort())));
     try {
       const type = file.name.endsWith(".parquet") ? "application/vnd.apache.parquet" : "application/x-ndjson";
-      const report = await call("POST", `${galleryPath(gallery)}/import`, { body: file, type, signal });
-      toast(`Taken: ${words.plural(report.subjects, "person", "people")}, ${words.plural(report.templates, "photo")}; ${report.present} were there, ${report.refused} refused.`, report.refused ? "error" : "ok");
+      const report = await upload(`${galleryPath(gallery)}/import`, file, { type, onProgress, signal: until });
+      fill(told, imported(report));
     } catch (error) {
-      tell(error);
+      const partly = error.document?.report;
+      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly));
+      else fill(told, h("p", {}, BROKEN_OFF));
+      if (signal.aborted) toast(BROKEN_OFF, "error"); // nobody is at the page any more
+    } finally {
+      begin.disabled = false;
     }
   });
   return h(
@@ -89,11 +109,29 @@ function files(gallery, found, signal) {
       "div",
       { class: "actions" },
       button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { query: { format: "ndjson" }, signal }), { icon: "upload" }),
-      button("Import", () => take.click()),
+      begin,
       take,
     ),
+    told,
     h("p", { class: "hint" }, "Both need a key with the right “admin”."),
   );
+}
+
+const BROKEN_OFF = "The import was broken off. What was taken in before stays; the same file again takes in the rest.";
+
+/** What became of a file: how much was taken, and what was refused, with why. */
+function imported({ subjects, templates, present, refused, refusals }) {
+  const of = refused > refusals.length ? `, of which the first ${whole(refusals.length)} are listed` : "";
+  return [
+    h("p", {}, `Taken: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}; ${whole(present)} were there, ${whole(refused)} refused${of}.`),
+    refused > 0 &&
+      h(
+        "details",
+        { class: "items", open: refused <= 20 },
+        h("summary", {}, `What was refused (${whole(refused)})`),
+        refusalList(refusals.map(({ item, error }) => [`line ${item}`, error])),
+      ),
+  ];
 }
 
 function removal(gallery, found, place, signal) {
@@ -102,12 +140,13 @@ function removal(gallery, found, place, signal) {
     async () => {
       const sure = await confirmed({
         title: `Delete “${gallery}”?`,
-        text: `${words.plural(found.subjects, "person", "people")} and ${words.plural(found.templates, "photo")} go for good. A receipt tells what went.`,
+        text: `${counted(found.subjects, "person", "people")} and ${counted(found.templates, "photo")} go for good. A receipt tells what went.`,
         yes: "Delete it for good",
         typed: gallery,
       });
       if (!sure) return;
       const gone = await call("DELETE", galleryPath(gallery));
+      new Aside(gallery).clear();
       if (signal.aborted) return toast(`“${gallery}” is deleted. Receipt ${gone.receipt.id}.`);
       const on = linkButton("To the galleries", "#/galleries", { kind: "primary" });
       fill(place.closest(".page"), heading(gallery), receipt(gone.receipt, `“${gallery}” is deleted`), h("div", { class: "actions" }, on));

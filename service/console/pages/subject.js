@@ -1,7 +1,9 @@
 import { call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { Aside } from "../aside.js";
 import { personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
+import { counted, when } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { receipt } from "../receipt.js";
 import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
@@ -33,7 +35,7 @@ function view({ gallery, person, templates, keeps }, page, signal) {
   return h(
     "div",
     { class: "stack wide" },
-    heading(words.called(person), `In “${gallery}” since ${words.when(person.created_at)}.`, linkButton("Add photos", add, { kind: "primary", icon: "plus" })),
+    heading(words.called(person), `In “${gallery}” since ${when(person.created_at)}.`, linkButton("Add photos", add, { kind: "primary", icon: "plus" })),
     h(
       "div",
       { class: "columns" },
@@ -48,9 +50,9 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
   const pictures = new Map();
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
   const none = () => empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
-  const show = () => fill(section, templates.length === 0 ? none() : [counted(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
-  const counted = () =>
-    h("div", { class: "heading" }, h("h2", {}, words.plural(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
+  const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
+  const headline = () =>
+    h("div", { class: "heading" }, h("h2", {}, counted(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
@@ -68,7 +70,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
       h(
         "div",
         { class: "stack tight" },
-        h("p", {}, h("strong", {}, quality ? `A ${words.quality(quality.score)} photo` : "Given as numbers"), ` of ${words.when(template.created_at)}`),
+        h("p", {}, h("strong", {}, quality ? `A ${words.quality(quality.score)} photo` : "Given as numbers"), ` of ${when(template.created_at)}`),
         quality && bar(quality.score),
         h("div", { class: "actions" }, small(button("Move", () => move(template), { icon: "move" })), small(button("Delete", () => remove(template), { kind: "danger", icon: "trash" }))),
         quality &&
@@ -183,11 +185,12 @@ function rights(gallery, person, templates, page, signal) {
     const name = words.called(person);
     const sure = await confirmed({
       title: `Delete ${name}?`,
-      text: `${words.plural(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
+      text: `${counted(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
       yes: "Delete them for good",
     });
     if (!sure) return;
     const gone = await call("DELETE", subjectPath(gallery, person.id));
+    new Aside(gallery).forget(person.id);
     if (signal.aborted) return toast(`${name} is deleted. Receipt ${gone.receipt.id}.`);
     fill(page, heading(name), receipt(gone.receipt, "Deleted"), h("div", { class: "actions" }, linkButton(`Back to ${gallery}`, `#/galleries/${encodeURIComponent(gallery)}`, { kind: "primary" })));
     page.querySelector("a").focus();

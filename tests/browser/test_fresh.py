@@ -1,0 +1,271 @@
+"""Pages that stay open: what they show is of now or says that it is not, in its place, and whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, Route, expect
+
+from service.client import Kith
+from tests.browser.conftest import Opener, choose, transfer
+
+Photos = dict[str, Path]
+Answer = Callable[[Route], Any]
+REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "remedy": ""}
+
+
+def answers(page: Page, pattern: str, answer: Answer, status: int = 200) -> None:
+    """The service's part, where a state is wanted that takes it long to be in."""
+
+    def fulfil(route: Route) -> None:
+        route.fulfill(status=status, content_type="application/json", body=json.dumps(answer(route)))
+
+    page.route(re.compile(pattern), fulfil)
+
+
+def asked(route: Route) -> dict[str, str]:
+    return dict(part.split("=") for part in route.request.url.partition("?")[2].split("&") if part)
+
+
+def job(number: int, **state: Any) -> dict[str, Any]:
+    about = {"kind": "enrolment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "cancelling": False}
+    counted = {"state": "running", "done": 3, "failed": 0, "counts": {}, "problem": None}
+    return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
+
+
+def test_what_is_refused_while_one_looks_is_offered_and_listed_once(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    failed = [3]
+
+    def items(route: Route) -> Any:
+        first, limit = int(asked(route).get("cursor", 0)), int(asked(route)["limit"])
+        rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(first, min(failed[0], first + limit))]
+        return {"items": rows, "next": str(first + limit) if failed[0] > first + limit else None}
+
+    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1, failed=failed[0])], "next": None})
+    answers(page, "/items", items)
+    page.goto(f"{populated}/console#/jobs")
+    page.clock.install()
+    page.reload()
+    rows = page.locator(".refusals li")
+    for _ in range(3):  # opened, closed, opened: faster than the first answer comes
+        page.locator("details.items summary").click()
+    expect(rows).to_have_count(3)
+    failed[0] = 60
+    page.clock.run_for(2000)
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(53)
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(60)
+    expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+
+
+def test_more_jobs_than_a_page_holds_are_shown(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+
+    def jobs(route: Route) -> Any:
+        limit = int(asked(route)["limit"])
+        return {"jobs": [job(i, state="succeeded") for i in range(min(70, limit))], "next": "x" if limit < 70 else None}
+
+    answers(page, r"/v1/jobs\?", jobs)
+    page.goto(f"{populated}/console#/jobs")
+    expect(page.locator(".job")).to_have_count(50)
+    page.get_by_role("button", name="Show more").click()
+    expect(page.locator(".job")).to_have_count(70)
+    expect(page.get_by_role("button", name="Show more")).to_be_hidden()
+
+
+def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.clock.install()
+    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1)], "next": None})
+    page.goto(f"{populated}/console#/jobs")
+    expect(page.locator(".job")).to_have_count(1)
+    page.unroute_all()
+    answers(page, r"/v1/jobs\?", lambda _: {"code": "forbidden", "scope": "read"}, 403)
+    page.clock.run_for(2000)
+    note = page.get_by_role("status").filter(has_text="Not renewed since")
+    expect(note).to_contain_text("It takes a key with the right “read”")
+    expect(page.locator(".job")).to_have_count(1)
+    page.unroute_all()
+    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1, done=50)], "next": None})
+    note.get_by_role("button", name="Look again").click()
+    expect(page.get_by_text("50 of 100 items")).to_be_visible()
+    expect(note).to_have_count(0)
+
+
+def test_the_button_keeps_the_focus_while_a_recogniser_is_made_ready(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.clock.install()
+    embedded = [3]
+
+    def generation(name: str, known: int) -> dict[str, Any]:
+        waiting = {"waiting_with_crop": 0, "waiting_without_crop": 0, "threshold": None}
+        return {"model": name, "recogniser": name * 8, "served": True, "templates": 9, "embedded": known, **waiting}
+
+    def state(_: Route) -> Any:
+        generations = {"current": generation("old", 9), "other": generation("new", embedded[0])}
+        return {"state": "shadow", "shadow": None, "jobs": ["one"], **generations}
+
+    answers(page, "/migrate$", state)
+    page.goto(f"{populated}/console#/galleries/family/recogniser")
+    over = page.get_by_role("button", name="Let the new one answer")
+    over.focus()
+    embedded[0] = 7
+    page.clock.run_for(2000)
+    expect(page.get_by_text("It knows 7 of 9 photos")).to_be_visible()
+    expect(over).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("It knows 7 of 9 photos")
+
+
+def test_a_problem_that_lasts_is_read_aloud_once(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    answers(page, "/readyz", lambda _: {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
+    page.goto(f"{populated}/console#/health")
+    alert = page.get_by_role("alert")
+    alert.evaluate("(one) => (one.same = true)")
+    with page.expect_response("**/v1/status"):
+        page.get_by_role("button", name="Look now").click()
+    expect(page.get_by_role("button", name="Look now")).not_to_have_attribute("aria-busy", "true")
+    assert alert.evaluate("(one) => one.same === true")
+
+
+def test_many_people_are_loaded_in_few_requests_and_found(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    asks = []
+
+    def people(route: Route) -> Any:
+        query = asked(route)
+        asks.append(query["limit"])
+        first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
+        one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
+        found = [{"id": f"p{i}", **one} for i in range(first, last)]
+        return {"subjects": found, "next": str(last) if last < 3000 else None}
+
+    answers(page, r"/family/subjects\?", people)
+    page.goto(f"{populated}/console#/galleries/family")
+    rows = page.locator(".people tbody tr")
+    expect(rows).to_have_count(100)
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(200)
+    page.get_by_role("button", name="Load all").click()
+    expect(page.get_by_text("3,000 people of 3,000, of whom 500 are listed.")).to_be_visible()
+    expect(rows).to_have_count(500)
+    assert asks == ["100", "100", "1000", "1000", "1000"]
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(1000)
+    page.get_by_label("Find").fill("p2999")
+    expect(rows).to_have_count(1)
+
+
+def test_an_import_says_that_it_runs_and_what_was_refused(
+    visit: Opener, service: str, photos: Photos, tmp_path: Path
+) -> None:
+    file = tmp_path / "people.ndjson"
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        file.write_bytes(b"".join(kith.export_gallery("family")) + b'{"subject": 1}\n')
+    page = visit(service)
+    waiting: list[Route] = []
+    page.route(re.compile("/import$"), lambda route: waiting.append(route))
+    page.goto(f"{service}/console#/galleries/family/settings")
+    choose(page, file, button="Import")
+    expect(page.get_by_text("“people.ndjson” is being imported.")).to_be_visible()
+    expect(page.get_by_role("button", name="Import")).to_be_disabled()
+    page.get_by_role("button", name="Break it off").click()
+    expect(page.get_by_text("The import was broken off.")).to_be_visible()
+
+    choose(page, file, button="Import")
+    expect(page.get_by_text("is being imported")).to_be_visible()
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator(".toast")).to_contain_text("The import was broken off.")
+    page.unroute_all()
+    page.go_back()
+    choose(page, file, button="Import")
+    expect(page.get_by_text(re.compile("[12] refused"))).to_be_visible()
+    expect(page.locator(".refusals")).to_contain_text("line 2")
+
+
+def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/audit")
+    made = page.get_by_role("row").filter(has_text="Gallery made").first
+    expect(made.get_by_title("gallery_created")).to_be_visible()
+    expect(made.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))
+    expect(page.get_by_role("option", name="Another recogniser answers")).to_have_count(1)
+    page.get_by_label("Until").fill("2020-01-31")
+    expect(page.get_by_role("heading", name="No such line")).to_be_visible()
+
+
+def test_the_photo_is_there_after_one_of_its_faces_was_enrolled(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+        kith.enrol("family", "tom", photos["tom"])
+    page = visit(service)
+    choose(page, photos["tom"], photos["ada"])
+    spoken = page.get_by_role("status")
+    expect(spoken.filter(has_text="tom.jpg. 1 face: 1 known. tom.")).to_have_count(1)
+    page.get_by_role("button", name="Photo 2, ada.jpg: 1 face").click()
+    page.get_by_role("link", name="Enrol this face").click()
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    page.get_by_label("Name", exact=True).fill("Ada")
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("link", name="Try it: identify").click()
+    expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
+    expect(page.get_by_role("article", name="Face 1").get_by_role("link", name="Ada")).to_be_visible()
+    expect(spoken.filter(has_text="ada.jpg. 1 face: 1 known. Ada.")).to_have_count(1)
+
+
+def test_who_removes_a_photo_is_at_the_next(visit: Opener, populated: str, photos: Photos) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/enrol?gallery=empty")
+    choose(page, photos["ada"], photos["tom"])
+    remove = page.get_by_role("button", name="Remove", exact=True)
+    expect(page.get_by_text("good photo of a face")).to_have_count(2)
+    remove.first.focus()
+    page.keyboard.press("Enter")
+    expect(remove).to_have_count(1)
+    expect(remove).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Choose photos")).to_be_focused()
+
+
+def test_a_comparison_with_somebody_goes_by_their_gallery(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("doors", risk={"fmr": 0.0001})
+        kith.enrol("doors", "ada", photos["ada"])
+    page = visit(service)
+    page.goto(f"{service}/console#/compare")
+    strict = page.get_by_label("How strict")
+    expect(strict).to_have_value("standard")
+    first, second = (page.get_by_role("group", name=name) for name in ("First", "Second"))
+    for photo in ("tom", "ada again"):  # the second in the place of the first
+        first.dispatch_event("drop", {"dataTransfer": transfer(page, photos[photo])})
+        expect(first.get_by_role("img", name=f"{photo}.jpg")).to_be_visible()
+    second.get_by_label("Somebody enrolled").check()
+    expect(strict.locator("option:checked")).to_have_text("As the gallery says: one pair of strangers in 10,000")
+    with page.expect_response("**/v1/verify") as answered:
+        second.get_by_label("Who", exact=True).fill("ada")
+        page.keyboard.press("Tab")
+    assert answered.value.json()["risk"]["fmr"] == 0.0001
+    expect(page.get_by_role("heading", name="The same person")).to_be_visible()
+
+
+def test_nothing_stays_of_whom_hygiene_names_no_more(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/galleries/family/hygiene")
+    held = "localStorage.getItem('kith-aside-family')"
+    page.get_by_role("button", name="They are two people").first.click()
+    assert "ada" in page.evaluate(held)
+    known = [*json.loads(page.evaluate(held)), '["lookalikes",["eve","ada"],[]]']
+    page.evaluate("(known) => localStorage.setItem('kith-aside-family', known)", json.dumps(known))
+    page.reload()
+    expect(page.get_by_text("set aside here")).to_be_visible()
+    kept = page.evaluate(held)
+    assert "eve" not in kept
+    assert "ada" in kept
