@@ -72,7 +72,9 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for judge in (bundled, *others):
         say(judge.model_id)
-        found = evidence(judge, lfw, others_than_view1(lfw), cache)
+        files = others_than_view1(lfw)
+        found = evidence(judge, lfw, files, cache)
+        found = replace(found, measures={**found.measures, **of_the_network(judge, lfw, files, cache)})
         figures[f"{judge.model_id}, LFW"] = summary(found)
         title = f"LFW with the worst photos rejected: {judge.model_id}"
         (RESULTS / "quality.png").write_bytes(plots.png(curves(found, title)))
@@ -107,9 +109,6 @@ def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> E
         "sharpness": np.array([face.quality.sharpness for face in seen]),
         "contrast": np.array([face.quality.contrast for face in seen]),
     }
-    mirrored = [embedder.recogniser.embed(np.ascontiguousarray(face.crop[None, :, ::-1]))[0] for face in seen]
-    measures["likeness to the mirror image"] = np.einsum("nd,nd->n", vectors, np.stack(mirrored), dtype=np.float64)
-    measures["length of the embedding"] = lengths(pack.recognition, [face.crop for face in seen], cache)
     embedder.remember()
     first, second = np.triu_indices(len(vectors), 1)
     same = people[first] == people[second]
@@ -117,6 +116,21 @@ def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> E
     threshold = float(np.quantile(similarities[~same], 1 - FMR))
     pairs = np.stack([first[same], second[same]], 1)
     return Evidence(similarities[same].astype(np.float64), pairs, people[pairs[:, 0]], threshold, measures)
+
+
+def of_the_network(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> dict[str, Floats]:
+    """What the recogniser would tell by itself of the same photos, for two more runs of it."""
+    embedder = Embedder(pack, cache_dir=cache)
+    crops = [face.crop for face in central_faces(embedder.detector, files, lfw / "images")]
+    plain, mirrored = (
+        np.stack([embedder.recogniser.embed(np.ascontiguousarray(crop[None, :, ::step]))[0] for crop in crops])
+        for step in (1, -1)
+    )
+    embedder.remember()
+    return {
+        "likeness to the mirror image": np.einsum("nd,nd->n", plain, mirrored, dtype=np.float64),
+        "length of the embedding": lengths(pack.recognition, crops, cache),
+    }
 
 
 def lengths(spec: RecognitionSpec, crops: Sequence[Image], cache: Path) -> Floats:

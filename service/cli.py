@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from io import TextIOWrapper
@@ -28,34 +29,19 @@ from service.commands import (
     subjects,
     templates,
 )
+from service.commands.remedies import detail_of, remedy_of
 from service.errors import KithError, SettingsError
-from service.terminal import INTERRUPTED, stderr
+from service.terminal import FAILED, INTERRUPTED, NOBODY_READS, USAGE, stderr
 
 if TYPE_CHECKING:
     from service.client import KithClientError
 
-SAID_NO: Final = 1
-USAGE: Final = 2
-FAILED: Final = 3
-NOBODY_READS: Final = 141
-"""As a shell says of a process that ended by SIGPIPE."""
 
-REMEDIES: Final = {
-    "invalid_request": "'--help' after the command says what it takes; docs/cli.md.",
-    "gallery_not_found": "'kith gallery list' names those that there are, 'kith gallery create NAME' makes one.",
-    "subject_not_found": "'kith subject list --gallery GALLERY' names those that there are.",
-    "template_not_found": "'kith template list SUBJECT --gallery GALLERY' names those that there are.",
-    "job_not_found": "'kith jobs list' names those that there are; finished ones are forgotten after two weeks.",
-    "model_not_served": "'kith models list' names packs; KITH_ALSO has the server serve more than one.",
-    "unauthorized": "Name a key: --api-key, or KITH_CLIENT_KEY; 'kith keys create' on the server's machine makes one.",
-    "risk_uncalibrated": "Name a similarity, as --threshold 0.4; calibrate the pack with kith-train calibrate; or "
-    "enrol 50 people or more.",
-    "several_faces": "Crop the photo to one person, or take the largest with --largest-face.",
-    "duplicate_subject": "Enrol it there, or insist with --allow-duplicate.",
-    "inconsistent_template": "Check the photo, or insist with --allow-inconsistent.",
-    "low_quality": "Take a sharper, better lit, more frontal photo, or insist with --allow-low-quality.",
+USABLE: Final = "See that it is there, and that you may use it; or name another."
+FILE_REMEDIES: Final = {
+    errno.ENOENT: "See that it, or the folder that it is to be written to, is there: no folder is made.",
+    errno.ENOSPC: "Make room, or name another place.",
 }
-"""What to do, where the answer's remedy speaks to those who write requests."""
 
 
 class Commands(TyperGroup):
@@ -138,7 +124,8 @@ def main() -> None:
         code, remedy = getattr(error, "code", "pack"), getattr(error, "remedy", "")
         _tell(told | {"code": code, "remedy": remedy}, FAILED)
     except OSError as error:
-        _tell({"code": "file", "detail": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}, FAILED)
+        detail = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+        _tell({"code": "file", "detail": detail, "remedy": FILE_REMEDIES.get(error.errno, USABLE)}, FAILED)
     except Exception as error:
         if (refusal := _refusal(error)) is not None:
             _tell(refusal.problem, FAILED)
@@ -167,7 +154,7 @@ def _tell(problem: dict[str, Any], status: int, remedy: str | None = None) -> No
     """As JSON to who asked for that."""
     code = problem["code"]
     if remedy is None:
-        remedy = REMEDIES.get(code, problem.get("remedy", ""))
+        remedy = remedy_of(problem)
     if "--json" in sys.argv:
         import json
 
@@ -176,7 +163,7 @@ def _tell(problem: dict[str, Any], status: int, remedy: str | None = None) -> No
     near = " or ".join(f"'{name}'" for name in problem.get("near", ()))
     what = " ".join(filter(None, (f"Did you mean {near}?" if near else "", remedy)))
     console = stderr()
-    console.print(f"[red]error:[/red] {escape(str(problem.get('detail', '')))} [dim]({code})[/dim]", soft_wrap=True)
+    console.print(f"[red]error:[/red] {escape(detail_of(problem))} [dim]({code})[/dim]", soft_wrap=True)
     if what:
         console.print(f"  {escape(what)}", soft_wrap=True)
     raise SystemExit(status)

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from service.terminal import remark
+
 if TYPE_CHECKING:
     from service.client import Kith, KithClientError
 
@@ -41,7 +43,12 @@ def _reached(url: str | None, key: str | None) -> Iterator[tuple[str, str | None
 
     # A key of its own: whoever has the database is its operator, and nobody else on the machine is to use the service.
     own_key = token_hex(32)
-    with embedded(load_settings(api_key=own_key)) as own:
+    settings = load_settings(api_key=own_key)
+    file = settings.database_file
+    is_new = file is not None and not file.is_file()
+    with embedded(settings) as own:
+        if is_new:
+            remark(f"made a new database: {file}")
         yield own, own_key
 
 

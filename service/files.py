@@ -16,16 +16,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     if the block fails, nothing happened. Its name meanwhile is nobody else's, were they to write the same file.
 
     Raises:
-        OSError.
+        OSError: it cannot be written; it names ``path``.
     """
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f"{path.name[:100]}.", suffix=".part", delete=False
-    ) as file:
+    with _part_of(path) as file:
         try:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
+            with _named(path):
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
@@ -34,3 +33,17 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _part_of(path: Path) -> IO[bytes]:
+    with _named(path):
+        return tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name[:100]}.", suffix=".part", delete=False)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Nobody asked for the file that is written meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -277,6 +277,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         # 16-bit grey: keep the high byte, where conversion would clip everything above 255 to white.
         values = np.asarray(image)
+        if image.mode == "F" and values.max(initial=0) <= 1:  # of floats, white is 1 more often than 255
+            values = values * np.float32(255)
         if values.max(initial=0) > 255:
             values = values / np.float32(257) if image.mode == "F" else values >> 8
         return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -74,17 +74,22 @@ def embedded(settings: Settings) -> Iterator[str]:
 
     thread = threading.Thread(target=run, name="kith-server", daemon=True)
     thread.start()
+    try:
+        _wait_for_start(server, thread, failure)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:  # also amid its start: a thread that is left there aborts the interpreter as it ends
+        server.should_exit = True
+        thread.join(GRACE_S + 5)
+        listener.close()
+
+
+def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: Sequence[BaseException]) -> None:
+    """``failure``: what ended the thread, if it did. Raises SettingsError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not server.started:
         if not thread.is_alive() or time.monotonic() > deadline:
             raise SettingsError("the embedded service did not start; its log says why") from next(iter(failure), None)
         time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(GRACE_S + 5)
-        listener.close()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -206,6 +206,13 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'kith.db'}"
 
     @property
+    def database_file(self) -> Path | None:
+        """None: the database is no file of SQLite."""
+        begin = "sqlite:///"
+        url = self.sql_url
+        return Path(url.removeprefix(begin).partition("?")[0]) if url.startswith(begin) else None
+
+    @property
     def default_key_path(self) -> Path:
         """Of the master key, where nothing else is said."""
         return self.data_dir / "master.key"

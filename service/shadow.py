@@ -137,8 +137,7 @@ class Shadow:
         if gallery.settings.quality_gate.reasons(one.face.quality):
             return
         if self._generations.unseen(gallery, other.number, best.subject_pk):
-            details = {"similarity": round(best.similarity, 4), "false_alarm_probability": best.false_alarm_probability}
-            self._generations.see(gallery, other.number, best.subject_pk, vector, details)
+            self._generations.see(gallery, other.number, best.subject_pk, vector)
 
     async def _note(self) -> None:
         self._noted = time.monotonic()

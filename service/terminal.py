@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 UNBOUNDED: Final = 10_000
+SAID_NO: Final = 1
+USAGE: Final = 2
+FAILED: Final = 3
 INTERRUPTED: Final = 130
-"""The exit status of what ended by Ctrl-C."""
+"""Of what ended by Ctrl-C."""
+NOBODY_READS: Final = 141
+"""As a shell says of a process that ended by SIGPIPE. All of them: docs/cli.md."""
 
 
 class Terminal(Console):
@@ -62,13 +68,15 @@ def print_table(table: Table) -> None:
         stdout(max(needed.maximum, 1)).print(table)
 
 
-def print_json(answer: BaseModel | dict[str, Any] | list[Any]) -> None:
-    if isinstance(answer, dict | list):
-        text = json.dumps(answer, indent=2, ensure_ascii=False)
-    else:
-        text = answer.model_dump_json(indent=2, exclude_none=True)
+def print_json(answer: BaseModel | Mapping[str, Any] | Sequence[Any]) -> None:
+    """``answer`` may hold models at any depth; they are as REST answers them, what is null among it."""
+    text = json.dumps(answer, indent=2, ensure_ascii=False, default=_document)
     lines = (CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))
     print("\n".join(lines))
+
+
+def _document(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
 
 
 def _lines(text: str) -> str:

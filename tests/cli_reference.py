@@ -28,6 +28,8 @@ def with_reference(text: str) -> str:
 
 
 def _told(command: Any, name: str) -> Iterator[str]:
+    if command.hidden:
+        return
     if hasattr(command, "commands"):
         for each in command.commands:
             yield from _told(command.commands[each], f"{name} {each}")

@@ -39,14 +39,21 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
-    """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own."""
+    """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own.
+
+    A service that a test starts beside the shared one runs its networks in the engine that opens them in a tenth of the
+    time: the one chosen by default compiles for longer than most of these tests last. The default is that of the shared
+    server, of tests/models, and of the tests that unset KITH_ENGINE.
+    """
     own = ("KITH_BROWSER", "KITH_DATA", "KITH_DLIB", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in own:
                 patch.delenv(name)
-        for name, value in ENVIRONMENT.items():
+        for name, value in (ENVIRONMENT | {"KITH_ENGINE": "onnxruntime"}).items():
             patch.setenv(name, value)
+        # Processes that tests start read what the first of them compiled.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 
@@ -131,7 +138,7 @@ def recogniser(pack: ModelPack) -> Recogniser:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="WARNING")
+    return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="WARNING", engine=None)
 
 
 @pytest.fixture(scope="session")

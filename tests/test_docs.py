@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
+from collections import defaultdict
 from importlib.metadata import packages_distributions
+from statistics import median
 
 import httpx2 as httpx
 import pytest
@@ -17,6 +20,7 @@ from models import dlib_pack
 from models.catalog import read_catalog
 from models.errors import PullError
 from models.pack import ModelPack
+from service.client.retries import UNKNOWN
 from service.commands.packs import app as models_app
 from service.errors import all_errors
 from service.gallery.consistency import REPAIRED
@@ -47,7 +51,7 @@ def test_settings() -> None:
 
 
 def test_errors() -> None:
-    documented = {row[0].strip("`"): row[1] for row in rows("errors.md")}
+    documented = {row[0].strip("`"): row[1] for row in rows("errors.md") if len(row) > 2}
     internal = {
         "audit_file",
         "backup",
@@ -59,6 +63,15 @@ def test_errors() -> None:
     actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
     assert documented == actual
     assert all(e.remedy and e.title for e in all_errors())
+
+
+def test_errors_of_the_client_and_the_command_line() -> None:
+    """Those that no server answers with."""
+    documented = {row[0].strip("`") for row in rows("errors.md") if len(row) == 2}
+    folders = (ROOT / "service" / "client", ROOT / "service" / "commands")
+    places = [ROOT / "service" / "cli.py", *(path for folder in folders for path in folder.glob("*.py"))]
+    named = {code for path in places for code in re.findall(r'"code": "([a-z_]+)"', path.read_text())}
+    assert documented == (named | {UNKNOWN, "pack"}) - {error.code for error in all_errors()}
 
 
 def test_audited_events() -> None:
@@ -104,6 +117,30 @@ def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
     assert len(quoted) >= 5
     assert set(quoted) <= measured
     assert measured <= set((pack.directory / "MODEL_CARD.md").read_text().splitlines())
+
+
+def test_the_risks_kept_are_those_measured() -> None:
+    """Medians over draws, as multiples of what was asked."""
+    kept: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    for recogniser, draws in json.loads((ROOT / "bench" / "results" / "open_set.json").read_text()).items():
+        drawn: dict[tuple[int, int, float], list[float]] = defaultdict(list)
+        for draw in draws:
+            if draw["source"] == "both":
+                key = draw["templates"], draw["size"], draw["fpir"]
+                drawn[key].append(draw["measured_fpir"] / draw["fpir"])
+        for (templates, _, fpir), ratios in drawn.items():
+            kept[recogniser, templates, fpir].append(median(ratios))
+
+    def between(*chosen: list[float]) -> tuple[float, float]:
+        return min(map(min, chosen)), max(map(max, chosen))
+
+    one_photo = between(kept["reference", 1, 0.01], kept["bundled", 1, 0.01])
+    several = between(kept["bundled", 2, 0.01], kept["bundled", 3, 0.01])
+    rare = between(*(ratios for (_, _, fpir), ratios in kept.items() if fpir == 0.001))
+    text = (ROOT / "README.md").read_text()
+    assert "Kith keeps {:.1f} to {:.1f} %".format(*one_photo) in text
+    assert "{:.2f} to {:.2f} % instead of 1 %".format(*several) in text
+    assert "Kith let in {:.2f} to {:.1f} times as many".format(*rare) in text
 
 
 def test_every_route_is_documented_with_its_errors(server: str) -> None:

@@ -126,10 +126,10 @@ def _threshold(kith: Context, view: Gallery) -> MigrationThresholdOut | None:
 
 def _shadow(kith: Context, gallery: Gallery, generation: Generation) -> ShadowOut:
     counts = generation.details.get("counts", {})
-    latest = generation.details.get("disagreements", [])
-    keys = sorted({pk for one in latest for pk in one["subject_pks"] if pk is not None})
+    latest = kith.generations.disagreements(gallery, generation)
+    keys = sorted({pk for one in latest for pk in one.subject_pks if pk is not None})
     named = kith.store.subjects_by_pk(gallery, keys)
-    known = {pk: subject.id for pk, subject in named.items()}
+    known: dict[int | None, str] = {pk: subject.id for pk, subject in named.items()}
     return ShadowOut(
         compared=counts.get("compared", 0),
         agreed=counts.get("agreed", 0),
@@ -139,12 +139,12 @@ def _shadow(kith: Context, gallery: Gallery, generation: Generation) -> ShadowOu
         skipped={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
         disagreements=[
             DisagreementOut(
-                outcome=one["outcomes"][0],
-                subject=known.get(one["subject_pks"][0]),
-                similarity=one["similarities"][0],
-                shadow_outcome=one["outcomes"][1],
-                shadow_subject=known.get(one["subject_pks"][1]),
-                shadow_similarity=one["similarities"][1],
+                outcome=one.outcomes[0],
+                subject=known.get(one.subject_pks[0]),
+                similarity=one.similarities[0],
+                shadow_outcome=one.outcomes[1],
+                shadow_subject=known.get(one.subject_pks[1]),
+                shadow_similarity=one.similarities[1],
             )
             for one in latest
         ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from models.errors import ModelError
-from service.api.schemas import Problem
+from service.api.schemas import GALLERY_NAME, IN_ONE_LINE, WITHOUT_NUL, Problem
 from service.errors import (
     ClientGoneError,
     InvalidRequestError,
@@ -24,9 +25,21 @@ from service.errors import (
     StorageBusyError,
     UnauthorizedError,
 )
+from service.gallery.subjects import SUBJECT_ID
 
 RETRY_AFTER_S = 1
 MEDIA_TYPE = "application/problem+json"
+PATTERNS: Final = {
+    "^[0-9a-f]{12}$": "should have 12 hexadecimal digits, in small letters",
+    "^[0-9a-f]{32}$": "should have 32 hexadecimal digits, in small letters",
+    "^[0-9a-f]{58,128}$": "should be 'next' of the page before",
+    GALLERY_NAME: "should have letters, digits and . _ - alone, 64 at most, and begin with a letter or a digit",
+    SUBJECT_ID: "should have 1 to 128 characters, no slash or backslash among them",
+    IN_ONE_LINE: "should have no control characters, line separators or marks of direction",
+    WITHOUT_NUL: "should have no NUL",
+}
+"""What the patterns of service.api mean."""
+DATES: Final = frozenset({"date_from_datetime_parsing", "datetime_from_date_parsing", "datetime_parsing"})
 log = logging.getLogger(__name__)
 
 
@@ -103,6 +116,16 @@ def _request_id(request: Request) -> str | None:
 def validation_error(errors: Any) -> InvalidRequestError:
     """Name each field at fault; the values themselves may be photos or names and are not repeated."""
     fields = [
-        {"field": ".".join(str(part) for part in e["loc"]) or "body", "problem": e["msg"]} for e in list(errors)[:10]
+        {"field": ".".join(str(part) for part in e["loc"]) or "body", "problem": _in_words(e)}
+        for e in list(errors)[:10]
     ]
     return InvalidRequestError("; ".join(f"{f['field']}: {f['problem']}" for f in fields), fields=fields)
+
+
+def _in_words(error: Mapping[str, Any]) -> str:
+    """Pydantic's words, but for those that speak of regular expressions, or of a parser's state."""
+    if error["type"] in DATES:
+        return "should be a date like 2026-01-31, or a time like 2026-01-31T12:00:00Z"
+    if error["type"] == "string_pattern_mismatch" and (words := PATTERNS.get(error["ctx"]["pattern"])):
+        return words
+    return str(error["msg"])

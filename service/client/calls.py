@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter
 
 from service.api.key_schemas import DAY_S, KeyOut, KeysOut, NewKeyOut
 from service.api.migration_schemas import MigrationOut
@@ -409,7 +408,7 @@ def cancel_job(job: str) -> Call[JobOut]:
 
 def create_key(name: str, scopes: Iterable[Scope], **options: Any) -> Call[NewKeyOut]:
     """``options``: galleries=[...] (default: all), expires_at, rate, burst. The answer's ``token`` is told once."""
-    body = to_jsonable_python({"name": name, "scopes": list(scopes), **options})
+    body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
     return _call(NewKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
 

@@ -13,11 +13,12 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from service.commands.completion import complete_events
 from service.commands.options import AsJson, GalleryName, Key, OneGallery, Url
 from service.commands.own_database import own_settings
 from service.connection import connect
 from service.files import replacing
-from service.terminal import print_json, print_table, remark, say
+from service.terminal import SAID_NO, print_json, print_table, remark, say
 
 if TYPE_CHECKING:
     from service.security.trail import Fault, Report
@@ -29,7 +30,9 @@ Source = Annotated[
     typer.Argument(help="An export, or a copy of SQLite's file; default: the database of the settings.", exists=True),
 ]
 
-Event = Annotated[str | None, typer.Option(help="Only this event, as docs/audit.md names it.")]
+Event = Annotated[
+    str | None, typer.Option(help="Only this event, as docs/audit.md names it.", autocompletion=complete_events)
+]
 Actor = Annotated[str | None, typer.Option(help="Only what this key did: key:ID, operator, anonymous or service.")]
 Subject = Annotated[str | None, typer.Option(help="Only what concerns this person: the id.")]
 Since = Annotated[str | None, typer.Option(help="Only from this time on, like 2026-01-31 or 2026-01-31T12:00:00Z.")]
@@ -61,11 +64,11 @@ def verify(
             say(_told(fault))
         _print_summary(report, against is not None)
     if report.faults:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 @app.command()
-def head(source: Source = None) -> None:
+def head(source: Source = None, as_json: AsJson = False) -> None:
     """Print the end of each chain, to be noted elsewhere and given to 'verify --against'.
 
     Exit 1 if it is unsound."""
@@ -78,12 +81,19 @@ def head(source: Source = None) -> None:
     for fault in report.faults:
         remark(_told(fault))
     if report.faults:
-        raise typer.Exit(1)
-    print("\n".join(anchor_lines(report.ends, datetime.now(UTC))))
+        raise typer.Exit(SAID_NO)
+    lines = anchor_lines(report.ends, datetime.now(UTC))
+    if as_json:
+        print_json([json.loads(line) for line in lines])
+    else:
+        print("\n".join(lines))
 
 
 @app.command()
-def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when the new one is complete.")]) -> None:
+def export(
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when the new one is complete.")],
+    as_json: AsJson = False,
+) -> None:
     """Write the whole audit, as it is at this moment, to a file that 'verify' examines anywhere."""
     from service.audit_examination import opened_trail
     from service.audit_files import write_trail
@@ -91,7 +101,11 @@ def export(file: Annotated[Path, typer.Argument(help="FILE.ndjson; replaced when
     own_settings()
     with opened_trail(None) as trail, replacing(file) as to:
         count = write_trail(trail, to)
-    print(f"wrote {file}, {file.stat().st_size:,} bytes: {_counted(count, 'line')}")
+    size = file.stat().st_size
+    if as_json:
+        print_json({"file": str(file), "bytes": size, "lines": count})
+    else:
+        say(f"wrote {file}, {size:,} bytes: {_counted(count, 'line')}")
 
 
 @app.command("list")
@@ -114,7 +128,10 @@ def list_lines(
     with connect(url, api_key) as kith:
         lines = list(islice(kith.audit(gallery, **chosen, **({} if subject is None else {"subject": subject})), limit))
     if as_json:
-        print_json([line.model_dump(mode="json") for line in lines])
+        print_json(lines)
+        return
+    if not lines:
+        say("no line of this kind: 'kith audit list' without options tells all, docs/audit.md what is recorded")
         return
     whole = (Column(header, no_wrap=True) for header in ("When (UTC)", "What", "Outcome", "By whom", "Gallery", "Who"))
     table = Table(*whole, Column("Details", min_width=20))

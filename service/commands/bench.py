@@ -19,7 +19,7 @@ from rich.table import Table
 from service.commands.options import AsJson, Key, Photos, Url
 from service.connection import connect
 from service.errors import SettingsError
-from service.terminal import print_json, print_table, progress, remark, say
+from service.terminal import SAID_NO, print_json, print_table, progress, remark, say
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -84,7 +84,7 @@ def bench(
     else:
         _print(about, figures)
     if any(each.failed for each in figures):
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def _measured(task: str, url: str, requests: Sequence[Asked], clients: int, seconds: float) -> Figures:

@@ -1,4 +1,4 @@
-"""What a shell proposes at TAB: names of galleries, subjects, jobs and packs, from the server of ``--url`` or KITH_URL,
+"""What a shell proposes at TAB: names of what there is, from the server of ``--url`` or KITH_URL,
 or from the local database. Whatever is in the way, it proposes nothing, and says nothing."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -17,6 +17,9 @@ from service.words import shown
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
+
+    from service.gallery.store import Store
+    from service.gallery.subjects import Gallery, Subject
 
 PATIENCE_S: Final = 1.0
 MOST: Final = 200
@@ -46,8 +49,43 @@ def complete_subjects(ctx: typer.Context, incomplete: str) -> Proposals:
     path = f"/v1/galleries/{quote(gallery, safe='')}/subjects"
     found = _from_server(ctx, path, "subjects", "id", lambda each: each["name"] or "")
     if found is None:
-        found = _unsealed(gallery)
+        found = _unsealed(gallery, lambda store, of: [(each.id, each.name or "") for each in _people(store, of)])
     return _fitting(found, incomplete)
+
+
+def complete_events(ctx: typer.Context, incomplete: str) -> Proposals:
+    """Of the audit's last lines."""
+    found = _from_server(ctx, "/v1/audit", "lines", "event", lambda _: "")
+    if found is None:
+        found = _from_file(ctx, "SELECT DISTINCT event, '' FROM audit ORDER BY event LIMIT ?")
+    return _fitting(sorted(set(found)), incomplete)
+
+
+def complete_templates(ctx: typer.Context, incomplete: str) -> Proposals:
+    """Of the gallery and the subject that the line names before."""
+    gallery, subject = ctx.params.get("gallery"), ctx.params.get("subject")
+    if not (isinstance(gallery, str) and isinstance(subject, str)):
+        return []
+    path = f"/v1/galleries/{quote(gallery, safe='')}/subjects/{quote(subject, safe='')}/templates"
+    found = _from_server(ctx, path, "templates", "id", lambda each: each["kind"])
+    if found is None:
+        found = _unsealed(
+            gallery, lambda store, of: [(each.id, each.kind) for each in store.list_templates(of, subject)]
+        )
+    return _fitting(found, incomplete)
+
+
+def complete_keys(ctx: typer.Context, incomplete: str) -> Proposals:
+    found = _from_server(ctx, "/v1/keys", "keys", "id", lambda each: each["name"])
+    if found is None:
+        found = _from_file(ctx, "SELECT id, '' FROM api_keys WHERE revoked_at IS NULL ORDER BY created_at LIMIT ?")
+    return _fitting(found, incomplete)
+
+
+def complete_served(ctx: typer.Context, incomplete: str) -> Proposals:
+    """Packs that are served; where no server is named, those that there are."""
+    found = _from_server(ctx, "/v1/models", "models", "model", lambda _: "")
+    return complete_packs(ctx, incomplete) if found is None else _fitting(found, incomplete)
 
 
 def complete_packs(ctx: typer.Context, incomplete: str) -> Proposals:
@@ -129,18 +167,22 @@ def _database_file() -> Path | None:
     return path.resolve() if path.is_file() else None
 
 
-def _unsealed(gallery: str) -> Proposals:
+def _people(store: Store, gallery: Gallery) -> Sequence[Subject]:
+    from service.gallery.subjects import SubjectFilter
+
+    return store.list_subjects(gallery, None, MOST, SubjectFilter())
+
+
+def _unsealed(gallery: str, listed: Callable[[Store, Gallery], Proposals]) -> Proposals:
     """People are stored sealed: their ids need the database, and the key, opened as services do."""
     with contextlib.suppress(Exception):
         if _database_file() is None:
             return []
         from service.gallery.store import Store
-        from service.gallery.subjects import SubjectFilter
         from service.opening import open_own_database
         from service.settings import load_settings
 
         with contextlib.closing(open_own_database(load_settings())) as database:
             store = Store(database)
-            found = store.list_subjects(store.gallery(gallery), None, MOST, SubjectFilter())
-            return [(subject.id, subject.name or "") for subject in found]
+            return listed(store, store.gallery(gallery))
     return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +28,10 @@ from service.commands.options import (
     LargestFace,
     Url,
 )
+from service.commands.remedies import remedies_of, remedy_of
 from service.connection import connect
-from service.terminal import INTERRUPTED, print_json, print_table, progress, say
+from service.files import replacing
+from service.terminal import INTERRUPTED, SAID_NO, print_json, print_table, progress, remark, say
 
 if TYPE_CHECKING:
     from service.api.schemas import JobOut
@@ -49,6 +52,8 @@ class Report:
     interrupted: bool = False
     jobs: list[str] = field(default_factory=list)
     photos: list[dict[str, str]] = field(default_factory=list)
+    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The first of each code."""
 
     @property
     def refused(self) -> list[dict[str, str]]:
@@ -103,7 +108,7 @@ def enroll(
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
     if done.refused:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def _enrol_source(
@@ -131,6 +136,7 @@ def _enrol_source(
             for row in report.photos:
                 if row["photo"] in stream.unreadable:
                     row |= {"code": "unreadable", "detail": stream.unreadable[row["photo"]]}
+                    report.problems.setdefault("unreadable", {"code": "unreadable"})
             if report.interrupted:
                 break
 
@@ -180,7 +186,12 @@ def _enrol(
         if job is None:
             return
         kith.cancel_job(job.id)
-        job = kith.wait_for(job.id, CANCEL_S)
+        try:
+            job = kith.wait_for(job.id, CANCEL_S)
+        except TimeoutError:
+            report.jobs.append(job.id)
+            remark(f"job {job.id} is still being cancelled: 'kith jobs watch {job.id}' waits for it")
+            return
     if job.state == "failed" and job.problem is not None:
         raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
     report.interrupted = report.interrupted or job.state == "cancelled"
@@ -192,6 +203,7 @@ def _enrol(
         row = {"photo": photo(item.item), "status": "done", "code": "", "detail": ""}
         if item.problem is not None:
             row |= {"status": "refused", "code": item.problem.code, "detail": item.problem.detail}
+            report.problems.setdefault(item.problem.code, item.problem.model_dump())
         report.photos.append(row)
 
 
@@ -232,23 +244,29 @@ class _Count(MofNCompleteColumn):
 
 
 def _write(path: Path, photos: list[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            table = csv.DictWriter(file, COLUMNS)
-            table.writeheader()
-            table.writerows(photos)
-        else:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+    """For its owner alone: files and folders are named after people."""
+    text = io.StringIO(newline="")
+    if path.suffix == ".csv":
+        table = csv.DictWriter(text, COLUMNS)
+        table.writeheader()
+        table.writerows(photos)
+    else:
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def _print(report: Report, as_json: bool) -> None:
     if as_json:
-        refused = [{key: row[key] for key in ("photo", "code", "detail")} for row in report.refused]
+        refused = [
+            {key: row[key] for key in ("photo", "code", "detail")} | {"remedy": remedy_of(report.problems[row["code"]])}
+            for row in report.refused
+        ]
         counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
         print_json({**counts, "jobs": report.jobs, "refused": refused})
         return
     already = f", {report.already_enrolled} enrolled before" if report.already_enrolled else ""
-    ignored = f"; {report.ignored} other files" if report.ignored else ""
+    ignored = f"; {report.ignored} other files (no photos, or in no person's folder)" if report.ignored else ""
     say(f"{report.enrolled} photos enrolled{already}, {len(report.refused)} refused{ignored}")
     if report.interrupted:
         say("called off: what is done stays, run it again to go on")
@@ -257,3 +275,6 @@ def _print(report: Report, as_json: bool) -> None:
         for row in report.refused:
             table.add_row(*(escape(row[column]) for column in ("photo", "code", "detail")))
         print_table(table)
+        refused_for = {row["code"] for row in report.refused}
+        for line in remedies_of(problem for code, problem in report.problems.items() if code in refused_for):
+            say(line)

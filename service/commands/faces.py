@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from service.commands.completion import complete_galleries, complete_packs, complete_subjects
+from service.commands.completion import complete_galleries, complete_served, complete_subjects
 from service.commands.options import (
     AsJson,
     Fmr,
@@ -26,13 +26,13 @@ from service.commands.options import (
     Url,
     risk_of,
 )
+from service.commands.remedies import remedies_of
 from service.connection import connect
-from service.terminal import print_json, print_table, progress, remark, say
+from service.terminal import SAID_NO, print_json, print_table, progress, remark, say
 from service.words import decision, in_words, odds
 
 if TYPE_CHECKING:
     from service.api.schemas import IdentityOut, VerifyOut
-    from service.client import Kith
 
 PICTURES: Final = (".jpg", ".jpeg", ".png")
 
@@ -53,7 +53,7 @@ def detect(photos: Photos, draw: Draw = None, url: Url = None, api_key: Key = No
     answers: dict[str, Any] = {}
     found = 0
     with _told_in_the_end(answers, table, as_json), connect(url, api_key) as kith:
-        for photo, answer in _each(kith, photos, lambda photo: kith.detect(photo)):
+        for photo, answer in _each(photos, lambda photo: kith.detect(photo)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
                 table.add_row(escape(str(photo)), "", "", "", "", answer["error"]["code"])
@@ -73,7 +73,7 @@ def detect(photos: Photos, draw: Draw = None, url: Url = None, api_key: Key = No
 
                 draw_faces(photo.read_bytes(), image.faces, targets[photo])
     if found < len(photos):
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def embed(
@@ -83,7 +83,7 @@ def embed(
         typer.Option("--output", "-o", help="Write the vectors here: FILE.npy, one row a face (float32, unit length)."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="By which served pack; default: the server's.", autocompletion=complete_packs)
+        str | None, typer.Option(help="By which served pack; default: the server's.", autocompletion=complete_served)
     ] = None,
     url: Url = None,
     api_key: Key = None,
@@ -99,7 +99,7 @@ def embed(
     shown, recogniser, pack = 0, None, None
     try:
         with connect(url, api_key) as kith:
-            for photo, answer in _each(kith, photos, lambda photo: kith.embed(photo, model=model)):
+            for photo, answer in _each(photos, lambda photo: kith.embed(photo, model=model)):
                 if isinstance(answer, dict):
                     answers[str(photo)] = answer
                     remark(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
@@ -119,7 +119,7 @@ def embed(
         elif answers and output is not None:
             _write_vectors(output, rows, by, as_json)
     if shown < len(photos):
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def identify(
@@ -139,7 +139,7 @@ def identify(
 ) -> None:
     """Say who is in the photos, or that they are unknown.
 
-    Exit 1 if nobody was identified."""
+    Exit 1 if nobody was identified, or a photo could not be read."""
     targets = _pictures(photos, draw)
     options: dict[str, Any] = {"faces": faces, "top_k": top}
     if (risk := risk_of(fpir, fmr, threshold, preset)) is not None:
@@ -150,7 +150,7 @@ def identify(
     answers: dict[str, Any] = {}
     identified = 0
     with _told_in_the_end(answers, table, as_json), connect(url, api_key) as kith:
-        for photo, answer in _each(kith, photos, lambda photo: kith.identify(gallery, photo, **options)):
+        for photo, answer in _each(photos, lambda photo: kith.identify(gallery, photo, **options)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
                 table.add_row(escape(str(photo)), "", answer["error"]["code"], "", "", "")
@@ -163,8 +163,8 @@ def identify(
                 from service.drawing import draw_decisions
 
                 draw_decisions(photo.read_bytes(), answer.results, targets[photo], gallery)
-    if not identified:
-        raise typer.Exit(1)
+    if not identified or any("error" in answer for answer in answers.values()):
+        raise typer.Exit(SAID_NO)
 
 
 def verify(
@@ -202,11 +202,11 @@ def verify(
     with connect(url, api_key) as kith:
         answer = kith.verify(a, other, **risk)
     if as_json:
-        print_json(answer)
+        print_json(answer.model_dump(mode="json", exclude_none=True))
     else:
         say(_told(answer, {"a": str(a), "b": str(b or subject)}))
     if answer.outcome != "same":
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def _write_vectors(output: Path, rows: list[dict[str, Any]], by: dict[str, str | None], as_json: bool) -> None:
@@ -264,10 +264,15 @@ def _told_in_the_end(answers: dict[str, Any], table: Table, as_json: bool) -> It
         yield
     finally:
         if answers:
-            print_json(answers) if as_json else print_table(table)
+            if as_json:
+                print_json(answers)
+            else:
+                print_table(table)
+                for line in remedies_of(answer["error"] for answer in answers.values() if "error" in answer):
+                    remark(line)
 
 
-def _each(kith: Kith, photos: list[Path], ask: Any) -> Iterator[tuple[Path, Any]]:
+def _each(photos: list[Path], ask: Callable[[Path], Any]) -> Iterator[tuple[Path, Any]]:
     """Each photo's answer; of one that is none, ``{"error": problem}``. A bar where there are several."""
     from service.client import KithClientError
 

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from service.commands import audit, gallery_check, gallery_files, migration
 from service.commands.options import (
     LEAST_RISK,
+    MOST_RISK,
     AsJson,
     Fmr,
     Fpir,
@@ -58,7 +59,7 @@ def list_galleries(url: Url = None, api_key: Key = None, as_json: AsJson = False
     with connect(url, api_key) as kith:
         found = list(kith.galleries())
     if as_json:
-        print_json([gallery.model_dump(mode="json") for gallery in found])
+        print_json(found)
         return
     if not found:
         say("no gallery yet: kith gallery create NAME, or kith enroll FOLDER --gallery NAME, which makes one")
@@ -121,8 +122,7 @@ def stats(name: GalleryName, url: Url = None, api_key: Key = None, as_json: AsJs
     with connect(url, api_key) as kith:
         gallery, served = kith.gallery(name), kith.stats(name)
     if as_json:
-        answer = gallery.model_dump(mode="json", exclude_none=True)
-        index = served.index.model_dump(mode="json", exclude_none=True)
+        answer, index = gallery.model_dump(mode="json"), served.index.model_dump(mode="json")
         print_json(answer | {"index": {"setting": answer["index"], **index}})
     else:
         _print_stats(gallery, served)
@@ -133,7 +133,7 @@ def risk(
     name: GalleryName,
     fpir: Annotated[
         list[float] | None,
-        typer.Option(min=LEAST_RISK, max=1.0, help="A target; repeatable. Default: 0.1 to 0.0001."),
+        typer.Option(min=LEAST_RISK, max=MOST_RISK, help="A target; repeatable. Default: 0.1 to 0.0001."),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw FPIR by threshold here.")] = None,
     url: Url = None,
@@ -159,6 +159,12 @@ def calibrate(gallery: Gallery, url: Url = None, api_key: Key = None, as_json: A
     print_json(report) if as_json else _print_risk(report)
 
 
+@app.command("calibrate", hidden=True)
+def calibrate_named(name: GalleryName, url: Url = None, api_key: Key = None, as_json: AsJson = False) -> None:
+    """As 'kith calibrate', where one may look for it."""
+    calibrate(name, url, api_key, as_json)
+
+
 @app.command()
 def hygiene(
     name: GalleryName,
@@ -175,7 +181,7 @@ def hygiene(
             report.findings += page.findings
         report.next = page.next
     if as_json:
-        print_json(report.model_dump(mode="json"))
+        print_json(report)
         return
     table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Chance", show_lines=True)
     for found in report.findings:
@@ -281,7 +287,7 @@ def _print_risk(report: GalleryRiskOut) -> None:
     if (check := report.check) is not None:
         say(
             f"left out and searched for, {check.observed} of {check.probes} subjects reach the threshold of FPIR "
-            f"{check.fpir:.0%}; {check.expected:.0f} should"
+            f"{check.fpir:.0%}; {check.expected:.1f} should"
         )
     say(risk_text(report, stdout().width))
 

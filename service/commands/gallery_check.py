@@ -10,7 +10,7 @@ import typer
 from service.commands.completion import complete_galleries
 from service.commands.options import AsJson
 from service.commands.own_database import own_settings
-from service.terminal import print_json, say
+from service.terminal import SAID_NO, print_json, say
 
 
 def check(
@@ -48,4 +48,4 @@ def check(
         if not findings:
             say("all is well")
     if not all(finding.repaired for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)

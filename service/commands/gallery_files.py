@@ -12,9 +12,10 @@ import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from service.commands.options import AsJson, GalleryName, Key, Url
+from service.commands.remedies import remedies_of
 from service.connection import connect
 from service.files import replacing
-from service.terminal import print_json, progress, say
+from service.terminal import SAID_NO, print_json, progress, say
 
 
 def export(
@@ -76,8 +77,10 @@ def take(
         )
         for refusal in report.refusals:
             say(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}")
+        for line in remedies_of(refusal.error.model_dump() for refusal in report.refusals):
+            say(line)
     if report.refused:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,9 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Column, Table
 
 from service.commands.options import AsJson, JobId, Key, OneGallery, Url
+from service.commands.remedies import remedies_of, remedy_of
 from service.connection import connect
-from service.terminal import print_json, print_table, progress, say
+from service.terminal import SAID_NO, print_json, print_table, progress, say
 
 if TYPE_CHECKING:
     from service.api.schemas import JobOut
@@ -20,11 +22,19 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Long work: bulk enrolment and the like.", no_args_is_help=True)
 
 
+class State(StrEnum):
+    queued = "queued"
+    running = "running"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
 @app.command(name="list")
 def list_jobs(
     gallery: OneGallery = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="queued, running, succeeded, failed or cancelled; repeatable.")
+        list[State] | None, typer.Option(help="Only those in this state; repeatable: in one of these.")
     ] = None,
     url: Url = None,
     api_key: Key = None,
@@ -34,7 +44,7 @@ def list_jobs(
     with connect(url, api_key) as kith:
         found = list(kith.jobs(gallery, state or ()))
     if as_json:
-        print_json([job.model_dump(mode="json") for job in found])
+        print_json(found)
         return
     if not found:
         say("no job: kith enroll FOLDER --gallery NAME begins one, and so does kith gallery migrate")
@@ -84,7 +94,7 @@ def watch(
             found = kith.wait_for(job, seen=seen)
         _show(kith, found, items, as_json)
     if found.state != "succeeded" or found.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 @app.command()
@@ -92,27 +102,28 @@ def cancel(job: JobId, url: Url = None, api_key: Key = None, as_json: AsJson = F
     """Call a job off; what it has done stays."""
     with connect(url, api_key) as kith:
         found = kith.cancel_job(job)
-    print_json(found.model_dump(mode="json")) if as_json else say(_state(found))
+    print_json(found) if as_json else say(_state(found))
 
 
 def _show(kith: Kith, found: JobOut, items: bool, as_json: bool) -> None:
     listed = list(kith.job_items(found.id, failed=not items))
     if as_json:
-        documents = [item.model_dump(mode="json", exclude_none=True) for item in listed]
-        print_json(found.model_dump(mode="json") | {"items": documents})
+        print_json(found.model_dump(mode="json") | {"items": listed})
         return
     say(f"{found.kind} into {found.gallery}: {_state(found)}, {_done(found)} done")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items()))
     if counts:
         say(counts)
     if found.problem is not None:
-        say(f"{found.problem.code}: {found.problem.detail}. {found.problem.remedy}")
+        say(f"{found.problem.code}: {found.problem.detail.rstrip('.')}. {remedy_of(found.problem.model_dump())}")
     if listed:
         table = Table("Item", "Code", "Detail")
         for item in listed:
             problem = ("", "") if item.problem is None else (item.problem.code, item.problem.detail)
             table.add_row(*(escape(cell) for cell in (item.item, *problem)))
         print_table(table)
+        for line in remedies_of(item.problem.model_dump() for item in listed if item.problem is not None):
+            say(line)
 
 
 def _state(job: JobOut) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from service.commands.completion import complete_galleries
+from service.commands.completion import complete_galleries, complete_keys
 from service.commands.options import AsJson, Key, Url
 from service.commands.own_database import named_settings, own_settings
 from service.terminal import print_json, print_table, remark, say
@@ -25,7 +25,7 @@ app = typer.Typer(help="API keys: who may use the service, and for what.", no_ar
 LEAST_DAYS: Final = 1e-4
 MOST_DAYS: Final = 36_500
 MOST_OVERLAP_HOURS: Final = 2160
-KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.")]
+KeyId = Annotated[str, typer.Argument(help="As 'kith keys list' names it.", autocompletion=complete_keys)]
 
 
 class May(StrEnum):
@@ -92,7 +92,10 @@ def list_keys(
     with _reached(url, api_key) as keys:
         found = list(keys.api_keys(ended))
     if as_json:
-        print_json([key.model_dump(mode="json") for key in found])
+        print_json(found)
+        return
+    if not found:
+        say("no key: 'kith keys create --scope admin' makes the first, and closes the service to whoever has none")
         return
     table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
     for key in found:
@@ -143,7 +146,7 @@ def _check_number(option: str, value: float | None) -> None:
 
 def _tell(key: NewKeyOut, as_json: bool) -> None:
     if as_json:
-        print_json(key.model_dump(mode="json"))
+        print_json(key)
         return
     galleries = "all galleries" if key.galleries is None else ", ".join(key.galleries)
     expires = "never expires" if key.expires_at is None else f"expires at {key.expires_at:%Y-%m-%d %H:%M} UTC"

@@ -12,7 +12,7 @@ from service.commands.options import AsJson, Yes
 from service.commands.own_database import own_settings
 from service.commands.questions import insist
 from service.errors import MasterKeyError, SettingsError
-from service.terminal import print_json, print_table
+from service.terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from service.security.master import KeyFile, MasterKeys, Wrapper
@@ -52,19 +52,20 @@ def show(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def new() -> None:
+def new(as_json: AsJson = False) -> None:
     """Write a new key to the key file, in front of the others: nothing uses it until 'kith master rotate'. Servers that
     have files of their own are to be given it before."""
     from service.opening import master_keys
 
     key = _file(master_keys(own_settings(existing=False))).add()
-    print(f"added master key {key.id}")
+    print_json({"id": key.id}) if as_json else say(f"added master key {key.id}")
 
 
 @app.command()
 def rotate(
     make: Annotated[bool, typer.Option("--new", help="First write a new key to the key file.")] = False,
     to: Annotated[str | None, typer.Option(help="Which key; default: the first one at hand.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have another master key wrap every gallery's key. Servers go on meanwhile; those that do not have the key yet
     read the key file again. The one before is kept, for backups."""
@@ -83,16 +84,19 @@ def rotate(
             wrapper = master.first() if to is None else master.of(to)
         rewrapped = rewrap(database, wrapper)
     done = rewrapped.done
+    if as_json:
+        print_json({"id": wrapper.id, "galleries": done.galleries, "broken": list(rewrapped.broken)})
+        return
     if rewrapped.broken:
-        print(f"left as they are, for their keys do not open (kith gallery check): {', '.join(rewrapped.broken)}")
+        say(f"left as they are, for their keys do not open (kith gallery check): {', '.join(rewrapped.broken)}")
     if done == Use():
-        print(f"master key {wrapper.id} wraps everything already")
+        say(f"master key {wrapper.id} wraps everything already")
     else:
-        print(f"master key {wrapper.id} wraps {done.galleries} galleries' keys that another one wrapped")
+        say(f"master key {wrapper.id} wraps {done.galleries} galleries' keys that another one wrapped")
 
 
 @app.command()
-def forget(key: KeyId, yes: Yes = False) -> None:
+def forget(key: KeyId, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a key from the key file that wraps nothing any more. Backups from its time cannot be restored without it:
     keep it elsewhere as long as you keep those."""
     if not yes:
@@ -110,7 +114,7 @@ def forget(key: KeyId, yes: Yes = False) -> None:
                 "whose keys do not open are to be deleted)"
             )
         _file(database.vault.master).forget(key)
-    print(f"deleted master key {key}")
+    print_json({"id": key}) if as_json else say(f"deleted master key {key}")
 
 
 def _file(master: MasterKeys) -> KeyFile:

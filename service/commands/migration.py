@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from service.commands.completion import complete_packs
+from service.commands.completion import complete_served
 from service.commands.options import AsJson, Fmr, Fpir, GalleryName, Key, Preset, Threshold, Url, risk_of
 from service.connection import connect
 from service.terminal import print_json, print_table, progress, say
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def migrate(
     name: GalleryName,
     to: Annotated[
-        str | None, typer.Option(help="Start: a served pack (KITH_PACK, KITH_ALSO).", autocompletion=complete_packs)
+        str | None, typer.Option(help="Start: a served pack (KITH_PACK, KITH_ALSO).", autocompletion=complete_served)
     ] = None,
     status: Annotated[bool, typer.Option("--status", help="How far it is (the default).")] = False,
     cut_over: Annotated[bool, typer.Option("--cut-over", help="Let the new recogniser answer.")] = False,
@@ -61,7 +61,7 @@ def migrate(
             told, wait = kith.migration(name), False
         if wait:
             told = _waited(kith, told)
-    print_json(told.model_dump(mode="json")) if as_json else _print(told)
+    print_json(told) if as_json else _print(told)
 
 
 def _waited(kith: Kith, told: MigrationOut) -> MigrationOut:

@@ -14,7 +14,7 @@ from rich.table import Table
 from service.commands.options import AsJson
 from service.commands.own_database import own_settings
 from service.errors import StorageError
-from service.terminal import print_json, print_table, remark, say, stdout
+from service.terminal import SAID_NO, print_json, print_table, remark, say, stdout
 
 if TYPE_CHECKING:
     from service.rates import Rates
@@ -55,7 +55,7 @@ def demo(
     ):
         right = run_demo(kith, output, console)
     if not right:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def doctor(
@@ -88,7 +88,7 @@ def doctor(
         if rates is not None:
             _print_rates(rates)
     if not sound:
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def backup(

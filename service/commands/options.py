@@ -10,6 +10,8 @@ import typer
 from service.commands.completion import complete_galleries, complete_jobs, complete_packs, complete_subjects
 
 LEAST_RISK: Final = 1e-12
+MOST_RISK: Final = 1 - 1e-12
+"""A risk of 1 is none."""
 
 Url = Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server to talk to; default: the local database.")]
 Key = Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")]
@@ -41,11 +43,15 @@ AllowNotLive = Annotated[
 
 Fpir = Annotated[
     float | None,
-    typer.Option(min=LEAST_RISK, max=1.0, help="Risk: how often a search may call a stranger somebody, as 0.001."),
+    typer.Option(
+        min=LEAST_RISK, max=MOST_RISK, help="Risk: how often a search may call a stranger somebody, as 0.001."
+    ),
 ]
 Fmr = Annotated[
     float | None,
-    typer.Option(min=LEAST_RISK, max=1.0, help="Risk: how often one comparison may take two people for one, as 0.001."),
+    typer.Option(
+        min=LEAST_RISK, max=MOST_RISK, help="Risk: how often one comparison may take two people for one, as 0.001."
+    ),
 ]
 Threshold = Annotated[
     float | None, typer.Option(min=-1.0, max=1.0, help="A bare similarity instead of a risk, as 0.4.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,8 +11,6 @@ from service.terminal import remark
 
 if TYPE_CHECKING:
     from service.settings import Settings
-
-SQLITE = "sqlite:///"
 
 
 def own_settings(existing: bool = True) -> Settings:
@@ -25,7 +22,7 @@ def own_settings(existing: bool = True) -> Settings:
     from service.settings import load_settings
 
     settings = load_settings()
-    file = _file(settings.sql_url)
+    file = settings.database_file
     place = str(file) if file is not None else _place(settings.sql_url)
     elsewhere = "KITH_URL does not count for this command" if os.environ.get("KITH_URL") else ""
     if existing and file is not None and not file.is_file():
@@ -40,7 +37,7 @@ def named_settings() -> Settings:
     from service.settings import load_settings
 
     settings = load_settings()
-    file = _file(settings.sql_url)
+    file = settings.database_file
     if file is None:
         remark(f"in the database {_place(settings.sql_url)}")
     elif file.is_file():
@@ -51,11 +48,6 @@ def named_settings() -> Settings:
             "that uses this database knows the key (KITH_DATA_DIR, KITH_DATABASE_URL)"
         )
     return settings
-
-
-def _file(url: str) -> Path | None:
-    """None: it is no SQLite."""
-    return Path(url.removeprefix(SQLITE).partition("?")[0]) if url.startswith(SQLITE) else None
 
 
 def _place(url: str) -> str:

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from service.commands.completion import complete_packs
 from service.commands.options import AsJson, PackName
 from service.commands.questions import confirmed
-from service.terminal import print_json, print_table, progress, remark, say, stdout
+from service.terminal import SAID_NO, print_json, print_table, progress, remark, say, stdout
 
 if TYPE_CHECKING:
     from models.catalog import Entry
@@ -143,7 +143,7 @@ def verify(
                 table.add_row(pack, finding.what, mark, escape(finding.detail))
         print_table(table)
     if not all(finding.ok for findings in found.values() for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def _catalog(settings: Settings) -> dict[str, Entry]:

@@ -6,14 +6,14 @@ import sys
 
 import typer
 
-from service.terminal import remark, stderr
+from service.terminal import SAID_NO, remark, stderr
 
 
 def insist(question: str) -> None:
     """Before what cannot be undone. Raises typer.Exit: the answer is no; typer.BadParameter: there is none."""
     if not confirmed(question):
         remark("nothing was done")
-        raise typer.Exit(1)
+        raise typer.Exit(SAID_NO)
 
 
 def confirmed(question: str, unasked: str = "--yes") -> bool:

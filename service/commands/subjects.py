@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,12 +29,14 @@ from service.commands.options import (
     Yes,
 )
 from service.commands.questions import insist
+from service.commands.remedies import remedy_of
 from service.connection import connect
 from service.files import replacing
-from service.terminal import print_json, print_table, say
+from service.terminal import SAID_NO, print_json, print_table, say
 
 if TYPE_CHECKING:
     from service.api.schemas import EnrolOut, SubjectOut
+    from service.client import Kith
 
 app = typer.Typer(help="One person: enrol, rename, tag, export, erase.", no_args_is_help=True)
 
@@ -59,7 +65,7 @@ def list_subjects(
     with connect(url, api_key) as kith:
         found = list(kith.subjects(gallery, tag or (), metadata))
     if as_json:
-        print_json([subject.model_dump(mode="json") for subject in found])
+        print_json(found)
         return
     if not found:
         say(f"nobody: kith subject enroll ID PHOTO -g {gallery}, or kith enroll FOLDER -g {gallery}")
@@ -79,8 +85,7 @@ def show(subject: Subject, gallery: Gallery, url: Url = None, api_key: Key = Non
         found = kith.subject(gallery, subject)
         templates = list(kith.templates(gallery, subject))
     if as_json:
-        listed = [template.model_dump(mode="json") for template in templates]
-        print_json(found.model_dump(mode="json") | {"templates": listed})
+        print_json(found.model_dump(mode="json") | {"templates": templates})
         return
     _print(found)
     table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Since (UTC)")
@@ -107,9 +112,7 @@ def enroll_subject(
 ) -> None:
     """Enrol one person from photos.
 
-    Exit 1 if one of them was refused."""
-    from service.client import KithClientError
-
+    Run again, it enrols what it is given again. Exit 1 if one of them was refused."""
     options: dict[str, Any] = {
         "face": "largest" if largest_face else "only",
         "allow_duplicate": allow_duplicate,
@@ -117,27 +120,68 @@ def enroll_subject(
         "allow_low_quality": allow_low_quality,
         "allow_not_live": allow_not_live,
     }
-    refused: list[dict[str, Any]] = []
-    taken: list[EnrolOut] = []
-    with connect(url, api_key) as kith:
-        for photo in photos:  # each by itself: a lone refusal says more than one among many
-            try:
-                taken.append(kith.enrol(gallery, subject, photo, **options))
-            except KithClientError as error:
-                if error.status not in (409, 413, 422):
-                    raise
-                refused.append({"photo": str(photo), **error.problem})
-        if name is not None and taken:
+    done = _Enrolled(subject, len(photos))
+    with _told_in_the_end(done, as_json), connect(url, api_key) as kith:
+        for photo in photos:
+            _enrol_photo(kith, gallery, photo, options, done)
+        if name is not None and done.taken:
             kith.update_subject(gallery, subject, name=name)
+    if done.refused:
+        raise typer.Exit(SAID_NO)
+
+
+@dataclass
+class _Enrolled:
+    """What became of the photos. ``unknown``: one that was under way when something else ended the command."""
+
+    subject: str
+    asked: int
+    taken: dict[str, EnrolOut] = field(default_factory=dict)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    unknown: str | None = None
+
+
+def _enrol_photo(kith: Kith, gallery: str, photo: Path, options: dict[str, Any], done: _Enrolled) -> None:
+    """By itself: a lone refusal says more than one among many."""
+    from service.client import KithClientError
+
+    payload = photo.read_bytes()
+    done.unknown = str(photo)
+    try:
+        done.taken[str(photo)] = kith.enrol(gallery, done.subject, payload, **options)
+    except KithClientError as error:
+        if error.status not in (409, 413, 422):
+            if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                done.unknown = None
+            raise
+        done.refused.append({"photo": str(photo), **error.problem, "remedy": remedy_of(error.problem)})
+    done.unknown = None
+
+
+@contextmanager
+def _told_in_the_end(done: _Enrolled, as_json: bool) -> Iterator[None]:
+    """Whatever ends the block: what was enrolled is not to be enrolled again."""
+    try:
+        yield
+    finally:
+        if done.taken or done.refused or done.unknown:
+            _print_enrolled(done, as_json)
+
+
+def _print_enrolled(done: _Enrolled, as_json: bool) -> None:
     if as_json:
-        templates = [result.template for answer in taken for result in answer.results]
-        print_json({"subject": subject, "enrolled": len(taken), "templates": templates, "refused": refused})
-    else:
-        say(f"{len(taken)} of {len(photos)} photos enrolled as {subject}")
-        for problem in refused:
-            say(f"  {problem['photo']}: {problem['code']}: {problem['detail']}. {problem.get('remedy', '')}")
-    if refused:
-        raise typer.Exit(1)
+        templates = [result.template for answer in done.taken.values() for result in answer.results]
+        counts = {"subject": done.subject, "enrolled": len(done.taken), "photos": list(done.taken)}
+        print_json(counts | {"templates": templates, "refused": done.refused, "unknown": done.unknown})
+        return
+    say(f"{len(done.taken)} of {done.asked} photos enrolled as {done.subject}")
+    if 0 < len(done.taken) < done.asked:
+        for photo in done.taken:
+            say(f"  {photo}: enrolled")
+    for problem in done.refused:
+        say(f"  {problem['photo']}: {problem['code']}: {problem['detail'].rstrip('.')}. {problem['remedy']}")
+    if done.unknown is not None:
+        say(f"  {done.unknown}: it may be enrolled: 'kith subject show' tells")
 
 
 @app.command()
@@ -168,7 +212,7 @@ def update(
             kept = {key: value for key, value in now.metadata.items() if key not in (unset or ())}
             changes["metadata"] = kept | entries
         found = kith.update_subject(gallery, subject, **changes)
-    print_json(found.model_dump(mode="json")) if as_json else _print(found)
+    print_json(found) if as_json else _print(found)
 
 
 @app.command("export")
@@ -178,16 +222,18 @@ def export_subject(
     file: Annotated[Path | None, typer.Argument(help="Where to; default: the terminal.", dir_okay=False)] = None,
     url: Url = None,
     api_key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Everything that is held about one person, as JSON; a file is readable by its owner alone."""
     with connect(url, api_key) as kith:
-        document = json.dumps(kith.export_subject(gallery, subject), indent=2)
+        document = kith.export_subject(gallery, subject)
     if file is None:
-        say(document)
+        print_json(document)
         return
     with replacing(file) as to:
-        to.write(document.encode())
-    say(f"wrote {file}")
+        to.write(json.dumps(document, indent=2).encode())
+    size = file.stat().st_size
+    print_json({"file": str(file), "bytes": size}) if as_json else say(f"wrote {file}, {size:,} bytes")
 
 
 @app.command()
@@ -228,10 +274,13 @@ def erase_subject(
     with connect(url, api_key) as kith:
         receipt = kith.delete_subject(gallery, subject).receipt
     if as_json:
-        print_json(receipt.model_dump(mode="json", exclude_none=True))
+        print_json(receipt)
         return
     removed = ", ".join(f"{count} {what}" for what, count in receipt.removed.items())
     say(f"erased {subject}: {removed}; receipt {receipt.id}")
+
+
+app.command("delete", hidden=True)(erase_subject)
 
 
 def _entry(given: str, option: str) -> tuple[str, Any]:
@@ -246,7 +295,7 @@ def _entry(given: str, option: str) -> tuple[str, Any]:
         json.dumps(read, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
         raise typer.BadParameter(
-            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint="--set"
+            f'{given} holds what JSON has not; as text it is {key}="..." with its quotes', param_hint=option
         ) from None
     return key, read
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from service.commands.completion import complete_subjects
+from service.commands.completion import complete_subjects, complete_templates
 from service.commands.options import AsJson, Gallery, Key, Subject, Url, Yes
 from service.commands.questions import insist
 from service.connection import connect
@@ -15,7 +15,9 @@ from service.terminal import print_json, print_table, say
 
 app = typer.Typer(help="What is enrolled of a person: list, move, delete.", no_args_is_help=True)
 
-Template = Annotated[str, typer.Argument(help="Its id, as 'kith template list' names it.")]
+Template = Annotated[
+    str, typer.Argument(help="Its id, as 'kith template list' names it.", autocompletion=complete_templates)
+]
 
 
 @app.command("list")
@@ -26,7 +28,7 @@ def list_templates(
     with connect(url, api_key) as kith:
         found = list(kith.templates(gallery, subject))
     if as_json:
-        print_json({"subject": subject, "templates": [template.model_dump(mode="json") for template in found]})
+        print_json({"subject": subject, "templates": found})
         return
     table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Since (UTC)")
     for template in found:
@@ -50,7 +52,7 @@ def move(
     with connect(url, api_key) as kith:
         moved = kith.move_template(gallery, subject, template, to)
         count = len(moved.templates) if moved.next is None else kith.subject(gallery, to).templates
-    print_json(moved.model_dump(mode="json")) if as_json else say(f"{template} is {to}'s, who has {count}")
+    print_json(moved) if as_json else say(f"{template} is {to}'s, who has {count}")
 
 
 @app.command()
@@ -69,6 +71,6 @@ def delete(
     with connect(url, api_key) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
     if as_json:
-        print_json(receipt.model_dump(mode="json", exclude_none=True))
+        print_json(receipt)
     else:
         say(f"erased template {template} of {subject}; receipt {receipt.id}")

@@ -5,7 +5,8 @@ import { read, write } from "./store.js";
 
 export const KEY = "kith-key";
 export const EVENTS = new EventTarget();
-/** A `refused` event: a key is needed, or the one given is not right; its `problem` says which. */
+/** `refused`: a key is needed, or the one given is not right; its `problem` says which. `key`: there is another one, or
+ * none any more. `work`: somebody brought something that is not to be lost. */
 
 export class Problem extends Error {
   constructor(status, document) {

@@ -3,7 +3,7 @@
 import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { read, write } from "./store.js";
-import { dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import { closeDialogs, dialog, field, heading, linkButton, problemBox } from "./ui.js";
 import * as audit from "./pages/audit.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
@@ -48,6 +48,7 @@ const PLACES = [
 const THEME = "kith-theme";
 const main = document.getElementById("main");
 let leaving = new AbortController();
+let worked = false; // there is something on the page that somebody typed, chose or brought
 
 function matched(path) {
   const parts = path.split("/");
@@ -68,6 +69,7 @@ function matched(path) {
 
 function show(focus = true) {
   leaving.abort();
+  worked = false;
   leaving = new AbortController();
   const [path, query] = (location.hash.slice(1) || "/identify").split("?");
   markPlace(path);
@@ -93,6 +95,12 @@ function show(focus = true) {
     first.tabIndex = -1;
     first.focus({ preventScroll: true });
   }
+}
+
+/** Another key, or none. What somebody has in hand stays with a new one: what was refused asks again by itself, or has its
+ * “Try again”. Without a key nothing stays that was seen by one. */
+function rekeyed() {
+  if (key() === null || !worked) show(false);
 }
 
 function markPlace(path) {
@@ -142,7 +150,7 @@ function askForKey(problem) {
       ),
     ),
   );
-  box.classList.add("key");
+  box.classList.add("key", "stays");
 }
 
 function setTheme(theme) {
@@ -169,9 +177,15 @@ fill(
   h("a", { class: "button quiet", href: "/docs" }, icon("docs"), h("span", {}, "API reference")),
 );
 EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
-EVENTS.addEventListener("key", () => show(false));
-addEventListener("hashchange", () => show());
-addEventListener("storage", (event) => event.key === KEY && show(false)); // another tab remembered or forgot one
+EVENTS.addEventListener("key", rekeyed);
+EVENTS.addEventListener("work", () => (worked = true));
+for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
+addEventListener("hashchange", () => {
+  closeDialogs();
+  show();
+});
+// Another tab remembered or forgot one.
+addEventListener("storage", (event) => event.key === KEY && EVENTS.dispatchEvent(new Event("key")));
 // A photo that misses its place must not take the place of the console.
 for (const name of ["dragover", "drop"])
   addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());

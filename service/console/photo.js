@@ -1,6 +1,6 @@
 // Photos: how they come (drop, paste, file, camera), and how they are shown with what was found in them.
 
-import { call } from "./api.js";
+import { EVENTS, call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
@@ -15,9 +15,12 @@ const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
  * browser cannot show the format (HEIC, TIFF): the sizes are then null until the service says them.
  */
 export async function open(file, signal) {
+  EVENTS.dispatchEvent(new Event("work"));
   const shown = file.type === "image/webp" ? await turned(file) : file;
   const url = URL.createObjectURL(shown);
-  signal?.addEventListener("abort", () => setTimeout(() => URL.revokeObjectURL(url), 60_000));
+  const over = () => setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  if (signal.aborted) over();
+  else signal.addEventListener("abort", over);
   const image = new Image();
   image.src = url;
   const drawable = await image.decode().then(() => true, () => false);
@@ -247,6 +250,7 @@ async function camera(onPhotos) {
     const canvas = h("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
+    if (!box.open) return; // who gave it asked for a photo of theirs no more
     box.close();
     onPhotos([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
   });

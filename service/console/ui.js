@@ -1,5 +1,6 @@
 // What every page is made of. One look, one way to say that something failed, one way to ask again before deleting.
 
+import { EVENTS } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { mayPass, problem as inWords } from "./words.js";
 
@@ -141,7 +142,8 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
   });
 }
 
-/** A modal dialog, open; it leaves the page when it is closed. Escape and the backdrop close it. */
+/** A modal dialog, open; it leaves the page when it is closed. Escape, the backdrop and another page close it; one of the
+ * class "stays" outlives the page. */
 export function dialog(title, ...content) {
   const id = unique("dialog");
   const box = h("dialog", { class: "dialog", "aria-labelledby": id }, h("h2", { id }, title), ...content);
@@ -152,6 +154,11 @@ export function dialog(title, ...content) {
   document.body.append(box);
   box.showModal();
   return box;
+}
+
+/** Close what belongs to the page that goes: whatever it asked is answered by no. */
+export function closeDialogs() {
+  for (const box of document.querySelectorAll("dialog[open]:not(.stays)")) box.close("no");
 }
 
 function within(box, event) {
@@ -179,7 +186,8 @@ export function stat(name, value, hint) {
   return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("dd", { class: "hint" }, hint));
 }
 
-/** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again. */
+/** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again; what was refused for want
+ * of a key, or of a better one, is asked for anew as soon as there is another. */
 export function loading(load, text) {
   const place = h("div", { class: "loading", tabindex: "-1" });
   const attempt = async () => {
@@ -189,7 +197,10 @@ export function loading(load, text) {
     try {
       fill(place, await load());
     } catch (error) {
-      if (error.name !== "AbortError") fill(place, problemBox(error, mayPass(error) && attempt));
+      if (error.name === "AbortError") return;
+      fill(place, problemBox(error, mayPass(error) && attempt));
+      if (error.status === 401 || error.status === 403)
+        EVENTS.addEventListener("key", () => place.isConnected && attempt(), { once: true });
     }
   };
   attempt();

@@ -215,8 +215,8 @@ export function summary(results) {
   return `${plural(faces.length, "face")}: ${parts.join(", ")}.`;
 }
 
-/** Whether the same request may do better later. */
-export const mayPass = (error) => error.status === 0 || error.status === 429 || error.status >= 500 || !error.code;
+/** Whether the same request may do better later, or with another key. */
+export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || error.status >= 500 || !error.code;
 
 /** What a problem means to whoever sits before the console, where the API's own words speak to programs. */
 export function problem(error) {

@@ -71,7 +71,7 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
-"""Keys of other tables without a foreign key; those of subjects in what a shadow answered are in its details."""
+"""Keys of other tables without a foreign key."""
 ZERO_STAYS: Final = (
     *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased, subjects.c.erased, templates.c.erased),
     *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
@@ -285,21 +285,12 @@ def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, 
         given = values.cast(pa.int64()).to_pylist()
         times = {us: rows.as_time(connection, moment(us)) for us in set(given) if us is not None}
         return [None if us is None else times[us] for us in given]
-    if column is generations.c.details:
-        return [_moved_details(text, moved[subjects.name]) for text in values.to_pylist()]
     by = moved.get(_counted_by(column), 0)
     if by:
         shifted = pc.add(values, by)
         stays = any(column is one for one in ZERO_STAYS)
         values = pc.if_else(pc.equal(values, 0), values, shifted) if stays else shifted
     return list(values.to_pylist())
-
-
-def _moved_details(text: str, by: int) -> str:
-    details = json.loads(text)
-    for one in details.get("disagreements", []):
-        one["subject_pks"] = [None if pk is None else pk + by for pk in one["subject_pks"]]
-    return json.dumps(details)
 
 
 def _counted_by(column: sa.Column[Any]) -> str:

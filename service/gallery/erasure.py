@@ -193,7 +193,7 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     """Delete subjects who have no templates any more, with what else names them; returns rows by kind."""
     if not subject_pks:
         return Counter()
-    lookups = sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))
+    lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
     own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     blank = {"sealed": blank_item(gallery.seal), "subject": None}
     blanked = job_items.update().where(job_items.c.subject.in_(lookups), own).values(**blank)
@@ -201,7 +201,7 @@ def remove_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         job_items=connection.execute(blanked).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
-        disagreements=_remove_disagreements(connection, gallery, frozenset(subject_pks)),
+        disagreements=_remove_disagreements(connection, gallery, frozenset(lookups)),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
     _count(connection, gallery, subject_count=galleries.c.subject_count - removed["subjects"])
@@ -217,13 +217,13 @@ def remove_gallery(connection: Connection, gallery: Gallery) -> None:
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
 
-def _remove_disagreements(connection: Connection, gallery: Gallery, subject_pks: frozenset[int]) -> int:
+def _remove_disagreements(connection: Connection, gallery: Gallery, lookups: frozenset[str]) -> int:
     """Of what a shadow answered differently, all that concerns these subjects."""
     query = sa.select(generations.c.generation, generations.c.details).where(generations.c.gallery_pk == gallery.pk)
     removed = 0
     for generation, details in connection.execute(query).all():
         noted = details.get("disagreements", [])
-        kept = [one for one in noted if subject_pks.isdisjoint(one["subject_pks"])]
+        kept = [one for one in noted if lookups.isdisjoint(one["subjects"])]
         if len(kept) < len(noted):
             own = (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
             changed = {**details, "disagreements": kept}

@@ -19,9 +19,10 @@ from sqlalchemy.engine import Connection
 from models.network import Float
 from service.decision import RiskTarget
 from service.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
-from service.gallery.audit_log import record
+from service.gallery.audit_log import Entry, append, record
 from service.gallery.database import Database
 from service.gallery.job_store import ItemOutcome, Job, create_in, record_in
+from service.gallery.sealed_rows import close_disagreement, open_disagreement
 from service.gallery.subjects import Gallery, Generation
 from service.gallery.tables import (
     changes,
@@ -71,7 +72,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One search that two recognisers answered differently; subjects by key, None: nobody near."""
+    """One search that two recognisers answered differently; subjects by key, None: nobody near. It is stored sealed,
+    beside its subjects' keyed hashes, by which it goes with them."""
 
     outcomes: tuple[str, str]
     subject_pks: tuple[int | None, int | None]
@@ -89,6 +91,22 @@ class Generations:
         """All but those dropped, the current one first."""
         with self._database.read() as connection:
             return _kept(connection, gallery)
+
+    def disagreements(self, gallery: Gallery, generation: Generation) -> list[Disagreement]:
+        """The latest.
+
+        Raises:
+            StorageError: they cannot be read.
+            MasterKeyError: or not be opened.
+        """
+        noted = generation.details.get("disagreements", [])
+        named = {lookup for one in noted for lookup in one["subjects"] if lookup is not None}
+        keys: dict[str | None, int | None] = {None: None}
+        if named:
+            own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.lookup.in_(named)
+            with self._database.read() as connection:
+                keys |= {row.lookup: row.pk for row in connection.execute(sa.select(subjects).where(own))}
+        return [_opened(gallery, one, keys) for one in noted]
 
     def coverage(self, gallery: Gallery, generation: int) -> Coverage:
         with self._database.read() as connection:
@@ -313,7 +331,7 @@ class Generations:
         with self._database.read() as connection:
             return connection.execute(_unseen(generation, subject_pk)).first() is not None
 
-    def see(self, gallery: Gallery, generation: int, subject_pk: int, vector: Float, details: dict[str, Any]) -> bool:
+    def see(self, gallery: Gallery, generation: int, subject_pk: int, vector: Float) -> bool:
         """Give one template without crop the vector (d,) of a face that was identified as its subject; tells whether it
         was. Not if it hardly differs from a vector that the subject has."""
         with self._database.change(gallery) as connection:
@@ -329,7 +347,10 @@ class Generations:
                 return False
             _add(connection, gallery, generation, [(template.pk, subject_pk, vector)])
             _tally(connection, gallery, generation, by_sight=1)
-            record(self._database.vault, connection, "template_on_sight", gallery, template=template.id, **details)
+            whose = sa.select(subjects.c.lookup).where(subjects.c.pk == subject_pk)
+            subject, whom = connection.execute(whose).scalar_one(), (gallery.pk, gallery.name)
+            seen = Entry("template_on_sight", whom, subject, details={"template": template.id})
+            append(self._database.vault, connection, gallery.pk, [seen])
             return True
 
     def note(
@@ -341,9 +362,27 @@ class Generations:
                 # Of those who are there: who was erased since the search is in no tally any more.
                 named = {pk for one in disagreements for pk in one.subject_pks if pk is not None}
                 own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(named)
-                there = {None, *connection.execute(sa.select(subjects.c.pk).where(own)).scalars()}
-                kept = [one for one in disagreements if there.issuperset(one.subject_pks)]
+                there: dict[int | None, str | None] = {None: None}
+                there |= {
+                    row.pk: row.lookup
+                    for row in connection.execute(sa.select(subjects.c.pk, subjects.c.lookup).where(own))
+                }
+                kept = [_closed(gallery, one, there) for one in disagreements if there.keys() >= set(one.subject_pks)]
                 _tally(connection, gallery, generation, kept, **counts)
+
+
+def _closed(gallery: Gallery, one: Disagreement, lookups: Mapping[int | None, str | None]) -> dict[str, Any]:
+    return {
+        "subjects": [lookups[pk] for pk in one.subject_pks],
+        "sealed": close_disagreement(gallery.seal, one.outcomes, one.similarities),
+    }
+
+
+def _opened(gallery: Gallery, stored: Mapping[str, Any], keys: Mapping[str | None, int | None]) -> Disagreement:
+    first, second = stored["subjects"]
+    outcomes, similarities = open_disagreement(gallery.seal, stored["sealed"])
+    pks = keys.get(first), keys.get(second)
+    return Disagreement((outcomes[0], outcomes[1]), pks, (similarities[0], similarities[1]))
 
 
 def _kept(connection: Connection, gallery: Gallery) -> list[Generation]:
@@ -430,11 +469,12 @@ def _tally(
     connection: Connection,
     gallery: Gallery,
     generation: int,
-    disagreements: Sequence[Disagreement] = (),
+    disagreements: Sequence[Mapping[str, Any]] = (),
     **counts: int,
 ) -> None:
+    """``disagreements``: as they are stored."""
     details = connection.execute(sa.select(generations.c.details).where(_is(gallery, generation))).scalar_one()
-    latest = [*details.get("disagreements", []), *(asdict(one) for one in disagreements)][-KEPT_DISAGREEMENTS:]
+    latest = [*details.get("disagreements", []), *disagreements][-KEPT_DISAGREEMENTS:]
     summed = dict(Counter(details.get("counts", {})) + Counter(counts))
     changed = {"details": {**details, "counts": summed, "disagreements": latest}, "updated_at": datetime.now(UTC)}
     connection.execute(generations.update().where(_is(gallery, generation)).values(**changed))

@@ -6,6 +6,7 @@ Whatever does not open raises SealBrokenError, which Database makes a StorageDam
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ ANSWER: Final = "answer"
 ITEM: Final = "job item"
 PROBLEM: Final = "job problem"
 LABEL: Final = "label"
+DISAGREEMENT: Final = "disagreement"
 PLACE: Final = "place"
 """In a list: where its next page begins."""
 REQUEST: Final = "idempotency key"
@@ -57,6 +59,17 @@ def open_crop(seal: Seal, sealed: bytes) -> Crop:
     """Raises SealBrokenError."""
     landmarks, _, image = seal.open(sealed, CROP).partition(b"\n")
     return Crop(image, json.loads(landmarks))
+
+
+def close_disagreement(seal: Seal, outcomes: Sequence[str], similarities: Sequence[float | None]) -> str:
+    """What two recognisers answered to one face, for a JSON column."""
+    return seal.close_json([outcomes, similarities], DISAGREEMENT).hex()
+
+
+def open_disagreement(seal: Seal, sealed: str) -> tuple[list[str], list[float | None]]:
+    """Two outcomes, and two similarities from -1 to 1. Raises SealBrokenError."""
+    outcomes, similarities = seal.open_json(bytes.fromhex(sealed), DISAGREEMENT)
+    return outcomes, similarities
 
 
 def close_place(seal: Seal, *key: int) -> str:

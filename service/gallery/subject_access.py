@@ -14,7 +14,7 @@ from service.errors import SubjectNotFoundError
 from service.gallery.audit_log import record
 from service.gallery.database import Database
 from service.gallery.erasure import receipts
-from service.gallery.sealed_rows import ANSWER, ITEM, lookup_of, open_about, open_crop
+from service.gallery.sealed_rows import ANSWER, ITEM, lookup_of, open_about, open_crop, open_disagreement
 from service.gallery.subjects import Gallery
 from service.gallery.tables import (
     audit,
@@ -88,7 +88,7 @@ class _Search:
             "subject": None if row is None else self._subject(row),
             "templates": [] if row is None else self._templates(row.pk),
             "answers": [] if row is None else self._answers(row.pk),
-            "disagreements": [] if row is None else self._disagreements(row.pk),
+            "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
             "job_items": self._job_items(),
             "receipts": [each.document() for each in receipts(self._connection, self._gallery, self._lookup)],
@@ -165,14 +165,19 @@ class _Search:
             for row in self._connection.execute(query.order_by(idempotency.c.created_at))
         ]
 
-    def _disagreements(self, subject_pk: int) -> list[dict[str, Any]]:
+    def _disagreements(self) -> list[dict[str, Any]]:
         """Searches that named this subject, and that two recognisers answered differently."""
         query = sa.select(generations.c.details).where(generations.c.gallery_pk == self._gallery.pk)
         noted = (one for each in self._connection.execute(query).scalars() for one in each.get("disagreements", []))
+        own = [one for one in noted if self._lookup in one["subjects"]]
+        opened = [open_disagreement(self._gallery.seal, one["sealed"]) for one in own]
         return [
-            one | {"subject_pks": [OWN if pk == subject_pk else None for pk in one["subject_pks"]]}
-            for one in noted
-            if subject_pk in one["subject_pks"]
+            {
+                "outcomes": outcomes,
+                "subject_pks": [OWN if lookup == self._lookup else None for lookup in one["subjects"]],
+                "similarities": similarities,
+            }
+            for one, (outcomes, similarities) in zip(own, opened, strict=True)
         ]
 
     def _changes(self, subject_pk: int) -> list[dict[str, int]]:

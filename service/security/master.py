@@ -201,7 +201,8 @@ class KeyFile:
                 if mode & UNWANTED_MODE:
                     raise MasterKeyError(
                         f"others than its owner may read or change {self.path} (mode {mode:o}): chmod 600 {self.path}, "
-                        "and make a new key if somebody may have read it (kith master rotate --new)"
+                        "and make a new key if somebody may have read it (kith master rotate --new); if they may have "
+                        "had the database, too, move each gallery into a new one (docs/privacy.md)"
                     )
                 text = file.read(MOST_FILE_BYTES + 1).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.quality import EYES, SCORE, Evidence, evidence, others_than_view1
+from bench.quality import EYES, SCORE, Evidence, evidence, of_the_network, others_than_view1
 from models.pack import ModelPack
 from training.evaluate import people_of, read_pairs
 
@@ -29,6 +29,15 @@ def test_nobody_is_judged_whom_settings_were_chosen_on(data: Path) -> None:
     chosen_on = read_pairs(data / "lfw" / "pairsDevTrain.txt")
     known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
     assert known.isdisjoint(people_of(others_than_view1(data / "lfw")).tolist())
+
+
+def test_what_the_network_tells_by_itself_is_of_the_same_photos(data: Path, pack: ModelPack, tmp_path: Path) -> None:
+    files = others_than_view1(data / "lfw")[:12]
+    beside = of_the_network(pack, data / "lfw", files, tmp_path)
+    likeness, length = beside.values()
+    assert len(likeness) == len(length) == len(evidence(pack, data / "lfw", files, tmp_path).measures[SCORE])
+    assert 0.5 < likeness.min() < likeness.max() < 1
+    assert length.min() > 0
 
 
 def test_rejecting_the_worst_lowers_fnmr(judged: Evidence) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx2 as httpx
@@ -21,26 +21,22 @@ START_TIMEOUT_S = 60
 
 
 class Server:
-    """``kith serve`` on a free port."""
+    """``kith serve`` on a free port. ``log``: a file that has what it says, else it says it here."""
 
-    def __init__(self, folder: Path, database_url: str | None = None, **settings: str) -> None:
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._environment = (
-            os.environ
-            | settings
-            | {
-                "KITH_DATA_DIR": str(folder),
-                "KITH_PORT": str(self._port),
-                "KITH_LOG_LEVEL": "ERROR",
-            }
-        )
+    def __init__(self, folder: Path, database_url: str | None = None, log: Path | None = None, **settings: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        own = {"KITH_DATA_DIR": str(folder), "KITH_PORT": str(port), "KITH_LOG_LEVEL": "ERROR"}
+        self._environment = os.environ | own | settings
         if database_url is not None:
             self._environment["KITH_DATABASE_URL"] = database_url
         self.launch()
 
     def launch(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "service.cli", "serve"], env=self._environment)
+        command = [sys.executable, "-m", "service.cli", "serve"]
+        with nullcontext() if self._log is None else self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

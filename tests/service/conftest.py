@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from service.gallery.database import Database
 from service.gallery.milvus_index import IndexKind, MilvusOptions
+from tests.databases import open_database
 from tests.nodes import Node, Nodes
+from tests.postgres import DatabaseUrl
+
+
+@pytest.fixture
+def url(database_url: DatabaseUrl) -> str:
+    """Of a database that is yet to be made, of each kind in turn."""
+    return database_url()
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    with closing(open_database(url)) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,17 +34,6 @@ from tests.postgres import DatabaseUrl
 
 LINES = 6
 Tampering = Callable[[sa.Connection, int], object]
-
-
-@pytest.fixture
-def url(database_url: DatabaseUrl) -> str:
-    return database_url()
-
-
-@pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    with closing(open_database(url)) as opened:
-        yield opened
 
 
 def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) -> Gallery:

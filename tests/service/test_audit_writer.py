@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
@@ -24,22 +24,10 @@ from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
 from service.security.acting import Actor, acting_as
 from tests.databases import open_database
 from tests.faults.old_databases import engine_of
-from tests.postgres import DatabaseUrl
 from tests.service.test_audit import report_of, secret_of
 
 ONE = [{"outcome": "identified", "subject": "ada"}]
 SEVERAL = [*ONE, {"outcome": "identified", "subject": "bob"}, {"outcome": "unknown"}, {"outcome": "unknown"}]
-
-
-@pytest.fixture
-def url(database_url: DatabaseUrl) -> str:
-    return database_url()
-
-
-@pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    with closing(open_database(url)) as opened:
-        yield opened
 
 
 def with_writer(

@@ -342,10 +342,11 @@ def test_whom_recognisers_disagreed_about_is_found_after_a_restore(fresh: Open, 
     restore(database, file, replace=True)
     other = store.gallery("one").other
     assert other is not None
-    (kept,) = other.details["disagreements"]
-    moved, nobody = kept["subject_pks"]
-    assert moved != key and nobody is None
+    (kept,) = migrations.disagreements(store.gallery("one"), other)
+    moved, nobody = kept.subject_pks
+    assert moved is not None and moved != key and nobody is None
     assert store.subjects_by_pk(store.gallery("one"), [moved])[moved].id == "s7"
+    assert (kept.outcomes, kept.similarities) == (disagreement.outcomes, disagreement.similarities)
 
 
 def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,19 +21,24 @@ from service.client import Kith, KithClientError
 from service.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
+from tests.commands import called
 from tests.conftest import jpeg
 
 
 def kith_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "service.cli", *arguments],
-        cwd=cwd,
-        env=os.environ | {"KITH_LOG_LEVEL": "WARNING", "COLUMNS": "200"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return called(*arguments, cwd=cwd, environment=as_told(environment))
+
+
+def kith_process(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with the engine that is chosen by default."""
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    env = as_told(environment)
+    del env["KITH_ENGINE"]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def as_told(environment: dict[str, str]) -> dict[str, str]:
+    return os.environ | {"KITH_LOG_LEVEL": "WARNING", "COLUMNS": "200"} | environment
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def people(tmp_path: Path, astronaut: NDArray[Any], actor: NDArray[Any], nobody:
 
 
 def test_embedded_enrol_resume_identify_verify(people: Path, tmp_path: Path, astronaut: NDArray[Any]) -> None:
-    first = kith_command("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
+    first = kith_process("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
     assert first.returncode == 1, first.stderr  # a photo was refused
     report = json.loads(first.stdout)
     assert (report["enrolled"], report["already_enrolled"]) == (2, 0)
@@ -153,10 +158,10 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     assert missing.returncode == 3
     assert "gallery_not_found" in missing.stderr
     assert "kith gallery create" in missing.stderr
-    exposed = kith_command("serve", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path)  # noqa: S104
+    exposed = kith_process("serve", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path)  # noqa: S104
     assert exposed.returncode == 2
     assert "KITH_API_KEY" in exposed.stderr
-    wrong = kith_command("serve", cwd=tmp_path, KITH_PORT="none")
+    wrong = kith_process("serve", cwd=tmp_path, KITH_PORT="none")
     assert wrong.returncode == 2
     assert "KITH_PORT" in wrong.stderr
     nowhere = kith_command("gallery", "list", "--url", "http://127.0.0.1:9", cwd=tmp_path)
@@ -167,7 +172,7 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     flat = kith_command("enroll", str(tmp_path / "flat"), "-g", "g", cwd=tmp_path)
     assert flat.returncode == 2
     assert "no folder per person" in flat.stderr
-    pack = kith_command("serve", cwd=tmp_path, KITH_PACK="/nowhere")
+    pack = kith_process("serve", cwd=tmp_path, KITH_PACK="/nowhere")
     assert pack.returncode == 3
     assert "/nowhere is not a directory" in pack.stderr
     assert "Traceback" not in pack.stderr
@@ -180,7 +185,9 @@ def test_a_master_key_that_is_missing_or_wrong_is_told_before_anything_is_served
     another = {"KITH_MASTER_KEY": base64.b64encode(bytes(32)).decode()}
     for environment in (another, another | {"KITH_MASTER_KEY_FILE": str(tmp_path / "absent.key")}):
         for command in (("serve", "--port", "0"), ("gallery", "list"), ("keys", "list")):
-            told = kith_command(*command, cwd=tmp_path, **environment)
+            # What serves keeps its memory to itself, and would this process's.
+            tell = kith_process if command[0] == "serve" else kith_command
+            told = tell(*command, cwd=tmp_path, **environment)
             assert told.returncode == 3, told.stderr
             assert "Traceback" not in told.stderr
             assert len(told.stderr.splitlines()) < 5

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -25,7 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service.client import Kith
+from service.server import embedded
+from service.settings import load_settings
 from service.words import odds
+from tests.commands import called
 from tests.conftest import ROOT, jpeg
 
 SLOW = {"numpy", "cv2", "torch", "faiss", "onnxruntime", "openvino", "sqlalchemy", "fastapi", "pydantic", "matplotlib"}
@@ -36,7 +40,7 @@ def program(tmp_path: Path) -> Path:
     """As the environment's script would be: its name is what completion goes by."""
     script = tmp_path / "bin" / "kith"
     script.parent.mkdir()
-    script.write_text("from service.cli import main\n\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from service.entry import main\n\nif __name__ == '__main__':\n    main()\n")
     return script
 
 
@@ -65,11 +69,11 @@ class Program:
 
     def __call__(self, *words: str | Path, status: int = 0, **environment: str) -> str:
         self.environment |= environment
-        process = self.start(*words)
-        answer, self.said = process.communicate(timeout=120)
-        assert process.returncode == status, (words, answer, self.said)
+        done = called(*map(str, words), cwd=self._script.parent.parent, environment=self.environment)
+        self.said = done.stderr
+        assert done.returncode == status, (words, done.stdout, self.said)
         assert "Traceback" not in self.said
-        return answer
+        return done.stdout
 
     def completed(self, line: str) -> list[str]:
         """What bash proposes for the line's last word."""
@@ -100,7 +104,9 @@ def test_the_status_is_the_answer(run: Program, kith: Kith, gallery: str, photos
     assert run("verify", photos["eileen"], photos["coffee"], status=1) == f"no face: {photos['coffee']}\n"
     kith.enrol(gallery, "ada", photos["eileen"])
     assert "same" in run("verify", photos["again"], "--subject", "ada", "-g", gallery, "--preset", "relaxed")
-    assert "ada" in run("identify", photos["again"], photos["text"], "-g", gallery)
+    assert "ada" in run("identify", photos["again"], "-g", gallery)
+    assert "ada" in run("identify", photos["again"], photos["text"], "-g", gallery, status=1)
+    assert "image_format: " in run.said
     assert "unknown" in run("identify", photos["tom"], "-g", gallery, "--fpir", "0.0001", status=1)
     assert "no face" in run("detect", photos["eileen"], photos["coffee"], status=1)
     run("verify", photos["eileen"], status=2)
@@ -121,7 +127,10 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", "stats", gallery, "--url", "http://127.0.0.1:9", status=3)
     assert "(unreachable)" in run.said
     run("gallery", "export", gallery, "folder-that-is-not/x.ndjson", status=3)
-    assert "folder-that-is-not" in run.said
+    assert run.said.splitlines() == [
+        "error: folder-that-is-not/x.ndjson: No such file or directory (file)",
+        "  See that it, or the folder that it is to be written to, is there: no folder is made.",
+    ]
     run("erasures", "repeat", photos["text"], status=2)
     assert "erasures save" in " ".join(run.said.split())
     run("identfy", photos["tom"], status=2)
@@ -136,7 +145,7 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
     run("gallery", status=2)
 
 
-def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: str) -> None:
+def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: str, photos: dict[str, Path]) -> None:
     create = ("keys", "create", "foo", "--scope", "identify")
     for words, status in (
         ((*create, "-g", "a b"), 3),
@@ -147,10 +156,65 @@ def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: s
         (("keys", "create", "x" * 200, "--scope", "identify"), 3),
         (("keys", "create", "--scope", "nope"), 2),
         (("keys", "rotate", "0" * 12, "--overlap-hours", "inf"), 2),
+        (("identify", photos["tom"], "-g", gallery, "--fpir", "1"), 2),
         (("subject", "update", "ada", "-g", gallery, "--set", "a=NaN"), 2),
         (("subject", "update", "ada", "-g", gallery, "--set", "a=[1e999]"), 2),
     ):
         run(*words, status=status)
+    for words, said in (
+        (("gallery", "create", "a b"), "error: name: should have letters, digits and . _ - alone"),
+        (("jobs", "show", "nojob"), "error: job: should have 32 hexadecimal digits"),
+        (("keys", "revoke", "nokey"), "error: key: should have 12 hexadecimal digits"),
+        (("template", "move", "ada", "x", "-g", gallery, "--to", "bob"), "error: template: should have 32 hexadecimal"),
+        (("audit", "list", "--since", "yesterday"), "error: since: should be a date like 2026-01-31"),
+    ):
+        run(*words, status=3)
+        assert run.said.startswith(said), run.said
+        assert "'--help' after the command" in run.said
+    run("jobs", "list", "--state", "foo", status=2)
+    run("subject", "show", "o'brien", "-g", gallery, status=3)
+    assert f"kith subject list --gallery {gallery}" in run.said
+    run("template", "list", "o'brien", "-g", gallery, status=3)
+
+
+def test_one_object_is_one_document(run: Program, kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
+    """What is null is there, as REST answers it, whichever command tells it."""
+    made = json.loads(run("gallery", "create", f"{gallery[:50]}-json", "--json"))
+    listed = json.loads(run("gallery", "list", "--json"))
+    assert made in listed
+    assert made["retention_days"] is None
+    told = json.loads(run("gallery", "stats", made["name"], "--json"))
+    own = made.keys() - {"drift", "index"}  # of which it tells more
+    assert {key: told[key] for key in own} == {key: made[key] for key in own}
+    kith.enrol(gallery, "ada", photos["eileen"])
+    updated = json.loads(run("subject", "update", "ada", "-g", gallery, "--tag", "a", "--json"))
+    (seen,) = json.loads(run("subject", "list", "-g", gallery, "--json"))
+    assert updated == seen
+    assert seen["name"] is None
+    templates = json.loads(run("template", "list", "ada", "-g", gallery, "--json"))
+    assert json.loads(run("subject", "show", "ada", "-g", gallery, "--json")) == seen | {
+        "templates": templates["templates"]
+    }
+    receipt = json.loads(run("subject", "erase", "ada", "-g", gallery, "--yes", "--json"))
+    (kept,) = json.loads(run("erasures", "list", "-g", gallery, "--json"))
+    assert receipt | {"log_emptied": None} == kept | {"log_emptied": None}
+
+
+def test_what_was_enrolled_is_told_whatever_ends_the_rest(
+    server: str, run: Program, gallery: str, photos: dict[str, Path]
+) -> None:
+    served = iter([True, False])
+    words = ("subject", "enroll", "ada", photos["eileen"], photos["again"], "-g", gallery)
+    with refusing(server, lambda path: "/templates" in path and not next(served, False), 500) as url:
+        told = run(*words, "--url", url, status=3)
+    assert told.splitlines() == [
+        "1 of 2 photos enrolled as ada",
+        f"  {photos['eileen']}: enrolled",
+        f"  {photos['again']}: it may be enrolled: 'kith subject show' tells",
+    ]
+    told = run("subject", "enroll", "eve", photos["again"], photos["coffee"], "-g", gallery, status=1)
+    assert "insist with --allow-duplicate" in told
+    assert "allow_duplicate'" not in told
 
 
 def test_questions_are_answered_or_the_option_is_named(run: Program, kith: Kith, gallery: str) -> None:
@@ -228,6 +292,7 @@ def test_an_enrolment_whose_server_ends_says_how_to_go_on(
         run("enroll", "people", "-g", gallery, "--report", "report.csv", "--url", url, "--json", status=3)
     assert "run the same again to go on" in json.loads(run.said)["remedy"]
     assert (tmp_path / "report.csv").read_text().startswith("photo,status")
+    assert (tmp_path / "report.csv").stat().st_mode & 0o777 == 0o600  # folders are named after people
 
 
 def test_a_person_is_enrolled_changed_and_erased(
@@ -293,7 +358,7 @@ def test_no_picture_is_drawn_over_a_photo(run: Program, gallery: str, photos: di
 
 
 @contextmanager
-def refusing(server: str, refused: Callable[[str], bool]) -> Iterator[str]:
+def refusing(server: str, refused: Callable[[str], bool], status: int = 409) -> Iterator[str]:
     """The address of what stands before the server, and answers as asked to what is refused, by its path."""
 
     class Between(BaseHTTPRequestHandler):
@@ -301,7 +366,7 @@ def refusing(server: str, refused: Callable[[str], bool]) -> Iterator[str]:
             length = self.headers["Content-Length"]
             if refused(self.path):
                 self.close_connection = True
-                self._answer(409, b'{"code": "torn", "detail": "no longer", "remedy": "See to it."}')
+                self._answer(status, b'{"code": "torn", "detail": "no longer", "remedy": "See to it."}')
                 return
             body = None if length is None else self.rfile.read(int(length))
             with closing(HTTPConnection(urlsplit(server).netloc)) as connection:
@@ -416,6 +481,36 @@ def test_ctrl_c_is_130_and_says_nothing(run: Program, photos: dict[str, Path]) -
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in said) == (130, False)
+
+
+def test_ctrl_c_while_it_is_imported_says_nothing() -> None:
+    interrupted = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "service.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from service.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_an_embedded_service_that_is_left_as_it_starts_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would go on into the interpreter's end, which it aborts."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {thread for thread in threading.enumerate() if thread.name == "kith-server"}
+    monkeypatch.setattr("service.server._wait_for_start", interrupted)
+    with pytest.raises(KeyboardInterrupt), embedded(load_settings(data_dir=tmp_path, log_level="WARNING")):
+        pass
+    assert {thread for thread in threading.enumerate() if thread.name == "kith-server"} == before
 
 
 def test_a_server_is_measured(run: Program, photos: dict[str, Path]) -> None:

@@ -37,7 +37,7 @@ def test_an_overwritten_gpu_runtime_is_an_error() -> None:
 
 
 def test_this_installation_is_sound() -> None:
-    findings = diagnose(load_settings())
+    findings = diagnose(load_settings(engine=None))
     assert [f for f in findings if f.verdict != "ok"] == []
     assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
     assert any("nodes on OpenVINO" in f.detail for f in findings)
@@ -48,12 +48,12 @@ def test_openvino_alone_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where onnxruntime is not installed: its import fails, and nothing finds it."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr("models.runtime.is_installed", lambda: False)
-    findings = diagnose(load_settings())
+    findings = diagnose(load_settings(engine=None))
     assert [f.what for f in findings if f.verdict == "error"] == []
     assert [f.what for f in findings if f.verdict == "warning"] == ["onnxruntime"]
     assert any("nodes on OpenVINO" in f.detail for f in findings)
     monkeypatch.setattr("service.doctor.openvino_is_installed", lambda: False)
-    assert [f.what for f in diagnose(load_settings()) if f.verdict == "error"] == ["onnxruntime"]
+    assert [f.what for f in diagnose(load_settings(engine=None)) if f.verdict == "error"] == ["onnxruntime"]
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:

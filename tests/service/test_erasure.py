@@ -208,7 +208,7 @@ def test_a_search_counted_late_does_not_bring_a_key_back(database_url: DatabaseU
     generations.note(gallery, 1, {"compared": 2}, [both, one])
     other = store.gallery("g").other
     assert other is not None
-    assert [noted["subject_pks"] for noted in other.details["disagreements"]] == [[bob, None]]
+    assert [noted.subject_pks for noted in generations.disagreements(gallery, other)] == [(bob, None)]
     database.close()
 
 

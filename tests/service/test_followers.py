@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,18 +29,9 @@ from service.gallery.replicas import TRIM_AFTER, Following, InProcess, in_proces
 from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, ROWS_AT_ONCE, Store
 from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.gallery.tables import changes, galleries, index_states
-from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 
 DIMENSION = 16
 RULES: list[Fusion] = ["max", "mean_top_k", "centroid"]
-
-
-@pytest.fixture
-def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = open_database(database_url())
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -175,26 +165,42 @@ def test_an_index_that_nobody_follows_does_not_hold_the_log(database: Database, 
     assert store.trim_log(gallery, keep=1) == 5
 
 
-def test_closing_waits_for_no_database(database: Database, store: Store, rng: np.random.Generator) -> None:
+def test_closing_waits_for_no_database(
+    database: Database, store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither does any other gallery, while somebody else writes to this one, whose log is being shortened."""
     gallery, other = (store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings()) for name in "gh")
     line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
     lines = TRIM_AFTER + KEEP_LINES
     with database.change(gallery) as connection:
         connection.execute(changes.insert(), [line] * lines)
+    shortening, done, trim, change = threading.Event(), threading.Event(), store.trim_log, database.change
+
+    def trimming(*arguments: Any, **named: Any) -> int:
+        try:
+            return trim(*arguments, **named)
+        finally:
+            done.set()
+
+    def changing(at: Gallery) -> AbstractContextManager[sa.Connection]:
+        shortening.set()
+        return change(at)
+
+    monkeypatch.setattr(store, "trim_log", trimming)
+    monkeypatch.setattr(database, "change", changing)
     followers = Followers(in_process(store))
     probe = unit(rng.normal(size=(1, DIMENSION)))
     followers.of(gallery)  # as of an empty log
     with database.write(GalleryNotFoundError("gone")) as connection:
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
         followers.of(gallery).search(probe, 1)
-        time.sleep(0.5)  # for the background to begin, and to wait
+        assert shortening.wait(30)  # the background has chosen its lines, and waits to delete them
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
             thread = threading.Thread(target=step, daemon=True)
             thread.start()
             thread.join(3)
             assert not thread.is_alive()
-    time.sleep(0.5)
+    assert done.wait(30)
     # What had begun came to its end, and nothing was begun after it.
     with database.read() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar_one()

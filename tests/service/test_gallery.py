@@ -40,7 +40,6 @@ from service.gallery.store import Store
 from service.gallery.subjects import Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
 from service.gallery.tables import labels, metadata, subjects
 from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 from tests.service.test_fusion import RULES, fused_similarity
 
 DIMENSION = 8
@@ -48,11 +47,6 @@ DIMENSION = 8
 
 def template(vector: Float) -> NewTemplate:
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
-
-
-@pytest.fixture
-def url(database_url: DatabaseUrl) -> str:
-    return database_url()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from models.network import Float
 from models.recognition import unit
 from service.decision import RiskTarget
 from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
+from service.gallery import tables
 from service.gallery.audit_reading import AuditReader, Chosen
 from service.gallery.database import Database
 from service.gallery.evidence import impostor_evidence
@@ -21,22 +22,14 @@ from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Gene
 from service.gallery.job_store import ItemOutcome, Job, JobStore
 from service.gallery.replicas import in_process
 from service.gallery.risks import GalleryRisks
-from service.gallery.sealed_rows import open_crop
+from service.gallery.sealed_rows import lookup_of, open_crop
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
 CROP = Crop(b"a picture", ((1.0, 2.0),) * 5)
-
-
-@pytest.fixture
-def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = open_database(database_url())
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -210,7 +203,7 @@ def test_what_was_read_before_a_cut_over_is_not_written_after_it(
         lambda: store.enrol(before, "s", [template(rng)], None),
         lambda: store.put_subject(before, "s", None, {}, []),
         lambda: generations.add(before, n, {}, owned, [], 0),
-        lambda: generations.see(before, n, 1, vector(rng, NEW_D), {}),
+        lambda: generations.see(before, n, 1, vector(rng, NEW_D)),
         lambda: generations.roll_back(before),
     ):
         with pytest.raises(GalleryMovedError):
@@ -280,14 +273,18 @@ def test_a_sight_stands_for_one_template_without_crop(
     n = started(store, generations)
     face = vector(rng, NEW_D)
     assert generations.unseen(gallery, n, pk)
-    assert generations.see(now(store), n, pk, face, {"similarity": 0.9})
-    assert not generations.see(now(store), n, pk, face, {})  # the next frame
-    assert generations.see(now(store), n, pk, vector(rng, NEW_D), {})
+    assert generations.see(now(store), n, pk, face)
+    assert not generations.see(now(store), n, pk, face)  # the next frame
+    assert generations.see(now(store), n, pk, vector(rng, NEW_D))
     assert not generations.unseen(gallery, n, pk)
-    assert not generations.see(now(store), n, pk, vector(rng, NEW_D), {})
+    assert not generations.see(now(store), n, pk, vector(rng, NEW_D))
     assert generations.coverage(gallery, n) == Coverage(3, 2, 1)
     lines = AuditReader(database).lines(Chosen(gallery.pk, event="template_on_sight"), None, 100)
-    assert {one.line.details["template"] for one in lines} == {t.id for t in store.list_templates(gallery, "s")[1:]}
+    seen = store.list_templates(gallery, "s")[1:]
+    assert sorted(one.line.details["template"] for one in lines) == sorted(t.id for t in seen)
+    # It is found where somebody asks what was done to the subject, and tells no score.
+    assert {one.line.subject for one in lines} == {lookup_of(gallery.seal, "s")}
+    assert all(one.line.details.keys() == {"template"} for one in lines)
 
 
 def test_counts_of_several_servers_add_up(store: Store, generations: Generations, gallery: Gallery) -> None:
@@ -308,7 +305,37 @@ def test_counts_of_several_servers_add_up(store: Store, generations: Generations
     other = now(store).other
     assert other is not None
     assert other.details["counts"] == {"compared": 120, "agreed": 80}
-    assert len(other.details["disagreements"]) == 20
+    noted = generations.disagreements(gallery, other)
+    assert noted == [Disagreement(("identified", "unknown"), (pk, None), (0.9, None))] * 20
+    # In clear only whom it concerns, by a keyed hash.
+    stored = other.details["disagreements"]
+    assert {tuple(one) for one in stored} == {("subjects", "sealed")}
+    assert {tuple(one["subjects"]) for one in stored} == {(lookup_of(gallery.seal, "s"), None)}
+
+
+def test_a_database_of_before_keeps_no_search_in_clear_and_no_time_to_come(
+    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    n, late = started(store, generations), datetime(2199, 1, 1, tzinfo=UTC)
+    store.enrol(gallery, "s", [template(rng)], None)
+    before = datetime.now(UTC)
+    shown = [{"outcomes": ["identified", "unknown"], "subject_pks": [1, None], "similarities": [0.9, None]}]
+    with database.engine.begin() as connection:
+        details = {"on_sight": True, "counts": {"compared": 3}, "disagreements": shown}
+        connection.execute(
+            tables.generations.update().where(tables.generations.c.generation == n).values(details=details)
+        )
+        connection.execute(tables.templates.update().values(created_at=late))
+        connection.execute(tables.subjects.update().values(updated_at=late))
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0010'")
+    reopened = open_database(database.engine.url.render_as_string(hide_password=False))
+    store = Store(reopened)
+    other = now(store).other
+    assert other is not None and other.details == {"on_sight": True, "counts": {"compared": 3}}
+    assert before <= store.list_templates(gallery, "s")[0].created_at <= datetime.now(UTC)
+    subject = store.subject(gallery, "s")
+    assert subject.created_at <= before <= subject.updated_at <= datetime.now(UTC)
+    reopened.close()
 
 
 def test_a_crop_goes_with_its_template(

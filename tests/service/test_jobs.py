@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,22 +27,9 @@ from service.gallery.tables import jobs
 from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
 from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 
 PROBLEM = LowQualityError("out of bounds: sharpness").document()
 WAIT_S = 30
-
-
-@pytest.fixture
-def url(database_url: DatabaseUrl) -> str:
-    return database_url()
-
-
-@pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    opened = open_database(url)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

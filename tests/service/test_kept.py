@@ -209,7 +209,7 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
 
         def see() -> None:
             subject_pk = int(store.snapshot(now()).subject_pks[-1])
-            assert generations.see(now(), 1, subject_pk, some(rng)[0].vector, {})
+            assert generations.see(now(), 1, subject_pk, some(rng)[0].vector)
 
         writes: dict[str, Callable[[], object]] = {
             "put_subject": lambda: store.put_subject(now(), "s0", "Ada", {}, []),

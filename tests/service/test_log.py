@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from service.client import Kith, KithClientError
 from tests.conftest import jpeg
-from tests.faults.servers import START_TIMEOUT_S, free_port
+from tests.faults.servers import Server
 
 SECRETS = ["quetzalcoatl-id", "Quetzalcoatl Name", "quetzalcoatl-tag", "quetzalcoatl-note", "quetzalcoatl-key"]
 
@@ -32,29 +26,13 @@ class Talkative:
 
 @pytest.fixture
 def talkative(tmp_path: Path) -> Iterator[Talkative]:
-    port, log = free_port(), tmp_path / "log"
-    environment = {"KITH_DATA_DIR": str(tmp_path / "data"), "KITH_PORT": str(port), "KITH_LOG_LEVEL": "DEBUG"}
-    with log.open("wb") as file:
-        command = [sys.executable, "-m", "service.cli", "serve"]
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=file, stderr=file)
-    running = Talkative(f"http://127.0.0.1:{port}", log)
+    log = tmp_path / "log"
+    server = Server(tmp_path / "data", log=log, KITH_LOG_LEVEL="DEBUG")
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_ready(running.url):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.05)
-        yield running
+        server.wait_until_ready()
+        yield Talkative(server.url, log)
     finally:
-        process.terminate()
-        process.wait(START_TIMEOUT_S)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").is_success
-    except httpx.TransportError:
-        return False
+        server.close()
 
 
 def test_nobody_is_named(talkative: Talkative, astronaut: NDArray[np.uint8]) -> None:

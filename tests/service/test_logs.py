@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx2 as httpx
@@ -20,44 +16,26 @@ from service.logs import JsonLines
 from service.security.acting import Actor, acting_as
 from service.server import embedded
 from service.settings import load_settings
-from tests.faults.servers import free_port
+from tests.faults.servers import Server
 
 NAME = "huitzilopochtli"
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of a server that was asked for a few things, and ended."""
-    folder, port = tmp_path_factory.mktemp("logs"), free_port()
-    environment = {
-        "KITH_DATA_DIR": str(folder),
-        "KITH_PORT": str(port),
-        "KITH_LOG_FORMAT": "json",
-        "KITH_API_KEY": "k" * 32,
-    }
-    log, url = folder / "log", f"http://127.0.0.1:{port}"
-    with log.open("wb") as file:
-        command = [sys.executable, "-m", "service.cli", "serve"]
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=file, stderr=file)
-        try:
-            while not answers(url):
-                assert process.poll() is None, log.read_text()
-                Event().wait(0.05)
-            key = {"X-API-Key": "k" * 32}
-            httpx.get(f"{url}/v1/galleries/{NAME}", headers=key)
-            httpx.get(f"{url}/v1/galleries/{NAME}")
-            httpx.get(f"{url}/healthz", headers={"X-Request-Id": "6BA7B810-9DAD-11D1-80B4-00C04FD430C8"})
-        finally:
-            process.terminate()
-            process.wait(60)
-    yield [json.loads(line) for line in log.read_text().splitlines()]
-
-
-def answers(url: str) -> bool:
+    folder, key = tmp_path_factory.mktemp("logs"), "k" * 32
+    log = folder / "log"
+    server = Server(folder, log=log, KITH_LOG_LEVEL="INFO", KITH_LOG_FORMAT="json", KITH_API_KEY=key)
     try:
-        return httpx.get(f"{url}/readyz").is_success
-    except httpx.TransportError:
-        return False
+        server.wait_until_ready()
+        httpx.get(f"{server.url}/v1/galleries/{NAME}", headers={"X-API-Key": key})
+        httpx.get(f"{server.url}/v1/galleries/{NAME}")
+        httpx.get(f"{server.url}/healthz", headers={"X-Request-Id": "6BA7B810-9DAD-11D1-80B4-00C04FD430C8"})
+        server.terminate(60)
+    finally:
+        server.close()
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def test_every_line_is_a_document_also_the_http_servers(lines: list[dict[str, Any]]) -> None:
@@ -111,5 +89,5 @@ def test_a_line_is_one_line_whatever_it_holds() -> None:
 def test_embedded_servers_leave_logging_as_it_is(tmp_path: Path) -> None:
     before = logging.getLogger().handlers[:], logging.getLogger("uvicorn").handlers[:]
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url:
-        assert answers(url)
+        assert httpx.get(f"{url}/readyz").is_success
     assert (logging.getLogger().handlers, logging.getLogger("uvicorn").handlers) == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -51,12 +51,6 @@ def url(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> str:
         with database.write(StorageError("unforeseen")) as connection:
             connection.execute(request.param(own))
     return url
-
-
-@pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    with closing(open_database(url)) as database:
-        yield database
 
 
 def test_the_others_go_on(database: Database) -> None:

@@ -208,8 +208,8 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     assert told.other is not None
     assert (told.other.embedded, told.other.by_sight, told.other.waiting_without_crop) == (1, 1, 1)
     (line,) = (line for line in both.audit(g) if line.event == "template_on_sight")
-    assert line.details["false_alarm_probability"] <= 1e-4
-    assert line.details["template"] == next(both.templates(g, "eileen")).id
+    assert line.details == {"template": next(both.templates(g, "eileen")).id}
+    assert line.event in {one.event for one in both.audit(g, subject="eileen")}
     # Who is left out is said, and found by no search.
     cut = both.cut_over(g, force=True)
     assert (cut.current.embedded, cut.current.waiting_without_crop) == (1, 1)

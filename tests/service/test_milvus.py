@@ -405,7 +405,7 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
     pk = node.store.subject(gallery, "a").pk
     (vector,) = unit(rng.normal(size=(1, 2 * SMALL)))
-    assert generations.see(gallery, 1, pk, vector, {})
+    assert generations.see(gallery, 1, pk, vector)
     ((hit,),), compared = node.followers.of(shadow).search(vector[None], 3)
     assert (hit.subject_pk, compared) == (pk, 1)
     assert hit.similarity == pytest.approx(1, abs=1e-5)

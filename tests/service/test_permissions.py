@@ -266,7 +266,7 @@ def statements() -> Iterator[list[str]]:
 
     def note(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:
         of_request = threading.current_thread().name.startswith(("blocking", "kith-server", "imports", "exports"))
-        if of_request and not re.search("api_keys|FROM secrets|BEGIN", statement):
+        if of_request and not re.search("api_key|FROM secrets|BEGIN", statement):
             seen.append(statement)
 
     sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)

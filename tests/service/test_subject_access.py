@@ -266,8 +266,7 @@ def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], 
                 values = dict(row._mapping)
                 named = any(values.get(column) in known for column, known in keys.items())
                 own = table.name == "subjects" and row.pk in keys["subject_pk"]
-                noted = f"[{min(keys['subject_pk'])}, null]" in json.dumps(values.get("details"))
-                if named or own or noted or any(word in repr(values) for word in words):
+                if named or own or any(word in repr(values) for word in words):
                     found.append(table.name)
     return found
 

@@ -37,6 +37,7 @@ from typer.testing import CliRunner
 from models.network import Float
 from models.recognition import unit
 from service.api.schemas import GallerySettingsIn
+from service.api.transfer import _Intake
 from service.cli import app
 from service.client import Kith, KithClientError
 from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
@@ -53,7 +54,7 @@ from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Subj
 from service.gallery.tables import templates as template_rows
 from service.gallery.transfer import Header, Items, check, earlier_id
 from service.settings import Settings
-from service.transfers import MOST_EXPORTS
+from service.transfers import AT_ONCE, MOST_EXPORTS
 from service.words import CONTROL
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -821,9 +822,25 @@ def test_stalled_exports_hold_up_exports_alone(kith: Kith, gallery: str) -> None
             next(kith.export_gallery("nobody"))
 
 
-def test_imports_hold_up_no_other_requests(kith: Kith, gallery: str, settings: Settings) -> None:
+def test_imports_hold_up_no_other_requests(
+    kith: Kith, gallery: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the database lets nobody write, imports wait in their own threads."""
     file, answers = header_of(kith) + people(kith, 10), list[httpx.Response]()
+    begun, writing = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Watched(_Intake):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.release()
+
+    def taking(self: Import, items: Items) -> None:
+        writing.release()
+        take(self, items)
+
+    take = Import.take
+    monkeypatch.setattr(Import, "take", taking)
+    monkeypatch.setattr("service.api.transfer._Intake", Watched)
     with closing(sqlite3.connect(settings.data_dir / "kith.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         threads = [
@@ -831,7 +848,10 @@ def test_imports_hold_up_no_other_requests(kith: Kith, gallery: str, settings: S
         ]
         for thread in threads:
             thread.start()
-        time.sleep(1)
+        for _ in threads:
+            assert begun.acquire(timeout=30)
+        for _ in range(AT_ONCE):
+            assert writing.acquire(timeout=30)
         began = time.monotonic()
         assert kith.gallery(gallery).templates == 0
         assert time.monotonic() - began < 3

@@ -334,5 +334,4 @@ async function begin(signal, look, chosen) {
     ),
   );
   box.addEventListener("close", () => leaving.abort());
-  signal.addEventListener("abort", () => box.close());
 }

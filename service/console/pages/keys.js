@@ -148,7 +148,8 @@ function showToken(made, text) {
       button("I have it", () => box.close(), { kind: "primary" }),
     ),
   );
-  // A slip beside it would lose the token for good.
+  // A slip beside it, or another page, would lose the token for good.
+  box.classList.add("stays");
   box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
   input.focus();
 }
@@ -181,6 +182,7 @@ async function create(signal, tell) {
       galleries: names.length ? names : null,
       expires_at: lives.value ? new Date(Date.now() + lives.value * DAY_MS).toISOString() : null,
     };
+    go.disabled = true; // a second press would make a second key
     try {
       if (json.scopes.length === 0)
         throw Object.assign(new Error("Choose at least one thing that the key may do."), {
@@ -195,8 +197,11 @@ async function create(signal, tell) {
       );
     } catch (error) {
       fill(told, problemBox(error));
+    } finally {
+      go.disabled = false;
     }
   };
+  const go = h("button", { type: "submit", class: "button primary" }, "Make it");
   const line = (control, text, hint) =>
     h(
       "label",
@@ -241,9 +246,8 @@ async function create(signal, tell) {
         "div",
         { class: "actions end" },
         h("button", { type: "button", class: "button plain", onClick: () => form.close() }, "Cancel"),
-        h("button", { type: "submit", class: "button primary" }, "Make it"),
+        go,
       ),
     ),
   );
-  signal.addEventListener("abort", () => form.close());
 }

@@ -42,7 +42,7 @@ function parts(gallery, found, place, signal) {
   };
   return [
     h("form", { class: "card stack", onSubmit: save }, form.elements, wrong, h("div", { class: "actions" }, go)),
-    h("div", { class: "stack" }, about(found), files(gallery, found, signal), removal(gallery, found, place)),
+    h("div", { class: "stack" }, about(found), files(gallery, found, signal), removal(gallery, found, place, signal)),
   ];
 }
 
@@ -96,7 +96,7 @@ function files(gallery, found, signal) {
   );
 }
 
-function removal(gallery, found, place) {
+function removal(gallery, found, place, signal) {
   const remove = button(
     "Delete the gallery",
     async () => {
@@ -108,6 +108,7 @@ function removal(gallery, found, place) {
       });
       if (!sure) return;
       const gone = await call("DELETE", galleryPath(gallery));
+      if (signal.aborted) return toast(`“${gallery}” is deleted. Receipt ${gone.receipt.id}.`);
       const on = linkButton("To the galleries", "#/galleries", { kind: "primary" });
       fill(place.closest(".page"), heading(gallery), receipt(gone.receipt, `“${gallery}” is deleted`), h("div", { class: "actions" }, on));
       on.focus(); // the button pressed went with the page

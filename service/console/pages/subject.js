@@ -98,6 +98,8 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
   async function move(template) {
     const to = personField("To whom does it belong?", signal);
     await to.load(gallery).catch(tell);
+    if (signal.aborted) return;
+    const go = h("button", { type: "submit", class: "button primary" }, "Move it");
     const wrong = h("p", { class: "refused", role: "alert" });
     const box = dialog(
       "Move this photo",
@@ -107,6 +109,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
           class: "stack",
           onSubmit: async (event) => {
             event.preventDefault();
+            go.disabled = true;
             try {
               const found = await to.find();
               if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "It is filed under them already." : to.unfound);
@@ -116,12 +119,14 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
               toast(`It is ${words.called(found)}’s now.`);
             } catch (error) {
               fill(wrong, icon("warning"), error.message);
+            } finally {
+              go.disabled = false;
             }
           },
         },
         to,
         wrong,
-        h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), h("button", { type: "submit", class: "button primary" }, "Move it")),
+        h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), go),
       ),
     );
   }
@@ -183,6 +188,7 @@ function rights(gallery, person, templates, page, signal) {
     });
     if (!sure) return;
     const gone = await call("DELETE", subjectPath(gallery, person.id));
+    if (signal.aborted) return toast(`${name} is deleted. Receipt ${gone.receipt.id}.`);
     fill(page, heading(name), receipt(gone.receipt, "Deleted"), h("div", { class: "actions" }, linkButton(`Back to ${gallery}`, `#/galleries/${encodeURIComponent(gallery)}`, { kind: "primary" })));
     page.querySelector("a").focus();
   };

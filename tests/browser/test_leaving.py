@@ -1,0 +1,134 @@
+"""What somebody has in hand outlives a new key; what belongs to a page goes with it, and is done once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.conftest import Opener, choose
+
+Photos = dict[str, Path]
+REFUSED = json.dumps({"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""})
+TOKEN = {"id": "a" * 12, "name": "door", "token": f"kith_{'a' * 12}_secret"}
+
+
+def refuse(route: Route) -> None:
+    route.fulfill(status=401, content_type="application/problem+json", body=REFUSED)
+
+
+def give_key(page: Page) -> None:
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill("another-one")
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_a_new_key_leaves_what_is_in_hand(visit: Opener, populated: str, photos: Photos) -> None:
+    page = visit(populated)
+    page.goto(f"{populated}/console#/enrol?gallery=empty")
+    choose(page, photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    page.get_by_label("Name", exact=True).fill("Ada")
+    page.route(re.compile("/subjects/ada"), refuse)
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    give_key(page)
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+
+    page.evaluate("dispatchEvent(new StorageEvent('storage', { key: 'kith-key' }))")  # another tab's
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    page.unroute_all()
+    page.route(re.compile("/subjects/ada/templates"), refuse)
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    give_key(page)
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.route(re.compile("/subjects"), refuse)
+    page.goto(f"{populated}/console#/galleries/family")
+    expect(page.get_by_role("dialog", name="API key")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_label("Find").fill("lovelace")
+    page.unroute_all()
+    page.get_by_role("button", name="API key").click()
+    give_key(page)
+    expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
+    expect(page.get_by_label("Find")).to_have_value("lovelace")
+
+
+def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    deleted = []
+    page.on("request", lambda request: deleted.append(request.url) if request.method == "DELETE" else None)
+    page.goto(f"{populated}/console#/galleries")
+    page.get_by_role("link", name="family", exact=True).click()
+    page.get_by_role("link", name="Tom").click()
+    page.get_by_role("button", name="Delete the person").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("link", name="Tom")).to_be_visible()
+    assert deleted == []
+
+
+def test_the_camera_stops_with_its_page(visit: Opener, populated: str) -> None:
+    page = visit(populated, permissions=["camera"])
+    page.evaluate(
+        """() => {
+          const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+          navigator.mediaDevices.getUserMedia = async (wanted) => (window.stream = await ask(wanted));
+        }"""
+    )
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_role("button", name="Use the camera").first.click()
+    expect(page.get_by_role("button", name="Take the photo")).to_be_enabled()
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.wait_for_function("window.stream.getTracks().every((track) => track.readyState === 'ended')")
+
+
+def test_two_presses_make_one_key_whose_token_stays(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    made = []
+
+    def make(route: Route) -> None:
+        if route.request.method != "POST":
+            return route.continue_()
+        made.append(route)
+        return None
+
+    page.route(re.compile("/v1/keys"), make)
+    page.goto(f"{populated}/console#/keys")
+    page.get_by_role("button", name="Make a key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Whose it is").fill("door")
+    dialog.get_by_role("button", name="Make it").dblclick()
+    expect(dialog.get_by_role("button", name="Make it")).to_be_disabled()
+    page.keyboard.press("Enter")
+    assert len(made) == 1
+    made[0].fulfill(status=201, content_type="application/json", body=json.dumps(TOKEN))
+    token = page.get_by_role("dialog", name="The token of “door”")
+    expect(token).to_be_visible()
+    page.go_back()
+    expect(token).to_be_visible()
+
+
+def test_two_presses_move_a_photo_once(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    moved: list[Route] = []
+    page.route(re.compile("/templates/"), lambda route: moved.append(route))
+    page.goto(f"{populated}/console#/galleries/family/subjects/ada")
+    page.get_by_role("button", name="Move", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("To whom does it belong?").fill("tom")
+    dialog.get_by_role("button", name="Move it").dblclick()
+    expect(dialog.get_by_role("button", name="Move it")).to_be_disabled()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
+    assert len(moved) == 1
+    moved[0].fulfill(status=200, content_type="application/json", body='{"templates": []}')
+    expect(page.get_by_text(re.compile("It is Tom.s now"))).to_be_visible()
