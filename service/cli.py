@@ -125,7 +125,7 @@ def main() -> None:
         _tell(told | {"code": code, "remedy": remedy}, FAILED)
     except OSError as error:
         detail = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
-        _tell({"code": "file", "detail": detail, "remedy": FILE_REMEDIES.get(error.errno, USABLE)}, FAILED)
+        _tell({"code": "file", "detail": detail, "remedy": FILE_REMEDIES.get(error.errno or 0, USABLE)}, FAILED)
     except Exception as error:
         if (refusal := _refusal(error)) is not None:
             _tell(refusal.problem, FAILED)

@@ -41,7 +41,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 def _no_outside_settings() -> Iterator[None]:
     """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own.
 
-    A service that a test starts beside the shared one runs its networks in the engine that opens them in a tenth of the
+    A service that a test starts beside the shared one runs its networks in the engine that opens them in a fifth of the
     time: the one chosen by default compiles for longer than most of these tests last. The default is that of the shared
     server, of tests/models, and of the tests that unset KITH_ENGINE.
     """

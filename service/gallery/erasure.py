@@ -149,7 +149,11 @@ def key_name(seal: Seal) -> str:
 
 
 def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subject_pk: int, subject_id: str) -> Receipt:
-    """Remove a subject with all that is stored of it."""
+    """Remove a subject with all that is stored of it. A template that was moved to it has a receipt of its own, by
+    which a backup from before the move is rid of it, too."""
+    moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
+    for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
+        write_down(vault, connection, gallery, "template", Counter(), subject_id, template_id)
     removed = remove_templates(connection, gallery, templates.c.subject_pk == subject_pk)
     removed += remove_subjects(connection, gallery, [subject_pk])
     return write_down(vault, connection, gallery, "subject", removed, subject_id)

@@ -536,7 +536,7 @@ class Store:
             template_pk = connection.execute(sa.select(templates.c.pk).where(chosen)).scalar()
             if template_pk is None:
                 raise _no_template(template_id, subject_id)
-            connection.execute(templates.update().where(chosen).values(subject_pk=there.pk))
+            connection.execute(templates.update().where(chosen).values(subject_pk=there.pk, moved=True))
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == here.pk))
             # Both are other people than before.
             _log(connection, gallery, [(template_pk, here.pk), (template_pk, there.pk)])

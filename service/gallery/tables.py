@@ -105,6 +105,7 @@ labels = Table(
     Index("labels_by_subject", "subject_pk"),
 )
 
+# ``moved``: it was another subject's before, whose it is in a backup of then.
 templates = Table(
     "templates",
     metadata,
@@ -117,6 +118,7 @@ templates = Table(
     Column("detection_score", Float),
     Column("created_at", Utc, nullable=False),
     Column("erased", Key, nullable=False, server_default="0"),
+    Column("moved", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("gallery_pk", "id"),
     Index("templates_by_subject", "subject_pk"),
     Index("templates_by_age", "gallery_pk", "created_at"),

@@ -24,7 +24,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner, Result
 
+from service.cli import app
 from service.client import Kith
 from service.server import embedded
 from service.settings import load_settings
@@ -147,7 +149,7 @@ def test_errors_say_what_to_do(run: Program, gallery: str, photos: dict[str, Pat
 
 def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: str, photos: dict[str, Path]) -> None:
     create = ("keys", "create", "foo", "--scope", "identify")
-    for words, status in (
+    refused: list[tuple[tuple[str | Path, ...], int]] = [
         ((*create, "-g", "a b"), 3),
         ((*create, "--rate", "1e9"), 2),
         ((*create, "--rate", "nan"), 2),
@@ -159,16 +161,17 @@ def test_what_cannot_be_asked_for_is_refused_with_words(run: Program, gallery: s
         (("identify", photos["tom"], "-g", gallery, "--fpir", "1"), 2),
         (("subject", "update", "ada", "-g", gallery, "--set", "a=NaN"), 2),
         (("subject", "update", "ada", "-g", gallery, "--set", "a=[1e999]"), 2),
-    ):
+    ]
+    for words, status in refused:
         run(*words, status=status)
-    for words, said in (
+    for asked, said in (
         (("gallery", "create", "a b"), "error: name: should have letters, digits and . _ - alone"),
         (("jobs", "show", "nojob"), "error: job: should have 32 hexadecimal digits"),
         (("keys", "revoke", "nokey"), "error: key: should have 12 hexadecimal digits"),
         (("template", "move", "ada", "x", "-g", gallery, "--to", "bob"), "error: template: should have 32 hexadecimal"),
         (("audit", "list", "--since", "yesterday"), "error: since: should be a date like 2026-01-31"),
     ):
-        run(*words, status=3)
+        run(*asked, status=3)
         assert run.said.startswith(said), run.said
         assert "'--help' after the command" in run.said
     run("jobs", "list", "--state", "foo", status=2)
@@ -466,11 +469,61 @@ def test_a_shell_is_proposed_what_there_is(run: Program, kith: Kith, gallery: st
     assert run.completed(f"kith identify x.jpg -g {gallery[:-2]}") == [gallery]
     assert run.completed(f"kith subject show -g {gallery} gr") == ["grace"]
     assert run.completed("kith models show dlib") == ["dlib-resnet"]
+    vector = np.eye(kith.model().dimension)[0]
+    made = kith.enrol(gallery, "grace", embeddings=[vector], recogniser=kith.model().recogniser).results[0].template
+    assert run.completed(f"kith template move -g {gallery} grace ") == [made]
+    assert run.completed("kith embed --model ") == [kith.model().model]
+    assert run.completed("kith keys create --scope id") == ["identify"]
+    assert run.completed("kith jobs list --state fa") == ["failed"]
+    assert "subject_put" in run.completed("kith audit list --event ")
     run.environment["KITH_URL"] = "http://127.0.0.1:9"
     assert run.completed("kith gallery stats ") == []
     del run.environment["KITH_URL"]
     assert run.completed("kith gallery stats ") == []
     assert not (tmp_path / "data").exists()
+
+
+def test_the_local_database_is_told_of_in_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For people and as JSON; and when it is made, and when there is nothing in it."""
+    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("KITH_LOG_LEVEL", "WARNING")
+    for name in ("KITH_URL", "KITH_MASTER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def told(*words: str, status: int = 0) -> Result:
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == status, (words, done.output, done.exception)
+        return done
+
+    first = told("gallery", "list")
+    assert "no gallery yet" in first.stdout
+    assert f"made a new database: {tmp_path / 'data' / 'kith.db'}" in first.stderr.replace("\n", "")
+    assert "made a new" not in told("jobs", "list").stderr
+    assert told("keys", "list").stdout.startswith("no key: ")
+    assert told("gallery", "create", "staff").stdout == "created staff\n"
+    assert told("erasures", "list", "-g", "staff").stdout.startswith("no erasure in staff: ")
+    assert told("audit", "list", "--event", "nothing").stdout.startswith("no line ")
+    audit = json.loads(told("audit", "export", str(tmp_path / "a.ndjson"), "--json").stdout)
+    assert audit["bytes"] == (tmp_path / "a.ndjson").stat().st_size
+    heads = json.loads(told("audit", "head", "--json").stdout)
+    assert {"staff"} <= {head["gallery"] for head in heads}
+    saved = json.loads(told("erasures", "save", str(tmp_path / "e.json"), "--json").stdout)
+    assert saved == {"file": str(tmp_path / "e.json"), "receipts": 0}
+    assert json.loads(told("erasures", "repeat", str(tmp_path / "e.json"), "--json").stdout) == {
+        "receipts": 0,
+        "erased": [],
+    }
+    (tmp_path / "e.json").write_text("{}")
+    assert "it is no list" in " ".join(told("erasures", "repeat", str(tmp_path / "e.json"), status=2).stderr.split())
+    key = json.loads(told("master", "new", "--json").stdout)["id"]
+    rotated = json.loads(told("master", "rotate", "--to", key, "--json").stdout)
+    assert rotated == {"id": key, "galleries": 1, "broken": []}
+    (old,) = [row["id"] for row in json.loads(told("master", "show", "--json").stdout) if row["id"] != key]
+    assert json.loads(told("master", "forget", old, "--yes", "--json").stdout) == {"id": old}
+    # Where one may look for them.
+    assert "Derive" not in told("gallery", "--help").stdout
+    told("gallery", "calibrate", "--help")
+    told("subject", "delete", "--help")
 
 
 def test_ctrl_c_is_130_and_says_nothing(run: Program, photos: dict[str, Path]) -> None:

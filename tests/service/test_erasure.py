@@ -26,7 +26,7 @@ from service.gallery.repeated_erasures import repeat_saved, saved
 from service.gallery.sealed_rows import lookup_of
 from service.gallery.store import Store
 from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
-from service.gallery.tables import audit, crops, vectors
+from service.gallery.tables import audit, crops, templates, vectors
 from service.gallery.transfer import Items
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -265,6 +265,39 @@ def test_a_restored_backup_brings_nobody_back(
         for each in (receipt, one, whole, of_late):
             assert receipts.verdict(each.id).holds
     database.close()
+
+
+def test_a_template_that_was_moved_does_not_return_under_whom_it_was_moved_from(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    database, file = open_database(database_url()), tmp_path / "backup"
+    store, gallery = Store(database), made(database)
+    moved, *_ = adas = some(rng, 3)
+    store.enrol(gallery, "ada", adas, None)
+    store.enrol(gallery, "bob", some(rng), None)
+    back_up(database, file)
+    store.move_template(gallery, "ada", moved.id, "bob")
+    receipt = store.delete_subject(store.gallery("g"), "bob")
+    assert (receipt.kind, receipt.removed["templates"]) == ("subject", 2)
+    told = [each for _, each in Erasures(database).listed(store.gallery("g"), "bob")]
+    assert [(each.kind, each.template) for each in told] == [("subject", None), ("template", moved.id)]
+    restore(database, file, replace=True)
+    after = store.gallery("g")
+    assert [s.id for s in store.list_subjects(after, None, 10, SubjectFilter())] == ["ada"]
+    assert {t.id for t in store.list_templates(after, "ada")} == {each.id for each in adas[1:]}
+    assert all(Erasures(database).verdict(each.id).holds for each in told)
+    # What an earlier version moved is known by the audit.
+    store.put_subject(after, "bob", None, {}, [])
+    store.move_template(after, "ada", adas[1].id, "bob")
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE templates DROP COLUMN moved")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0011'")
+    again = open_database(database.engine.url.render_as_string(hide_password=False))
+    with again.read() as connection:
+        known = connection.execute(sa.select(templates.c.id).where(templates.c.moved)).scalars().all()
+    assert known == [adas[1].id]
+    for each in (database, again):
+        each.close()
 
 
 def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(

@@ -327,6 +327,7 @@ def test_a_database_of_before_keeps_no_search_in_clear_and_no_time_to_come(
         )
         connection.execute(tables.templates.update().values(created_at=late))
         connection.execute(tables.subjects.update().values(updated_at=late))
+        connection.exec_driver_sql("ALTER TABLE templates DROP COLUMN moved")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0010'")
     reopened = open_database(database.engine.url.render_as_string(hide_password=False))
     store = Store(reopened)

@@ -60,6 +60,14 @@ def test_every_mode_becomes_rgb(mode: str, astronaut: NDArray[np.uint8]) -> None
     assert abs(float(decoded.mean()) - float(grey.mean())) < 12
 
 
+@pytest.mark.parametrize("white", [1, 255, 65_535])
+def test_grey_in_floats_has_one_of_the_usual_whites(white: int, astronaut: NDArray[np.uint8]) -> None:
+    grey = np.asarray(Image.fromarray(astronaut).convert("L"))
+    image = Image.fromarray(grey.astype(np.float32) / 255 * white)
+    decoded = decode(encode(image, "TIFF"), LIMITS)
+    assert np.abs(decoded[:, :, 0].astype(int) - grey).max() <= 1
+
+
 def test_transparency_lies_over_white() -> None:
     decoded = decode(encode(Image.new("RGBA", (8, 8), (200, 0, 0, 0)), "PNG"), LIMITS)
     assert (decoded == 255).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Consist
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
 from service.gallery.generations import Generations
+from service.gallery.hygiene import Finding
 from service.gallery.job_store import Job, JobStore
 from service.gallery.kept import Kept
 from service.gallery.replicas import in_process
@@ -218,6 +219,7 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             "enrol by a job": lambda: job_store.enrol(job(), now(), "s8", [("photo", some(rng)[0])], [], 0),
             "move_template": lambda: store.move_template(now(), "s1", new[1].id, "s0"),
             "delete_template": lambda: store.delete_template(now(), "s0", new[1].id),
+            "merge_subject": lambda: store.merge_subject(now(), "s8", "s0"),
             "delete_subject": lambda: store.delete_subject(now(), "s3"),
             "update_gallery": lambda: store.update_gallery("g", lambda s: replace(s, min_margin=0.5)),
             "put_evidence": derive,
@@ -370,3 +372,55 @@ def test_what_is_kept_is_bounded() -> None:
     assert sorted(last.names) == list(range(10, 20))
     kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(11)})
     assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]
+
+
+def found_of(keys: Sequence[int]) -> list[Finding]:
+    return [Finding("lookalikes", (key, key + 1), (key, key + 1), 0.5, 0.1, None, None, "look") for key in keys]
+
+
+def test_findings_are_of_one_version_and_bounded() -> None:
+    kept = Kept(most_findings=10)
+    made = [
+        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(4)
+    ]
+    for gallery in made:
+        kept.put(gallery, 1)
+        kept.add_findings(gallery, found_of(range(4)))
+    kept.add_findings(made[3], found_of(range(5)))
+    assert [None if (found := kept.findings(gallery)) is None else len(found) for gallery in made] == [None, None, 4, 5]
+    kept.add_findings(made[0], found_of(range(11)))
+    assert kept.findings(made[0]) is None and len(kept.findings(made[3]) or ()) == 5
+    kept.put(replace(made[3], version=7), 2)
+    kept.add_findings(made[3], found_of(range(1)))  # that were read of what it was
+    assert kept.findings(made[3]) is None and kept.findings(replace(made[3], version=7)) is None
+
+
+def test_a_report_is_made_anew_where_anybody_wrote(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    url = database_url()
+    with process(url) as one, process(url) as two:
+        template, *_ = filled(one.store, "g", rng)
+        kept, reports = Kept(), list[list[Finding]]()
+        store = Store(one.database, kept)
+
+        def inspect() -> list[Finding]:
+            reports.append(found_of(range(2)))
+            return reports[-1]
+
+        def look() -> int:
+            """How often it was made by now."""
+            store.findings(store.gallery("g"), inspect)
+            return len(reports)
+
+        assert (look(), look()) == (1, 1)
+        two.store.put_subject(two.store.gallery("g"), "s0", "Ada", {}, [])
+        assert (look(), look()) == (2, 2)
+        erasing: list[Callable[[Gallery], object]] = [
+            lambda now: store.delete_template(now, "s0", template.id),
+            lambda now: store.merge_subject(now, "s0", "s1"),
+            lambda now: store.delete_subject(now, "s1"),
+        ]
+        for erase in erasing:
+            before = look()
+            erase(store.gallery("g"))
+            assert kept.page("g") is None  # what was found of who is erased does not wait for the next look
+            assert (look(), look()) == (before + 1, before + 1)

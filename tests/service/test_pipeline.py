@@ -64,7 +64,8 @@ def test_a_recogniser_is_given_crops_by_its_own_alignment(
     del manifest["calibration"]  # it is that of other crops, and would be refused
     (pack / "manifest.json").write_text(json.dumps(manifest))
     photo = jpeg(astronaut, 100)
-    with embedded(load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING")) as url, Kith(url) as own:
+    own_settings = load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING", engine=None)
+    with embedded(own_settings) as url, Kith(url) as own:
         (found,) = own.embed(photo).images[0].faces
     (usual,) = kith.embed(photo).images[0].faces
     assert found.quality == usual.quality

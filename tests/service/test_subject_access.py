@@ -97,7 +97,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 OTHERS: Final[dict[str, set[str]]] = {
     "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
-    "templates": {"gallery_pk", "erased"},
+    "templates": {"gallery_pk", "erased", "moved"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
