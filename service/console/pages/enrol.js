@@ -114,7 +114,7 @@ function desk(known, params, signal) {
     if (state === "refused") return line(refusal(item, drop));
     if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show one upright, visible and not tiny."), h("div", { class: "actions" }, drop));
     if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
-    if (faces.length > 1 && chosen === null) return [h("h3", {}, `${faces.length} faces. Whose is to be enrolled?`), chooser(item), h("div", { class: "actions" }, drop)];
+    if (faces.length > 1 && chosen === null) return [h("h2", {}, `${faces.length} faces. Whose is to be enrolled?`), chooser(item), h("div", { class: "actions" }, drop)];
     const { quality } = faces[chosen];
     const another = faces.length > 1 && photo.drawable && button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
     another && another.classList.add("small");
