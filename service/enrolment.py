@@ -142,13 +142,15 @@ def check_identity(
         one = np.zeros(len(own), np.int64)
         itself = scores(template.vector[None], own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
         # Someone else must be nearer than the subject itself: lookalikes may both be enrolled.
-        if others and others[0].similarity >= max(threshold, float(itself)):
-            named = store.subjects_by_pk(gallery, [others[0].subject_pk]).get(others[0].subject_pk)
-            if named is not None:
+        alike = [hit for hit in others if hit.similarity >= max(threshold, float(itself))]
+        named = store.subjects_by_pk(gallery, [hit.subject_pk for hit in alike]) if alike else {}
+        for hit in alike:
+            # The subject itself may be there since it was looked up, made by a request beside this one.
+            if (other := named.get(hit.subject_pk)) is not None and other.id != subject_id:
                 raise DuplicateSubjectError(
-                    f"the face resembles subject {named.id!r}",
-                    subject=named.id,
-                    similarity=round(others[0].similarity, 4),
+                    f"the face resembles subject {other.id!r}",
+                    subject=other.id,
+                    similarity=round(hit.similarity, 4),
                     threshold=round(threshold, 4),
                 )
     if own_best is not None and not overrides.allow_inconsistent:
