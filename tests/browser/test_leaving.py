@@ -76,6 +76,46 @@ def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populat
     assert deleted == []
 
 
+def another_tab(page: Page, key: str | None) -> None:
+    page.evaluate(
+        """(key) => {
+          if (key === null) localStorage.removeItem("kith-key");
+          else localStorage.setItem("kith-key", key);
+          dispatchEvent(new StorageEvent("storage", { key: "kith-key" }));
+        }""",
+        key,
+    )
+
+
+def test_a_dialog_goes_with_the_key_by_which_it_was_opened(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    body = json.dumps(TOKEN)
+    page.route(
+        re.compile("/v1/keys$"),
+        lambda route: (
+            route.fulfill(status=201, content_type="application/json", body=body)
+            if route.request.method == "POST"
+            else route.fallback()
+        ),
+    )
+    page.goto(f"{populated}/console#/keys")
+    another_tab(page, "one")
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Make a key").click()
+    another_tab(page, None)
+    expect(dialog).to_have_count(0)
+    another_tab(page, "one")
+    page.get_by_role("button", name="Make a key").click()
+    dialog.get_by_label("Whose it is").fill("door")
+    another_tab(page, "two")  # another key leaves what is in hand
+    dialog.get_by_role("button", name="Make it").click()
+    expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
+    another_tab(page, "three")
+    expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
+    another_tab(page, None)
+    expect(dialog).to_have_count(0)
+
+
 def test_the_camera_stops_with_its_page(visit: Opener, populated: str) -> None:
     page = visit(populated, permissions=["camera"])
     page.evaluate(
