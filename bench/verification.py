@@ -94,10 +94,9 @@ def uneven(people: NDArray[np.str_], rng: np.random.Generator) -> Draw:
 
 def alarms_of_many(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibration) -> list[float]:
     """FMR over each of ASKED, strangers against the FEW, judged as the service judges them."""
-    usual = len(drawn.templates) / len(np.unique(drawn.subjects))
     own = drawn.templates[drawn.subjects == 0]
     known = of_gallery(photos, drawn, rule, calibration)
-    enrolled = Enrolled(photos.vectors[own], photos.qualities[own], rule, known, usual)
+    enrolled = Enrolled(photos.vectors[own], photos.qualities[own], rule, known)
     judged = compare(photos.vectors[drawn.strangers[0]], enrolled, None)
     few = drawn.subjects < FEW
     rows = drawn.templates[few]
@@ -116,7 +115,8 @@ def of_gallery(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibrati
     """What a gallery of these templates knows."""
     rows = drawn.templates
     snapshot = Snapshot(0, np.arange(len(rows)), drawn.subjects, photos.vectors[rows], photos.qualities[rows])
-    return KnownRisk(GalleryRisk(impostor_evidence(snapshot, rule), calibration).curve, "both")
+    curve = GalleryRisk(impostor_evidence(snapshot, rule), calibration).curve
+    return KnownRisk(curve, "both", usual_templates=len(rows) / len(np.unique(drawn.subjects)))
 
 
 def rates(photos: Photos, drawn: Draw, rule: Fusion, known: KnownRisk) -> list[list[float]]:

@@ -42,6 +42,8 @@ class KnownRisk:
     source: Source
     per_subject: float = 1.0
     """Comparisons of the curve's kind that one subject stands for."""
+    usual_templates: float = 1.0
+    """Of those whose strangers the curve counts, the mean."""
 
     def comparisons(self, subjects: int) -> int:
         return math.ceil(subjects * self.per_subject)

@@ -15,14 +15,13 @@ from service.gallery.fusion import Fusion, scores
 class Enrolled:
     """A subject: its (n, d) templates of (n,) qualities, n >= 1, and how its gallery decides.
 
-    ``known``: what the gallery knows of strangers; ``usual_templates``: of its subjects, the mean.
+    ``known``: what the gallery knows of strangers.
     """
 
     vectors: Float
     qualities: Float
     fusion: Fusion
     known: KnownRisk | None
-    usual_templates: float = 1.0
     review_factor: float = REVIEW_FACTOR
 
 
@@ -62,8 +61,7 @@ def _with_subject(probe: Float, subject: Enrolled) -> Comparison:
         # Strangers reach a subject of more templates more easily: each is a chance, and a mean of many is nearer to
         # everybody. The pack compared photo with photo; the gallery's subjects, together, make up for one another in a
         # search, but not here.
-        usual = 1.0 if known.source == "pack" else max(1.0, subject.usual_templates)
-        known = replace(known, per_subject=max(1.0, count / usual))
+        known = replace(known, per_subject=max(1.0, count / known.usual_templates))
     return Comparison(_cosine(fused), known, 1, subject.review_factor)
 
 

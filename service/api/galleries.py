@@ -11,6 +11,7 @@ from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Asking, Permitted
 from service.api.schemas import (
+    PLACE,
     WITHOUT_NUL,
     DeletedOut,
     DriftOut,
@@ -31,7 +32,7 @@ router = APIRouter(route_class=Permitted, prefix="/v1/galleries", tags=["galleri
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
-PlaceCursor = Annotated[str | None, Query(pattern="^[0-9a-f]{58,160}$", description="'next' of the page before.")]
+PlaceCursor = Annotated[str | None, Query(pattern=PLACE, description="'next' of the page before.")]
 
 
 def place_in(seal: Seal, cursor: str | None) -> int | None:

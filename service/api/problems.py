@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from models.errors import ModelError
-from service.api.schemas import GALLERY_NAME, IN_ONE_LINE, WITHOUT_NUL, Problem
+from service.api.schemas import GALLERY_NAME, IN_ONE_LINE, PLACE, WITHOUT_NUL, Problem
 from service.errors import (
     ClientGoneError,
     InvalidRequestError,
@@ -32,7 +32,8 @@ MEDIA_TYPE = "application/problem+json"
 PATTERNS: Final = {
     "^[0-9a-f]{12}$": "should have 12 hexadecimal digits, in small letters",
     "^[0-9a-f]{32}$": "should have 32 hexadecimal digits, in small letters",
-    "^[0-9a-f]{58,128}$": "should be 'next' of the page before",
+    "^[0-9a-f]{1,64}$": "should have hexadecimal digits, 64 at most, in small letters",
+    PLACE: "should be 'next' of the page before",
     GALLERY_NAME: "should have letters, digits and . _ - alone, 64 at most, and begin with a letter or a digit",
     SUBJECT_ID: "should have 1 to 128 characters, no slash or backslash among them",
     IN_ONE_LINE: "should have no control characters, line separators or marks of direction",

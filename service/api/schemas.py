@@ -62,6 +62,8 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=MOST), AfterValidator(_storable)]
+PLACE: Final = "^[0-9a-f]{58,160}$"
+"""Of a cursor that is sealed."""
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID), AfterValidator(printable)]

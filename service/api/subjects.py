@@ -44,7 +44,7 @@ from service.enrolment import (
     new_template,
     template_from_face,
 )
-from service.errors import DuplicateSubjectError, GalleryMovedError, InvalidRequestError, KithError
+from service.errors import DuplicateSubjectError, GalleryMovedError, InvalidRequestError, KithError, SubjectExistsError
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
@@ -197,7 +197,12 @@ async def _enrol(
     if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
         return _json(earlier, 201)
     if only_new:  # before the photos are compared with those of whoever that is
-        await kith.run(kith.store.refuse_known, found, subject)
+        try:
+            await kith.run(kith.store.refuse_known, found, subject)
+        except SubjectExistsError:  # made by the first of this very request perhaps, meanwhile
+            if key and (earlier := await kith.run(kith.store.answered, found, key, digest)):
+                return _json(earlier, 201)
+            raise
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 

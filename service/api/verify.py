@@ -172,5 +172,4 @@ def _enrolled(kith: Context, gallery: Gallery, subject_id: str) -> Enrolled:
     if not len(vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
     known, settings = kith.pipeline.risks.of(gallery), gallery.settings
-    usual = gallery.templates / max(1, gallery.subjects)
-    return Enrolled(vectors, qualities, settings.fusion, known, usual, settings.review_factor)
+    return Enrolled(vectors, qualities, settings.fusion, known, settings.review_factor)

@@ -12,9 +12,9 @@ from service.errors import InvalidRequestError
 
 REMEDIES: Final = {
     "invalid_request": "'--help' after the command says what it takes; docs/cli.md.",
-    "gallery_not_found": "'kith gallery list' names those that there are, 'kith gallery create {gallery}' makes one.",
-    "subject_not_found": "'kith subject list --gallery {gallery}' names those that there are.",
-    "template_not_found": "'kith template list {subject}', with its --gallery, names those that there are.",
+    "gallery_not_found": "'kith gallery list' names those that there are, `kith gallery create {gallery}` makes one.",
+    "subject_not_found": "`kith subject list --gallery {gallery}` names those that there are.",
+    "template_not_found": "`kith template list {subject}`, with its --gallery, names those that there are.",
     "job_not_found": "'kith jobs list' names those that there are; finished ones are forgotten after two weeks.",
     "model_not_served": "'kith models list' names packs; KITH_ALSO has the server serve more than one.",
     "unauthorized": "Name a key: --api-key, or KITH_CLIENT_KEY; 'kith keys create' on the server's machine makes one.",
@@ -24,7 +24,7 @@ REMEDIES: Final = {
     "duplicate_subject": "Enrol it there, or insist with --allow-duplicate.",
     "inconsistent_template": "Check the photo, or insist with --allow-inconsistent.",
     "low_quality": "Take a sharper, better lit, more frontal photo, or insist with --allow-low-quality.",
-    "migration_state": "'kith gallery migrate {gallery}' says where it is; --finish or --roll-back before another one "
+    "migration_state": "`kith gallery migrate {gallery}` says where it is; --finish or --roll-back before another one "
     "begins.",
     "migration_incomplete": "Wait for the job, enrol what has no crop anew, or insist with --force: what is left out "
     "is found by no search.",

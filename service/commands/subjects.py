@@ -254,7 +254,7 @@ def merge(
     with connect(url, api_key) as kith:
         done = kith.merge_subject(gallery, subject, into)
     if as_json:
-        print_json(done.model_dump(mode="json", exclude_none=True))
+        print_json(done)
     else:
         say(f"{into} has {done.templates} more, {done.subject.templates} in all; receipt {done.receipt.id}")
 

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -24,7 +25,16 @@ from service.gallery.database import Database, new_version
 from service.gallery.key_store import altered_keys
 from service.gallery.labels import labels_of
 from service.gallery.rows import highest
-from service.gallery.sealed_rows import ANSWER, ITEM, PROBLEM, About, lookup_of, open_about, open_crop
+from service.gallery.sealed_rows import (
+    ANSWER,
+    ITEM,
+    PROBLEM,
+    About,
+    lookup_of,
+    open_about,
+    open_crop,
+    open_disagreement,
+)
 from service.gallery.store import ROWS_AT_ONCE
 from service.gallery.subjects import Gallery
 from service.gallery.tables import (
@@ -47,6 +57,7 @@ from service.gallery.tables import (
 from service.gallery.vault import Vault
 from service.security.sealing import OVERHEAD_BYTES, VECTOR_TYPE, Seal, SealBrokenError
 
+Value = TypeVar("Value")
 LENGTH_TOLERANCE: Final = 1e-3
 """Of a unit vector's length: rounding is a thousand times smaller."""
 REPAIRED: Final = "repaired"
@@ -177,13 +188,18 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
         (sa.select(crops.c.sealed).select_from(of_crops).where(own_templates), lambda v: open_crop(seal, v)),
     ]
     broken = sum(about is None for _, about in _subjects(connection, gallery))
+    details = connection.execute(
+        sa.select(generations.c.details).where(generations.c.gallery_pk == gallery.pk)
+    ).scalars()
+    noted = [one["sealed"] for each in details for one in (each or {}).get("disagreements", [])]
+    broken += sum(not _opens(partial(open_disagreement, seal), sealed) for sealed in noted)
     for query, opening in looked_at:
         values = connection.execute(query.execution_options(yield_per=ROWS_AT_ONCE)).scalars()
         broken += sum(not _opens(opening, value) for value in values)
     return broken
 
 
-def _opens(opening: Callable[[bytes], object], value: bytes) -> bool:
+def _opens(opening: Callable[[Value], object], value: Value) -> bool:
     try:
         opening(value)
     except SealBrokenError:

@@ -102,11 +102,11 @@ class Generations:
         noted = generation.details.get("disagreements", [])
         named = {lookup for one in noted for lookup in one["subjects"] if lookup is not None}
         keys: dict[str | None, int | None] = {None: None}
-        if named:
-            own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.lookup.in_(named)
-            with self._database.read() as connection:
+        own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.lookup.in_(named)
+        with self._database.read() as connection:
+            if named:
                 keys |= {row.lookup: row.pk for row in connection.execute(sa.select(subjects).where(own))}
-        return [_opened(gallery, one, keys) for one in noted]
+            return [_opened(gallery, one, keys) for one in noted]
 
     def coverage(self, gallery: Gallery, generation: int) -> Coverage:
         with self._database.read() as connection:

@@ -258,21 +258,17 @@ def _columns(key: ApiKey, secret: bytes) -> dict[str, Any]:
 
 
 def _key(row: sa.Row[Any], secret: bytes) -> ApiKey:
-    galleries = None if row.galleries is None else frozenset(row.galleries)
-    key = ApiKey(
-        row.id,
-        row.digest,
-        row.name,
-        Rights(frozenset(row.scopes), galleries),
-        row.rate,
-        row.burst,
-        row.created_at,
-        row.expires_at,
-        row.revoked_at,
-        row.used_at,
-        row.revoked,
-    )
-    return replace(key, altered=not hmac.compare_digest(mac(key, secret).encode(), row.mac.encode()))
+    times = row.created_at, row.expires_at, row.revoked_at, row.used_at
+    try:
+        galleries = None if row.galleries is None else frozenset(row.galleries)
+        rights = Rights(frozenset(row.scopes), galleries)
+        key = ApiKey(row.id, row.digest, row.name, rights, row.rate, row.burst, *times, row.revoked)
+        holds = hmac.compare_digest(mac(key, secret).encode(), row.mac.encode())
+    except (TypeError, ValueError, AttributeError):
+        # Such a value nobody writes who has the secret. The other keys are as good as before.
+        nothing = Rights(frozenset(), frozenset())
+        return ApiKey(str(row.id), str(row.digest), str(row.name), nothing, None, None, *times, altered=True)
+    return replace(key, altered=not holds)
 
 
 def _now() -> datetime:

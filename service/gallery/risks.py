@@ -78,6 +78,8 @@ class GalleryRisks:
                 return self.known(gallery, None)
             self.follow(gallery)  # what a process that ended left to be derived
             known = self.known(gallery, self.gallery_risk(gallery, stored))
+            if known is not None and known.source != "pack":
+                known = replace(known, usual_templates=max(1.0, stored.templates / stored.scores.subjects))
             if stored.fusion == fusion:  # else it is replaced soon, at this sequence
                 with self._lock:
                     self._known[_key(gallery)] = (stored.sequence, fusion, known)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from service.gallery.subjects import Crop
-from service.security.sealing import Seal
+from service.security.sealing import Seal, SealBrokenError
 
 SUBJECT: Final = "subject"
 CROP: Final = "crop"
@@ -68,7 +68,11 @@ def close_disagreement(seal: Seal, outcomes: Sequence[str], similarities: Sequen
 
 def open_disagreement(seal: Seal, sealed: str) -> tuple[list[str], list[float | None]]:
     """Two outcomes, and two similarities from -1 to 1. Raises SealBrokenError."""
-    outcomes, similarities = seal.open_json(bytes.fromhex(sealed), DISAGREEMENT)
+    try:
+        payload = bytes.fromhex(sealed)
+    except ValueError as error:
+        raise SealBrokenError("a disagreement is no sealed value") from error
+    outcomes, similarities = seal.open_json(payload, DISAGREEMENT)
     return outcomes, similarities
 
 

@@ -385,6 +385,21 @@ def test_of_many_who_make_one_subject_at_once_one_does(kith: Kith, gallery: str,
     assert kith.subject(gallery, "ada").templates == 1
 
 
+def test_a_request_that_is_sent_again_meanwhile_is_not_in_its_own_way(
+    kith: Kith, gallery: str, rng: np.random.Generator
+) -> None:
+    vectors = rng.normal(size=(5, kith.model().dimension)).astype(np.float32)
+    for number, vector in enumerate(vectors):
+
+        def ask(_: int, subject: str = f"s{number}", given: NDArray[np.float32] = vector) -> str | None:
+            answer = kith.enrol(gallery, subject, embeddings=[given], only_new=True, idempotency_key=f"key-{subject}")
+            return answer.results[0].template
+
+        with ThreadPoolExecutor(8) as sendings:
+            assert len(set(sendings.map(ask, range(8)))) == 1
+        assert kith.subject(gallery, f"s{number}").templates == 1
+
+
 def test_another_condition_is_not_passed_over(server: str, gallery: str) -> None:
     path = f"{server}/v1/galleries/{gallery}/subjects/ada"
     answer = httpx.put(path, json={}, headers={"If-None-Match": '"an-etag"'})

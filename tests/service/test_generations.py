@@ -12,9 +12,10 @@ import pytest
 from models.network import Float
 from models.recognition import unit
 from service.decision import RiskTarget
-from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
+from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
 from service.gallery import tables
 from service.gallery.audit_reading import AuditReader, Chosen
+from service.gallery.check import open_check
 from service.gallery.database import Database
 from service.gallery.evidence import impostor_evidence
 from service.gallery.follower import Followers
@@ -311,6 +312,25 @@ def test_counts_of_several_servers_add_up(store: Store, generations: Generations
     stored = other.details["disagreements"]
     assert {tuple(one) for one in stored} == {("subjects", "sealed")}
     assert {tuple(one["subjects"]) for one in stored} == {(lookup_of(gallery.seal, "s"), None)}
+
+
+@pytest.mark.parametrize("sealed", ["00" * 40, "no digits"])
+def test_a_disagreement_that_does_not_open_is_told(
+    database: Database, store: Store, generations: Generations, gallery: Gallery, sealed: str
+) -> None:
+    n = started(store, generations)
+    generations.note(
+        now(store), n, {"compared": 1}, [Disagreement(("unknown", "identified"), (None, None), (None, 0.9))]
+    )
+    details = {"on_sight": True, "counts": {}, "disagreements": [{"subjects": [None, None], "sealed": sealed}]}
+    of_other = tables.generations.c.generation == n
+    with database.engine.begin() as connection:
+        connection.execute(tables.generations.update().where(of_other).values(details=details))
+    _, other = generations.kept(gallery)
+    with pytest.raises(StorageDamagedError):
+        generations.disagreements(gallery, other)
+    with open_check(database) as checked:
+        assert [(one.kind, one.count) for one in checked.findings(None, False)] == [("sealed", 1)]
 
 
 def test_a_database_of_before_keeps_no_search_in_clear_and_no_time_to_come(

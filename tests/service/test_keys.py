@@ -170,6 +170,10 @@ def test_a_restored_backup_prolongs_no_rotated_key(stores: tuple[KeyStore, KeySt
         {"rate": None},
         {"mac": "0" * 64},
         {"mac": "\u00e9"},
+        # Such values no key has, which is no reason to refuse the others.
+        {"scopes": sa.JSON.NULL},
+        {"scopes": [1, "read"]},
+        {"galleries": [["staff"]]},
     ],
 )
 def test_who_can_write_to_the_database_gives_no_key_rights(
@@ -215,9 +219,13 @@ def test_keys_of_before_are_sealed_as_they_are(database_url: DatabaseUrl) -> Non
             limits = {"galleries": ["a", "b"], "rate": 2.0, "burst": 3}
             times = {"created_at": now - timedelta(days=1), "expires_at": now + timedelta(days=1)}
             connection.execute(before.insert().values(**row, **limits, **times, revoked_at=revoked_at))
+        # One that nothing can be made of is refused by itself.
+        wrong = {"id": "wrong", "digest": "d", "name": "wrong", "scopes": sa.JSON.NULL}
+        connection.execute(before.insert().values(**wrong, **limits, **times))
     engine.dispose()
     with closing(open_database(url)) as database:
         ring = KeyStore(database).ring()
+        assert KeyStore(database).key("wrong").state(now) == "altered"
     slow = now - timedelta(days=9)  # of another process' clock
     for name, token in tokens.items():
         key = ring.known(token)

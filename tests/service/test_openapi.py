@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.api.problems import MEDIA_TYPE
+from service.api.problems import MEDIA_TYPE, PATTERNS
 from service.app import create_app
 from service.server import embedded
 from service.settings import Settings, load_settings
@@ -102,3 +102,22 @@ def test_every_answer_is_as_documented(
             ask()
         except Unsatisfiable:
             assert mode is GenerationMode.NEGATIVE, operation.label  # nothing in it can be wrong
+
+
+def test_every_pattern_has_words(document: dict[str, Any]) -> None:
+    """What a refusal says in its stead."""
+
+    def patterns(part: Any) -> Iterator[str]:
+        match part:
+            case dict():
+                if isinstance(pattern := part.get("pattern"), str):
+                    yield pattern
+                for each in part.values():
+                    yield from patterns(each)
+            case list():
+                for each in part:
+                    yield from patterns(each)
+
+    found = set(patterns(document))
+    assert len(found) > 3
+    assert found <= PATTERNS.keys()

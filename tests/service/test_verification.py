@@ -85,7 +85,8 @@ def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_mo
     rule: Fusion, usual: float, rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
 ) -> None:
     (probe,) = units(rng, 1)
-    found = compare(probe, replace(subject, fusion=rule, usual_templates=usual), of_pack)
+    known = replace(of_pack, source="both", usual_templates=usual)
+    found = compare(probe, replace(subject, fusion=rule, known=known), of_pack)
     assert found.known is not None
     assert found.known.source == "both"
     assert found.known.per_subject == max(1, 5 / usual)
@@ -103,11 +104,11 @@ def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.ran
     strangers = units(rng, 1500, 64)
     for rule in RULES:
         evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities), rule)
-        known = KnownRisk(GalleryRisk(evidence, None).curve, "gallery")
+        known = KnownRisk(GalleryRisk(evidence, None).curve, "gallery", usual_templates=len(pks) / 330)
         alarms = []
         for person in range(300, 330):
             own = pks == person
-            enrolled = Enrolled(vectors[own], qualities[own], rule, known, len(pks) / 330)
+            enrolled = Enrolled(vectors[own], qualities[own], rule, known)
             found = compare(strangers[0], enrolled, None)
             accept = thresholds_for(RiskTarget("fpir", 0.01), found.known, found.comparisons).accept
             fused = scores(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)

@@ -1,5 +1,6 @@
 """API keys' rows bear a MAC, a revocation that asks no clock, and a version that every change of them draws anew."""
 
+import secrets
 from datetime import UTC, datetime
 
 import sqlalchemy as sa
@@ -31,7 +32,7 @@ def upgrade() -> None:
         sa.Column("pk", KEY, primary_key=True, autoincrement=False),
         sa.Column("version", KEY, nullable=False),
     )
-    op.bulk_insert(versions, [{"pk": 1, "version": 0}])
+    op.bulk_insert(versions, [{"pk": 1, "version": secrets.randbits(63)}])
     _seal(op.get_bind())
 
 
@@ -41,12 +42,15 @@ def _seal(connection: sa.Connection) -> None:
     secret = context.config.attributes["vault"].secret(connection, "api keys") if rows else b""
     for row in rows:
         created, expires, revoked_at = _aware(row.created_at), _ends(row.expires_at), _ends(row.revoked_at)
-        galleries = None if row.galleries is None else frozenset(row.galleries)
-        rights, revoked = Rights(frozenset(row.scopes), galleries), revoked_at is not None and revoked_at <= now
-        limits = row.rate, row.burst
-        key = ApiKey(row.id, row.digest, row.name, rights, *limits, created, expires, revoked_at, revoked=revoked)
-        sealed = API_KEYS.update().where(API_KEYS.c.id == row.id).values(revoked=revoked, mac=mac(key, secret))
-        connection.execute(sealed)
+        revoked = revoked_at is not None and revoked_at <= now
+        try:
+            galleries = None if row.galleries is None else frozenset(row.galleries)
+            rights, limits = Rights(frozenset(row.scopes), galleries), (row.rate, row.burst)
+            key = ApiKey(row.id, row.digest, row.name, rights, *limits, created, expires, revoked_at, revoked=revoked)
+            seal = mac(key, secret)
+        except (TypeError, ValueError, AttributeError):
+            continue  # by no seal it is refused, and it alone
+        connection.execute(API_KEYS.update().where(API_KEYS.c.id == row.id).values(revoked=revoked, mac=seal))
 
 
 def _ends(at: datetime | None) -> datetime | None:
