@@ -50,8 +50,9 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
 }
 
 /** How strict a search is. `own`: the gallery's risk, in words; null where there is none to fall back on. `pairs`: the
- * presets in other words, of a comparison: what is chosen for searches is not taken for it. */
-export function riskField(onChange, { own = null, label = "How strict", hint, pairs } = {}) {
+ * presets in other words, of a comparison: what is chosen for searches is not taken for it. `chosen`: the preset that somebody
+ * chose already. */
+export function riskField(onChange, { own = null, label = "How strict", hint, pairs, chosen } = {}) {
   const select = h(
     "select",
     {},
@@ -59,7 +60,7 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
     (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
   );
   const remembered = pairs ? null : read("sessionStorage", RISK);
-  select.value = own === null ? "standard" : (remembered ?? "");
+  select.value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
   select.addEventListener("change", () => {
     if (own !== null && !pairs) write("sessionStorage", RISK, select.value);
     onChange?.();

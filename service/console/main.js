@@ -69,6 +69,7 @@ function matched(path) {
 }
 
 function show(focus = true) {
+  closeDialogs();
   leaving.abort();
   worked = false;
   leaving = new AbortController();
@@ -101,7 +102,10 @@ function show(focus = true) {
 /** Another key, or none. What somebody has in hand stays with a new one: what was refused asks again by itself, or has its
  * “Try again”. Without a key nothing stays that was seen by one. */
 function rekeyed() {
-  if (key() === null) clearDesk();
+  if (key() === null) {
+    clearDesk();
+    closeDialogs({ key: true });
+  }
   if (key() === null || !worked) show(false);
 }
 
@@ -182,10 +186,7 @@ EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", rekeyed);
 EVENTS.addEventListener("work", () => (worked = true));
 for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
-addEventListener("hashchange", () => {
-  closeDialogs();
-  show();
-});
+addEventListener("hashchange", () => show());
 // Another tab remembered or forgot one.
 addEventListener("storage", (event) => event.key === KEY && EVENTS.dispatchEvent(new Event("key")));
 // A photo that misses its place must not take the place of the console.

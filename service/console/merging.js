@@ -2,6 +2,7 @@
 // something failed stays done, and is told.
 
 import { all, call, subjectPath, templatePath } from "./api.js";
+import { parsed } from "./words.js";
 
 /** An act that was done in part: `moved` of `all` photos; `problem`: why the first that was not could not be. */
 class Partly extends Error {
@@ -28,16 +29,18 @@ async function moveAll(gallery, from, to, templates) {
 
 /**
  * File everything of `from` under `to`, and erase `from`. Returns a function that takes it back: the person is made
- * again, by the same name but since that moment, and gets the photos that it had; `to` is called what it was called.
+ * again, by the same name but since that moment, and gets the photos that it had; `to` loses what it got, and keeps what
+ * was said of it since.
  */
 export async function merge(gallery, from, to) {
-  const person = await call("GET", subjectPath(gallery, from));
-  const kept = await call("GET", subjectPath(gallery, to));
+  const person = await call("GET", subjectPath(gallery, from), { parse: parsed });
+  const kept = await call("GET", subjectPath(gallery, to), { parse: parsed });
   const templates = await all(`${subjectPath(gallery, from)}/templates`, "templates", { query: { limit: 1000 } });
   await call("POST", `${subjectPath(gallery, from)}/merge`, { json: { into: to } });
   return async () => {
     await call("PUT", subjectPath(gallery, from), { json: described(person) });
-    await call("PATCH", subjectPath(gallery, to), { json: described(kept) });
+    const json = apart(await call("GET", subjectPath(gallery, to), { parse: parsed }), kept, person);
+    if (Object.keys(json).length > 0) await call("PATCH", subjectPath(gallery, to), { json });
     await moveAll(
       gallery,
       to,
@@ -48,6 +51,25 @@ export async function merge(gallery, from, to) {
 }
 
 const described = ({ name, metadata, tags }) => ({ name, metadata, tags });
+
+/**
+ * What is to be said of somebody who is `now` so that nothing of `gone` is left that `kept` got by the merge (see
+ * service/gallery/merging.py); fields that lack stay as they are. All three as `parsed` reads them.
+ */
+export function apart(now, kept, gone) {
+  const got = ([entry, value]) =>
+    !Object.hasOwn(kept.metadata, entry) &&
+    Object.hasOwn(gone.metadata, entry) &&
+    JSON.stringify(gone.metadata[entry]) === JSON.stringify(value);
+  const entries = Object.entries(now.metadata);
+  const own = entries.filter((entry) => !got(entry));
+  const tags = now.tags.filter((tag) => kept.tags.includes(tag) || !gone.tags.includes(tag));
+  return {
+    ...(kept.name === null && gone.name !== null && now.name === gone.name && { name: null }),
+    ...(own.length < entries.length && { metadata: Object.fromEntries(own) }),
+    ...(tags.length < now.tags.length && { tags }),
+  };
+}
 
 /** File one template under another person. Returns a function that takes it back. */
 export async function move(gallery, template, from, to) {

@@ -143,7 +143,7 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
 }
 
 /** A modal dialog, open; it leaves the page when it is closed. Escape, the backdrop and another page close it; one of the
- * class "stays" outlives the page. */
+ * class "stays" outlives the page, and one of the class "key", which asks for a key, the key too. */
 export function dialog(title, ...content) {
   const id = unique("dialog");
   const box = h("dialog", { class: "dialog", "aria-labelledby": id }, h("h2", { id }, title), ...content);
@@ -156,9 +156,9 @@ export function dialog(title, ...content) {
   return box;
 }
 
-/** Close what belongs to the page that goes: whatever it asked is answered by no. */
-export function closeDialogs() {
-  for (const box of document.querySelectorAll("dialog[open]:not(.stays)")) box.close("no");
+/** Close what belongs to the page that goes, or what was seen by the `key` that goes: whatever it asked is answered by no. */
+export function closeDialogs({ key = false } = {}) {
+  for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close("no");
 }
 
 function within(box, event) {
@@ -190,7 +190,9 @@ export function stat(name, value, hint) {
  * of a key, or of a better one, is asked for anew as soon as there is another. */
 export function loading(load, text) {
   const place = h("div", { class: "loading", tabindex: "-1" });
+  const renew = () => place.isConnected && attempt();
   const attempt = async () => {
+    EVENTS.removeEventListener("key", renew); // what is asked for by hand meanwhile is not taken away again by a key
     const again = place.contains(document.activeElement); // whose button goes: the place keeps the focus
     fill(place, waiting(text));
     if (again) place.focus();
@@ -199,8 +201,7 @@ export function loading(load, text) {
     } catch (error) {
       if (error.name === "AbortError") return;
       fill(place, problemBox(error, mayPass(error) && attempt));
-      if (error.status === 401 || error.status === 403)
-        EVENTS.addEventListener("key", () => place.isConnected && attempt(), { once: true });
+      if (error.status === 401 || error.status === 403) EVENTS.addEventListener("key", renew, { once: true });
     }
   };
   attempt();

@@ -135,17 +135,33 @@ def test_a_problem_that_lasts_is_read_aloud_once(visit: Opener, populated: str) 
     assert alert.evaluate("(one) => one.same === true")
 
 
+def some_people(route: Route) -> Any:
+    """A page of three thousand."""
+    query = asked(route)
+    first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
+    one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
+    found = [{"id": f"p{i}", **one} for i in range(first, last)]
+    return {"subjects": found, "next": str(last) if last < 3000 else None}
+
+
+def test_each_show_more_shows_more(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    answers(page, r"/family/subjects\?", some_people)
+    page.goto(f"{populated}/console#/galleries/family")
+    rows = page.locator(".people tbody tr")
+    for shown in range(100, 700, 100):
+        expect(rows).to_have_count(shown)
+        page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(700)
+
+
 def test_many_people_are_loaded_in_few_requests_and_found(visit: Opener, populated: str) -> None:
     page = visit(populated)
     asks = []
 
     def people(route: Route) -> Any:
-        query = asked(route)
-        asks.append(query["limit"])
-        first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
-        one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
-        found = [{"id": f"p{i}", **one} for i in range(first, last)]
-        return {"subjects": found, "next": str(last) if last < 3000 else None}
+        asks.append(asked(route)["limit"])
+        return some_people(route)
 
     answers(page, r"/family/subjects\?", people)
     page.goto(f"{populated}/console#/galleries/family")
@@ -189,6 +205,19 @@ def test_an_import_says_that_it_runs_and_what_was_refused(
     choose(page, file, button="Import")
     expect(page.get_by_text(re.compile("[12] refused"))).to_be_visible()
     expect(page.locator(".refusals")).to_contain_text("line 2")
+
+
+def test_all_photos_of_somebody_are_listed(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+
+    def photos(route: Route) -> Any:
+        first = int(asked(route).get("cursor", 0))
+        kept = [{"id": f"{first + i:032x}", "quality": None, "created_at": "2026-01-01T00:00:00Z"} for i in range(2)]
+        return {"subject": "tom", "templates": kept, "next": "2" if first == 0 else None}
+
+    answers(page, r"/tom/templates\?", photos)
+    page.goto(f"{populated}/console#/galleries/family/subjects/tom")
+    expect(page.get_by_role("heading", name="4 photos")).to_be_visible()
 
 
 def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str) -> None:
@@ -254,6 +283,11 @@ def test_a_comparison_with_somebody_goes_by_their_gallery(visit: Opener, service
         page.keyboard.press("Tab")
     assert answered.value.json()["risk"]["fmr"] == 0.0001
     expect(page.get_by_role("heading", name="The same person")).to_be_visible()
+    strict.select_option("relaxed")  # what somebody chose stays, whoever is compared
+    for other in ("A photo", "Somebody enrolled"):
+        second.get_by_label(other, exact=True).check()
+        expect(strict.locator("option")).to_have_count(3 if other == "A photo" else 4)
+        expect(strict).to_have_value("relaxed")
 
 
 def test_nothing_stays_of_whom_hygiene_names_no_more(visit: Opener, populated: str) -> None:

@@ -511,6 +511,63 @@ def test_a_duplicate_goes_to_whom_it_is(visit: Opener, service: str, photos: Pho
         assert [subject.id for subject in kith.subjects("family")] == ["ada"]
 
 
+def test_a_refused_photo_goes_to_whom_the_next_one_made(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+    page = visit(service)
+    go(page, "/enrol?gallery=family")
+    poor = {"code": "low_quality", "title": "Poor", "detail": "It is poor.", "remedy": "", "reasons": []}
+    page.route(re.compile("/ada/templates"), lambda route: route.fulfill(status=422, json=poor), times=1)
+    choose(page, photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    name_somebody(page, "Ada")
+    anyway = page.get_by_role("button", name="Enrol it all the same")
+    expect(anyway).to_be_visible()
+    choose(page, photos["ada again"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+    anyway.click()
+    page.get_by_role("dialog").get_by_role("button", name="Enrol").click()
+    expect(page.get_by_text("Enrolled", exact=True)).to_have_count(2)
+    with Kith(service) as kith:
+        assert len(list(kith.templates("family", "ada"))) == 2
+
+
+def test_what_was_typed_of_who_is_enrolled_is_not_lost(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family")
+    page = visit(service)
+    go(page, "/enrol?gallery=family")
+    full = {"code": "storage_unavailable", "title": "No", "detail": "The disk is full.", "remedy": ""}
+
+    def fail(route: Route) -> None:
+        if route.request.method == "PATCH":
+            route.fulfill(status=503, json=full)
+        else:
+            route.fallback()
+
+    page.route(re.compile("/subjects/ada$"), fail)
+    page.get_by_label("Tags").fill("engine")
+    for shown in ("ada", "ada again"):  # the second is another of hers, though the id is somebody's by now
+        choose(page, photos[shown])
+        expect(page.get_by_text("good photo of a face")).to_be_visible()
+        name_somebody(page, "Ada")
+        expect(page.get_by_text("good photo of a face")).to_have_count(0)
+        expect(page.get_by_role("heading", name="Ada is enrolled without what you typed")).to_be_visible()
+    assert faults(page) == []
+    save = page.get_by_role("button", name="Save what you typed")
+    save.click()
+    expect(save).to_be_focused()
+    page.unroute_all()
+    save.click()
+    expect(page.get_by_role("heading", name="Ada is enrolled", exact=True)).to_be_visible()
+    expect(page.get_by_label("Somebody enrolled already")).to_be_checked()
+    with Kith(service) as kith:
+        ada = kith.subject("family", "ada")
+        assert (ada.name, ada.tags, len(list(kith.templates("family", "ada")))) == ("Ada", ["engine"], 2)
+
+
 def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
     visit: Opener, tmp_path: Path, photos: Photos
 ) -> None:

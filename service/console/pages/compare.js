@@ -29,6 +29,7 @@ function desk(known, params, signal) {
   const risks = h("div", {});
   const sides = [side("First", known, signal, compare), side("Second", known, signal, compare)];
   let strictness;
+  let chosen; // how strict, where somebody said so: whoever else is compared, it stays
   let own;
   let asking = null;
   strict();
@@ -39,7 +40,12 @@ function desk(known, params, signal) {
     const now = galleries.length === 1 ? riskOf(known, galleries[0]) : null;
     if (strictness && now === own) return;
     own = now;
-    fill(risks, (strictness = riskField(compare, { own, pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." })));
+    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." })));
+  }
+
+  function choose() {
+    chosen = strictness.value?.preset;
+    compare();
   }
 
   /** As soon as both sides are there, and again whenever one changes. */

@@ -199,14 +199,8 @@ function desk(known, params, signal) {
       const answer = await patiently(() => call("POST", path, request), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
-      person.fresh = false;
-      try {
-        if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
-        person.about = null;
-      } finally {
-        finished(person); // the photo is there; what could not be said of them is said with the next
-        who.know(person);
-      }
+      made(person);
+      await describe(person);
     } catch (error) {
       if (error.code === "subject_exists" && !signal.aborted) {
         Object.assign(item, { state: "ready", key: null });
@@ -217,20 +211,52 @@ function desk(known, params, signal) {
     show(item);
   }
 
+  /** Whoever this desk made is new to none of its photos, those that were refused before included. */
+  function made(person) {
+    if (person.fresh) for (const one of [person, ...same(person)]) one.fresh = false;
+  }
+
+  /** What the photos here have of the same person: each press of “Enrol” reads the form anew. */
+  const same = ({ gallery, id }) => items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
+
+  /** Say what was typed of them; what cannot be said now is said with the next photo, or by the button. */
+  async function describe(person) {
+    try {
+      if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
+      for (const one of [person, ...same(person)]) one.about = null; // what was typed before it is out of date
+      who.know(person);
+    } catch (error) {
+      who.owes(person);
+      throw error;
+    } finally {
+      finished(person);
+    }
+  }
+
+  async function repeat(person) {
+    try {
+      await describe(person);
+      toast("Saved.");
+    } finally {
+      done.querySelector("button, a").focus(); // the button pressed is another one now
+    }
+  }
+
   function finished(person) {
+    const owed = Boolean(person.about);
     const at = `#/galleries/${encodeURIComponent(person.gallery)}/subjects/${encodeURIComponent(person.id)}`;
     fill(
       done,
       h(
         "section",
         { class: "notice" },
-        icon("check"),
+        icon(owed ? "warning" : "check"),
         h(
           "div",
           {},
-          h("h2", {}, `${person.label} is enrolled`),
-          h("p", {}, `“${person.gallery}” knows them from now on.`),
-          h("div", { class: "actions" }, linkButton("See them", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enrol somebody else", next)),
+          h("h2", {}, owed ? `${person.label} is enrolled without what you typed` : `${person.label} is enrolled`),
+          h("p", {}, owed ? `“${person.gallery}” knows their face by the id “${person.id}”; name, tags and the rest are not there yet.` : `“${person.gallery}” knows them from now on.`),
+          h("div", { class: "actions" }, owed && button("Save what you typed", () => repeat(person), { kind: "primary" }), linkButton("See them", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enrol somebody else", next)),
         ),
       ),
     );
@@ -312,6 +338,8 @@ function whoForm(known, params, signal) {
     return refuse(`Somebody here has the id “${wanted.id}” already${name ? `: ${name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
   }
 
+  let owed = null; // somebody made here, of whom what was typed is not there yet: to go on with them takes no other id
+
   return {
     element: h(
       "div",
@@ -337,6 +365,7 @@ function whoForm(known, params, signal) {
       const unfit = words.idRefusal(chosen);
       if (unfit) return refuse(unfit, id);
       const wanted = { gallery: into, id: chosen, label: told.name ?? chosen, name: told.name, fresh: true, about: given(told) };
+      if (owed?.gallery === into && owed.id === chosen) return { ...wanted, fresh: false };
       return (await holder(wanted)) ? taken(wanted) : wanted;
     },
     taken,
@@ -346,14 +375,20 @@ function whoForm(known, params, signal) {
       const said = words.problem(error);
       fill(problem, icon("warning"), h("span", {}, said.text, " ", said.remedy));
     },
+    /** What was typed of them could not be said, and stays in the form. */
+    owes(who) {
+      owed = who;
+    },
     /** What comes next is more of them. */
     know(who) {
+      owed = null;
       if (!fresh.checked) return;
       there.checked = true;
       person.set({ id: who.id, name: who.name });
       swap();
     },
     clear() {
+      owed = null;
       about.clear();
       id.value = person.input.value = "";
       ownId = false;

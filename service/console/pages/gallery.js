@@ -79,7 +79,7 @@ function people(gallery, { subjects }, tag, signal) {
       return show();
     }
     await load(PAGE);
-    listed = Math.max(listed, hits);
+    listed = Math.max(listed, hits + PAGE); // of those found, what was just read is listed, too
     show();
   });
   const every = button("Load all, to search them", async () => {

@@ -256,7 +256,7 @@ function actions(gallery, finding, run) {
       button(`Keep ${called(to)}`, async () => {
         const yes = await confirmed({
           title: "File both under one name?",
-          text: `All photos and tags of ${called(from)} are filed under ${called(to)}, and ${called(from)} is deleted. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
+          text: `All photos and tags of ${called(from)} are filed under ${called(to)}, with what else is known of them, and ${called(from)} is deleted. Where both say something of the same, what is said of ${called(to)} stays and the other goes, the name too. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
           yes: `Keep ${called(to)}`,
           danger: false,
         });

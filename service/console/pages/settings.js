@@ -77,6 +77,7 @@ function files(gallery, found, signal) {
     const [file] = take.files;
     take.value = "";
     if (!file) return;
+    const [type, what] = file.name.endsWith(".parquet") ? ["application/vnd.apache.parquet", "row"] : ["application/x-ndjson", "line"];
     const stop = new AbortController();
     const until = AbortSignal.any([signal, stop.signal]);
     begin.disabled = true;
@@ -87,12 +88,11 @@ function files(gallery, found, signal) {
     onProgress(0);
     fill(told, h("p", {}, `“${file.name}” is being imported. It is broken off if you leave this page.`), bar, far, h("div", { class: "actions" }, button("Break it off", () => stop.abort())));
     try {
-      const type = file.name.endsWith(".parquet") ? "application/vnd.apache.parquet" : "application/x-ndjson";
       const report = await upload(`${galleryPath(gallery)}/import`, file, { type, onProgress, signal: until });
-      fill(told, imported(report));
+      fill(told, imported(report, what));
     } catch (error) {
       const partly = error.document?.report;
-      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly));
+      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly, what));
       else fill(told, h("p", {}, BROKEN_OFF));
       if (signal.aborted) toast(BROKEN_OFF, "error"); // nobody is at the page any more
     } finally {
@@ -119,8 +119,8 @@ function files(gallery, found, signal) {
 
 const BROKEN_OFF = "The import was broken off. What was taken in before stays; the same file again takes in the rest.";
 
-/** What became of a file: how much was taken, and what was refused, with why. */
-function imported({ subjects, templates, present, refused, refusals }) {
+/** What became of a file: how much was taken, and what was refused, with why. `what`: what the file calls its items. */
+function imported({ subjects, templates, present, refused, refusals }, what) {
   const of = refused > refusals.length ? `, of which the first ${whole(refusals.length)} are listed` : "";
   return [
     h("p", {}, `Taken: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}; ${whole(present)} were there, ${whole(refused)} refused${of}.`),
@@ -129,7 +129,7 @@ function imported({ subjects, templates, present, refused, refusals }) {
         "details",
         { class: "items", open: refused <= 20 },
         h("summary", {}, `What was refused (${whole(refused)})`),
-        refusalList(refusals.map(({ item, error }) => [`line ${item}`, error])),
+        refusalList(refusals.map(({ item, error }) => [`${what} ${item}`, error])),
       ),
   ];
 }

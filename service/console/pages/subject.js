@@ -1,4 +1,4 @@
-import { call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { all, call, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
@@ -16,12 +16,12 @@ export function render({ gallery, subject }, signal) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const content = loading(async () => {
     try {
-      const [person, listed, { keep_crops: keeps }] = await Promise.all([
+      const [person, templates, { keep_crops: keeps }] = await Promise.all([
         call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
-        call("GET", `${subjectPath(gallery, subject)}/templates`, { query: { limit: 1000 }, signal }),
+        all(`${subjectPath(gallery, subject)}/templates`, "templates", { query: { limit: 1000 }, signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
-      return view({ gallery, person, templates: listed.templates, keeps }, page, signal);
+      return view({ gallery, person, templates, keeps }, page, signal);
     } catch (error) {
       if (error.name === "AbortError" || words.mayPass(error)) throw error;
       return [heading(subject), problemBox(error)];
