@@ -142,6 +142,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings, measures=measures)
     openapi.install(app)
+    for route in app.routes:  # FastAPI makes what they need at the first request otherwise, which then waits for it
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     return app
 
 
