@@ -37,8 +37,12 @@ export async function merge(gallery, from, to) {
   const kept = await call("GET", subjectPath(gallery, to), { parse: parsed });
   const templates = await all(`${subjectPath(gallery, from)}/templates`, "templates", { query: { limit: 1000 } });
   await call("POST", `${subjectPath(gallery, from)}/merge`, { json: { into: to } });
+  let made = false;
   return async () => {
-    await call("PUT", subjectPath(gallery, from), { json: described(person) });
+    // Somebody may have been given the id since; who repeats this is not to be stopped by what they made themselves.
+    const headers = made ? {} : { "If-None-Match": "*" };
+    await call("PUT", subjectPath(gallery, from), { json: described(person), headers });
+    made = true;
     const json = apart(await call("GET", subjectPath(gallery, to), { parse: parsed }), kept, person);
     if (Object.keys(json).length > 0) await call("PATCH", subjectPath(gallery, to), { json });
     await moveAll(
