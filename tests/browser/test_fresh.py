@@ -55,6 +55,7 @@ def test_what_is_refused_while_one_looks_is_offered_and_listed_once(visit: Opene
     for _ in range(3):  # opened, closed, opened: faster than the first answer comes
         page.locator("details.items summary").click()
     expect(rows).to_have_count(3)
+    page.wait_for_load_state("networkidle")  # what the last of them asks for
     failed[0] = 60
     page.clock.run_for(2000)
     page.get_by_role("button", name="Show more").click()
