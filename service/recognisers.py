@@ -75,6 +75,10 @@ class Recognisers:
     def __iter__(self) -> Iterator[Served]:
         return iter(self._by_fingerprint.values())
 
+    @property
+    def largest_dimension(self) -> int:
+        return max(served.dimension for served in self)
+
     def get(self, fingerprint: str) -> Served | None:
         return self._by_fingerprint.get(fingerprint)
 

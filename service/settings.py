@@ -261,10 +261,9 @@ class Settings(BaseSettings):
     def trusted_proxy_list(self) -> list[str]:
         return [place.strip() for place in self.trusted_proxies.split(",") if place.strip()]
 
-    @property
-    def max_request_bytes(self) -> int:
-        """Every photo at its largest, in base64, with room for the rest."""
-        return self.max_images * (self.max_image_bytes * 4 // 3) + 1_000_000
+    def max_request_bytes(self, photos: int) -> int:
+        """Bytes of so many photos at their largest, in base64, with room for the rest."""
+        return photos * (self.max_image_bytes * 4 // 3) + 1_000_000
 
     @field_validator("url_hosts")
     @classmethod

@@ -39,7 +39,7 @@ router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)
 async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Response:
     """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
     with kith.measures.stage("read"):
-        body = await read_photos(request, IdentifyIn, kith.settings)
+        body = await read_photos(request, IdentifyIn, kith.settings, kith.recognisers.largest_dimension)
     found = await kith.gallery(gallery)
     by = kith.recognisers.of(found)
     if body.recogniser is not None or body.embeddings:

@@ -25,7 +25,7 @@ async def list_jobs(
     kith: Kith,
     caller: Asking,
     gallery: Annotated[GalleryName | None, Query(description="Only this gallery's.")] = None,
-    state: Annotated[list[JobState], Query(description="Only those in one of these states.")] = [],  # noqa: B006
+    state: Annotated[list[JobState], Query(max_length=8, description="Only those in one of these states.")] = [],  # noqa: B006
     cursor: PlaceCursor = None,
     limit: Limit = 100,
 ) -> JobsOut:

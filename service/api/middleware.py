@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.callers import Callers, limit_fields
 from service.api.permissions import ANONYMOUS, CONSOLE, Caller, paths
 from service.api.problems import respond
+from service.api.requests import SIDES
 from service.errors import (
     AmbiguousPathError,
     ForbiddenError,
@@ -31,6 +32,7 @@ from service.settings import Settings
 
 WITHOUT_PHOTOS_BYTES = 1_000_000
 _IN_GALLERY = "/v1/galleries/[^/]+"
+VERIFY = "/v1/verify"
 PHOTOS = re.compile(rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)")
 # Read and stored piece by piece.
 ARCHIVES = re.compile(f"{_IN_GALLERY}/enrolments")
@@ -61,7 +63,8 @@ class Gate:
         here = is_loopback(settings.host)
         self._unguarded = paths(lambda need: need.keyless or (need.on_loopback and here))
         self._callers = Callers(settings)
-        self._photo_bytes = settings.max_request_bytes
+        self._photo_bytes = settings.max_request_bytes(settings.max_images)
+        self._verify_bytes = settings.max_request_bytes(SIDES)
         self._archive_bytes = settings.max_archive_bytes
         self._import_bytes = settings.max_import_bytes
         self._most_held, self._held = settings.max_bodies_bytes, 0
@@ -78,7 +81,7 @@ class Gate:
         request_id = request.state.request_id = _given_id(scope) or uuid.uuid4().hex
         trace_id = None if span is None else span.trace_id
         limit = self._limit(scope["method"], scope["path"])
-        held = limit in (self._photo_bytes, WITHOUT_PHOTOS_BYTES)  # whole, until the answer
+        held = limit not in (self._archive_bytes, self._import_bytes)  # whole, until the answer
         received, counted_in, status, start = 0, 0, 500, time.perf_counter()
         added = [(b"x-request-id", request_id.encode())]
 
@@ -152,6 +155,8 @@ class Gate:
             return self._archive_bytes
         if method == "POST" and IMPORTS.fullmatch(path):
             return self._import_bytes
+        if path == VERIFY:
+            return self._verify_bytes if method == "POST" else WITHOUT_PHOTOS_BYTES
         return self._photo_bytes if takes_photos(method, path) else WITHOUT_PHOTOS_BYTES
 
     async def _admit(self, scope: Scope, limit: int, added: list[tuple[bytes, bytes]]) -> Caller:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, cast
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
+from service.api.json_bodies import JsonRequest
 from service.errors import ForbiddenError, GalleryNotFoundError, KithError
 from service.security.keys import EVERYTHING, Rights, Scope
 
@@ -176,7 +177,7 @@ class Permitted(APIRoute):
             caller.check(need)
             if (gallery := request.path_params.get("gallery")) is not None:
                 caller.check_gallery(gallery)
-            return await handle(request)
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return permitted
 

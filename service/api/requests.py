@@ -10,19 +10,23 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from service.api.forms import MOST_FIELD_BYTES, read_parts
+from service.api.json_bodies import read_json
 from service.api.problems import validation_error
 from service.api.schemas import Photos, Probes, Side, VerifyIn
 from service.errors import ImageTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
+from service.json_limits import check_json
 from service.settings import Settings
 
 OPTIONS: Final = "request"
 """The form's part, or with a bare photo the query's parameter, that holds the other fields as JSON."""
+SIDES: Final = 2
+"""Photos or embeddings of a verification."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_photos(request: Request, model: type[Body], settings: Settings) -> Body:
-    """Read a request whose photos are ``images``.
+async def read_photos(request: Request, model: type[Body], settings: Settings, dimension: int = 0) -> Body:
+    """Read a request whose photos are ``images``. ``dimension``: of the embeddings that it may have.
 
     Raises:
         InvalidRequestError, UnsupportedMediaTypeError.
@@ -30,7 +34,8 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
     """
     kind = _media_type(request)
     if kind == "application/json":
-        body = _validated_json(model, await request.body())
+        numbers = settings.max_embeddings * dimension
+        body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
     elif kind == "multipart/form-data":
         document, files = await _read_form(request, settings)
         _without_photos(document)
@@ -55,11 +60,12 @@ async def read_photos(request: Request, model: type[Body], settings: Settings) -
     return body
 
 
-async def read_verify(request: Request, settings: Settings) -> VerifyIn:
-    """Read a verification, whose two sides are photos ``a`` and ``b``, or anything else in JSON."""
+async def read_verify(request: Request, settings: Settings, dimension: int = 0) -> VerifyIn:
+    """Read a verification, whose two sides are photos ``a`` and ``b``, or anything else in JSON. ``dimension``: of the
+    embeddings that it may have."""
     kind = _media_type(request)
     if kind == "application/json":
-        return _validated_json(VerifyIn, await request.body())
+        return await read_json(request, VerifyIn, SIDES, settings.max_image_bytes, SIDES * dimension)
     if kind != "multipart/form-data":
         raise _not_understood(kind)
     document, files = await _read_form(request, settings)
@@ -122,6 +128,7 @@ def _without_photos(options: dict[str, Any]) -> None:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
+        check_json(text.encode())
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"request: is not JSON ({error})") from error
@@ -134,11 +141,4 @@ def _validated(model: type[Body], document: dict[str, Any]) -> Body:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
-
-
-def _validated_json(model: type[Body], body: bytes) -> Body:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(include_input=False, include_url=False)) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from pydantic import (
     JsonValue,
     PlainSerializer,
     StringConstraints,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
@@ -74,10 +78,18 @@ PersonName = Annotated[str, StringConstraints(max_length=500, pattern=IN_ONE_LIN
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=IN_ONE_LINE)]
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
-Embedding = list[FiniteFloat]
+MAX_PHOTOS: Final = 1000
+"""The most that KITH_MAX_IMAGES can be; requests are held to its value."""
+MAX_EMBEDDINGS: Final = 100_000
+"""The most that KITH_MAX_EMBEDDINGS can be; requests are held to its value."""
+MAX_DIMENSION: Final = 65_536
+# One error says enough: to collect them of each of 100,000 items takes a quarter of a second.
+Embedding = Annotated[list[FiniteFloat], Field(max_length=MAX_DIMENSION, fail_fast=True)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+DECODED_BYTES: Final = 1 << 20
+"""Base64 decoded at once: other threads wait meanwhile."""
 MODEL = "By which pack: its name or its recogniser's fingerprint; default: that of KITH_PACK."
 
 
@@ -87,6 +99,32 @@ def in_utc(at: datetime) -> datetime:
         return at.astimezone(UTC)
     except OverflowError as error:
         raise ValueError("it is too early or too late in UTC") from error
+
+
+class LongStrings(dict[str, bytearray]):
+    """Strings that were kept apart from a JSON body, by the string that stands for each in the document."""
+
+
+def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler, info: ValidationInfo) -> bytes:
+    """Decode base64. ``info.context``: LongStrings, of which the photo's is removed."""
+    if not (isinstance(info.context, LongStrings) and value in info.context):
+        return cast(bytes, decode(value))
+    text = info.context.pop(value)
+    if b"\\" in text:  # some encoders of JSON write / as \/
+        return cast(bytes, decode(json.loads(b'"' + text + b'"')))
+    starts = range(0, len(text), DECODED_BYTES)
+    try:
+        if 0 <= text.find(b"=") < len(text) - 2:
+            raise ValueError("padding before the end")
+        photo = bytearray()
+        for start in starts:
+            photo += binascii.a2b_base64(text[start : start + DECODED_BYTES], strict_mode=True)
+        return bytes(photo)
+    except ValueError:  # lines, or other characters that are skipped
+        return cast(bytes, decode(text.decode("utf-8", "replace")))
+
+
+PhotoBytes = Annotated[Base64Bytes, WrapValidator(_decode_photo)]
 
 
 class Request(BaseModel):
@@ -125,9 +163,11 @@ class Photos(Request):
     """``images`` in base64; in multipart requests the photos are file parts named ``images`` instead, and the other
     fields stand as JSON in a part named ``request``."""
 
-    images: list[Base64Bytes] = Field(default_factory=list)
+    images: list[PhotoBytes] = Field(default_factory=list, max_length=MAX_PHOTOS, fail_fast=True)
     urls: list[PhotoUrl] = Field(
         default_factory=list,
+        max_length=MAX_PHOTOS,
+        fail_fast=True,
         description="Photos to be fetched from hosts in KITH_URL_HOSTS; they count after the others.",
     )
 
@@ -140,7 +180,7 @@ class Photos(Request):
 class Probes(Photos):
     """Photos, given embeddings, or both."""
 
-    embeddings: list[Embedding] = Field(default_factory=list)
+    embeddings: list[Embedding] = Field(default_factory=list, max_length=MAX_EMBEDDINGS, fail_fast=True)
     recogniser: Fingerprint | None = Field(
         None,
         description="Whose the embeddings are, as /v1/embed says; refused if the gallery's is another, or if it is not "
@@ -185,7 +225,7 @@ class SubjectRef(Request):
 class Side(Request):
     """One of the two to compare: exactly one of image, url, embedding, subject."""
 
-    image: Base64Bytes | None = None
+    image: PhotoBytes | None = None
     url: PhotoUrl | None = Field(None, description="A photo to be fetched from a host in KITH_URL_HOSTS.")
     embedding: Embedding | None = None
     subject: SubjectRef | None = None

@@ -73,7 +73,7 @@ async def list_subjects(
     kith: Kith,
     cursor: PlaceCursor = None,
     limit: Limit = 100,
-    tag: Annotated[list[str], Query(description="Only subjects that bear all of these.")] = [],  # noqa: B006
+    tag: Annotated[list[str], Query(max_length=32, description="Only subjects that bear all of these.")] = [],  # noqa: B006
     metadata: Annotated[str | None, Query(description=METADATA, examples=['{"floor": 3}'])] = None,
 ) -> SubjectsOut:
     """The oldest first."""
@@ -178,7 +178,7 @@ async def enrol(
     Nothing is answered before it is on disk.
     """
     with kith.measures.stage("read"):
-        body = await read_photos(request, EnrolIn, kith.settings)
+        body = await read_photos(request, EnrolIn, kith.settings, kith.recognisers.largest_dimension)
     found = await kith.gallery_again(begun)
     if body.embeddings and body.recogniser is None and not found.moved:
         body.recogniser = found.fingerprint  # whose they are does not change if the gallery moves meanwhile

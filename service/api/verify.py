@@ -41,7 +41,7 @@ class Asked:
 async def verify(request: Request, kith: Kith) -> Response:
     """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
     with kith.measures.stage("read"):
-        body = await read_verify(request, kith.settings)
+        body = await read_verify(request, kith.settings, kith.recognisers.largest_dimension)
     names = [side.subject.gallery for side in (body.a, body.b) if side.subject]
     for name in names:
         caller_of(request).check_gallery(name)

@@ -29,7 +29,8 @@ async def nothing(*_given: object) -> None: ...
 def test_only_routes_that_need_more_get_more_whatever_people_are_called() -> None:
     settings = load_settings(max_archive_bytes=4_000_000, max_import_bytes=5_000_000)
     expected = {f"POST {GALLERY}/enrolments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
-    expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes)
+    expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes(settings.max_images))
+    expected["POST /v1/verify"] = settings.max_request_bytes(2)
     gate = Gate(nothing, settings, Measures())
     assert expected.keys() <= PERMISSIONS.keys()
     for route in PERMISSIONS:
