@@ -7,7 +7,6 @@ memory at once than one photo may have.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
 import json
@@ -16,11 +15,13 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
 from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError
+from service.gunzip import GunzipFile, max_unpacked
+from service.json_limits import JsonLimits, check_json
 
 PHOTO_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}
@@ -30,11 +31,16 @@ SNIFFED_BYTES: Final = 512
 """Of an archive's beginning, what says which kind it is."""
 MAX_DIRECTORY_BYTES: Final = 64_000_000
 """Of a zip's directory or of a manifest, which are read whole."""
+ENTRY_SIGNATURE: Final = b"PK\1\2"
+"""Beginning of each entry of a zip's directory."""
+MAX_COLUMNS: Final = 16
+"""Columns of a manifest, and values of each of its entries in JSON."""
 MAX_HEADER_BYTES: Final = 100_000
 """Of a tar entry's extended header: a name, and little else."""
 EXTENDED_HEADERS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
+ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
 NAME_LENGTH: Final = 512
 UNFIT_FOLDERS: Final = frozenset({"__MACOSX", "@eaDir"})
 
@@ -47,7 +53,7 @@ class Archive(Protocol):
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """Most entries, bytes of one photo, and bytes of all entries unpacked."""
+    """Most entries, folders and links included, bytes of one photo, and bytes of all entries unpacked."""
 
     entries: int
     photo_bytes: int
@@ -103,7 +109,7 @@ def contents(archive: Archive, limits: ArchiveLimits, strip: int | None, check: 
         check()
         parts = _parts(member.path)
         if manifest is None and parts.name in MANIFESTS and len(parts.parts) <= 2:
-            manifest = parts.parent, _manifest(parts.name, member.read())
+            manifest = parts.parent, _manifest(parts.name, member.read(), limits.entries)
         elif is_photo(parts):
             files[member.name] = parts
         else:
@@ -126,11 +132,11 @@ def members(archive: Archive, limits: ArchiveLimits) -> Iterator[Member]:
     try:
         with archive.open("rb") as file:
             kind = archive_kind(file.read(SNIFFED_BYTES))
+            packed = file.seek(0, os.SEEK_END)
+        limits = replace(limits, total_bytes=min(limits.total_bytes, max_unpacked(packed)))
         names: dict[str, int] = {}
         entries = _zip(archive, limits) if kind == "zip" else _tar(archive, kind, limits)
-        for count, (found, read) in enumerate(entries):
-            if count >= limits.entries:
-                raise ArchiveTooLargeError(f"more than {limits.entries} files")
+        for found, read in entries:
             name = _name(found)
             names[name] = names.get(name, 0) + 1
             yield Member(name if names[name] == 1 else _name(f"{found}#{names[name]}"), found, read)
@@ -144,8 +150,9 @@ def _zip(archive: Archive, limits: ArchiveLimits) -> Iterator[tuple[str, Callabl
     total = 0
     with (
         archive.open("rb") as file,
-        zipfile.ZipFile(cast(BinaryIO, _Capped(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes)))) as opened,
+        zipfile.ZipFile(cast(BinaryIO, _Capped(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes), limits))) as opened,
     ):
+        _check_entries(len(opened.infolist()), limits)
         for info in opened.infolist():
             if info.is_dir():
                 continue
@@ -180,7 +187,9 @@ def _tar(archive: Archive, kind: str, limits: ArchiveLimits) -> Iterator[tuple[s
         _unpacked(file, kind) as unpacked,
         tarfile.open(fileobj=cast(BinaryIO, _Counted(unpacked, limits)), mode="r|", tarinfo=_SmallHeaders) as opened,
     ):
-        for info in opened:
+        for count, info in enumerate(opened, start=1):
+            _check_entries(count, limits)
+            opened.members.clear()  # type: ignore[attr-defined]  # it keeps each of them
             if info.isreg():
                 yield info.name, lambda info=info: _tar_entry(opened, info, limits)  # type: ignore[misc]
 
@@ -199,7 +208,7 @@ def _tar_entry(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveL
 def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
     match kind:
         case "gzip":
-            return cast(AbstractContextManager[BinaryIO], gzip.GzipFile(fileobj=file))
+            return cast(AbstractContextManager[BinaryIO], nullcontext(GunzipFile(file)))
         case "zstd":
             from pyarrow import input_stream  # which takes longer to import than most archives to read
 
@@ -208,11 +217,13 @@ def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
 
 
 class _Capped:
-    """A file of which no more than ``most`` bytes are read at once, whatever its own words say."""
+    """A zip file. A read of more than ``most`` bytes is refused, and a directory of too many entries: ``zipfile`` makes
+    an object of each before it says how many there are."""
 
-    def __init__(self, file: IO[bytes], most: int) -> None:
+    def __init__(self, file: IO[bytes], most: int, limits: ArchiveLimits) -> None:
         self._file = file
         self._most = most
+        self._limits = limits
         self._size = file.seek(0, os.SEEK_END)
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
@@ -220,7 +231,10 @@ class _Capped:
         wanted = self._size - self.tell() if size < 0 else size
         if wanted > self._most:
             raise ArchiveTooLargeError(f"the archive's directory has more than {self._most} bytes")
-        return self._file.read(wanted)
+        block = self._file.read(wanted)
+        if len(block) > len(ENTRY_SIGNATURE) * self._limits.entries:
+            _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
+        return block
 
 
 class _Counted:
@@ -254,6 +268,11 @@ class _SmallHeaders(tarfile.TarInfo):
         raise ArchiveInvalidError("sparse files are not read")
 
 
+def _check_entries(count: int, limits: ArchiveLimits) -> None:
+    if count > limits.entries:
+        raise ArchiveTooLargeError(f"more than {limits.entries} files")
+
+
 def _check_total(total: int, limits: ArchiveLimits) -> None:
     if total > limits.total_bytes:
         raise ArchiveTooLargeError(f"more than {limits.total_bytes} bytes when unpacked")
@@ -282,14 +301,16 @@ def _common(files: Sequence[PurePosixPath]) -> int:
     return int(len(outer) == 1 and all(len(file.parts) > 2 for file in files))
 
 
-def _manifest(name: str, payload: bytes) -> dict[str, str]:
+def _manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
     """Subject by path."""
+    if sum(payload.count(mark) for mark in (b"\n", b"\r", b",")) > MAX_COLUMNS * (entries + 1):
+        raise ArchiveTooLargeError(f"{name} has more than {entries} entries")
     try:
         text = payload.decode("utf-8-sig")
         rows: Sequence[Any] = (
             list(csv.DictReader(io.StringIO(text, newline="")))
             if name.endswith(".csv")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
+            else [_entry(line) for line in text.split("\n") if line.strip()]
         )
     except (ValueError, RecursionError, csv.Error) as error:
         raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
@@ -297,6 +318,11 @@ def _manifest(name: str, payload: bytes) -> dict[str, str]:
     if wrong:
         raise ArchiveInvalidError(f"{name}, entry {wrong[0]}: 'file' and 'subject' are needed, and both are text")
     return {str(_parts(row["file"])): row["subject"] for row in rows}
+
+
+def _entry(line: str) -> Any:
+    check_json(line.encode(), ENTRY_LIMITS)
+    return json.loads(line)
 
 
 def _is_row(row: Any) -> bool:

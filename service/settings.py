@@ -128,12 +128,14 @@ class Settings(BaseSettings):
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
     max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
-    max_archive_photos: int = Field(1_000_000, ge=1, description="Most files in an archive.")
+    max_archive_photos: int = Field(
+        1_000_000, ge=1, description="Most entries in an archive, folders and links included."
+    )
     max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Most bytes in an archive, unpacked.")
     max_import_bytes: int = Field(
         100_000_000_000,
         ge=1_000_000,
-        description="Largest file to import; Parquet is kept in the data directory meanwhile.",
+        description="Largest file to import, packed and unpacked; Parquet is kept in the data directory meanwhile.",
     )
     queue_size: int = Field(
         64,

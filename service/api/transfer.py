@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from service.errors import (
     GalleryNotFoundError,
     ImportFileError,
     KithError,
+    RequestTooLargeError,
     StorageError,
     UnsupportedMediaTypeError,
 )
@@ -32,7 +32,8 @@ from service.gallery.audit_log import Entry
 from service.gallery.importing import Export, Format, Import, Report, check_header, export
 from service.gallery.ndjson import Lines
 from service.gallery.subjects import Gallery, GallerySettings
-from service.gallery.transfer import Header, Items
+from service.gallery.transfer import Header, Items, max_items
+from service.gunzip import Gunzip
 
 router = APIRouter(route_class=Permitted, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 MEDIA_TYPES: Final[dict[str, Format]] = {
@@ -164,7 +165,11 @@ class _Intake:
 async def _take_lines(kith: Context, request: Request, intake: _Intake) -> None:
     run = kith.transfers.importing
     lines = Lines(await run(intake.default_header))
-    async for piece in _pieces(request):
+    unpacker, count = _unpacker(request), 0
+    async for piece in _pieces(kith, request, unpacker):
+        count += piece.count(b"\n")
+        if count > max_items(unpacker.packed):
+            raise ImportFileError(f"the file has more than {max_items(unpacker.packed)} lines for its size")
         await run(intake.take, lines, lines.feed(piece))
     await run(intake.take, lines, lines.end())
 
@@ -185,7 +190,7 @@ async def _take_parquet(kith: Context, request: Request, intake: _Intake) -> Non
             kith.spool.write(kept, piece)
 
     with closing(await kith.run(kith.spool.temporary)) as kept:
-        async for piece in _pieces(request):
+        async for piece in _pieces(kith, request, _unpacker(request)):
             await kith.run(keep, piece)
         await kith.transfers.importing(take)
 
@@ -198,9 +203,9 @@ def _keeping() -> Iterator[None]:
         raise StorageError(f"the file cannot be kept until it is read: {error.strerror}") from error
 
 
-async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body, unpacked, in pieces of about PIECE_BYTES. Raises ImportFileError."""
-    unpacker = _unpacker(request)
+async def _pieces(kith: Context, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
+    """Unpack the body, in pieces of about PIECE_BYTES. Raises ImportFileError, RequestTooLargeError."""
+    most = kith.settings.max_import_bytes
     waiting: list[bytes] = []
     size = 0
     try:
@@ -211,48 +216,36 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
                 if size >= PIECE_BYTES:
                     yield b"".join(waiting)
                     waiting, size = [], 0
+                if unpacker.unpacked > most:
+                    raise RequestTooLargeError(f"the file has more than {most} bytes when unpacked")
+        yield b"".join(waiting)
+        unpacker.end()
     except ClientDisconnect as error:
         raise ImportFileError("the connection ended before the file did") from error
-    yield b"".join(waiting)
-    unpacker.end()
+    except ValueError as error:
+        raise ImportFileError(str(error)) from error
 
 
-def _unpacker(request: Request) -> _Plain | _Gzip:
+def _unpacker(request: Request) -> _Plain | Gunzip:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip"):
         raise UnsupportedMediaTypeError(f"content encoding {coding!r}")
-    return _Gzip() if coding == "gzip" else _Plain()
+    return Gunzip() if coding == "gzip" else _Plain()
 
 
 class _Plain:
+    """A body that is not packed, with the attributes of Gunzip."""
+
+    def __init__(self) -> None:
+        self.packed = self.unpacked = 0
+
     def feed(self, piece: bytes) -> Iterator[bytes]:
+        self.packed += len(piece)
+        self.unpacked += len(piece)
         yield piece
 
     def end(self) -> None:
         pass
-
-
-class _Gzip:
-    """Never more than PIECE_BYTES at once, whatever a few bytes unpack to."""
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(wbits=31)
-
-    def feed(self, packed: bytes) -> Iterator[bytes]:
-        """Raises ImportFileError."""
-        try:
-            while packed:
-                if self._stream.eof:  # gzip files may be one after the other
-                    self._stream = zlib.decompressobj(wbits=31)
-                yield self._stream.decompress(packed, PIECE_BYTES)
-                packed = self._stream.unused_data or self._stream.unconsumed_tail
-        except zlib.error as error:
-            raise ImportFileError(f"the body is no gzip: {error}") from error
-
-    def end(self) -> None:
-        """Raises ImportFileError."""
-        if not self._stream.eof:
-            raise ImportFileError("the gzip ends before its end")
 
 
 def _kind(request: Request) -> Format:

@@ -14,11 +14,16 @@ import orjson
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.transfer import Header, Items, microseconds, moment, rows_in_block
+from service.json_limits import JsonLimits, check_json
 from service.security.sealing import VECTOR_TYPE
 
 LONGEST_LINE: Final = 10_000_000
 MOST_BYTES: Final = 64_000_000
 """Of lines, in one block: theirs may be long."""
+MAX_BLOCK_VALUES: Final = 1_000_000
+"""Of lines, in one block, without embeddings: an empty list has two bytes in the file, and 56 in memory."""
+UNCHECKED_BYTES: Final = 20_000
+"""A line of fewer bytes has fewer values than a document may have."""
 FIELDS: Final = (
     "subject",
     "name",
@@ -48,6 +53,7 @@ class Lines:
         self._rest = b""
         self._waiting: list[bytes] = []
         self._bytes = 0
+        self._values = 0
         self._lines = 0
 
     def feed(self, piece: bytes) -> Iterator[Items]:
@@ -74,11 +80,12 @@ class Lines:
         for line in lines:
             self._waiting.append(line)
             self._bytes += len(line)
-            if len(self._waiting) == size or self._bytes > MOST_BYTES:
+            self._values += max(0, line.count(b",") - self.header.dimension) + line.count(b"[") + line.count(b"{")
+            if len(self._waiting) == size or self._bytes > MOST_BYTES or self._values > MAX_BLOCK_VALUES:
                 yield from self._flush(self.header)
 
     def _flush(self, header: Header) -> Iterator[Items]:
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        waiting, self._waiting, self._bytes, self._values = self._waiting, [], 0, 0
         if waiting:
             yield self._block(header, waiting)
 
@@ -111,7 +118,7 @@ class Lines:
                 continue
             document: dict[str, Any] = {}
             try:
-                document = _document(line)
+                document = _document(line, header.dimension)
                 document["embedding"] = _vector(document.pop("embedding", None), header.dimension)
             except KithError as error:
                 malformed[len(numbers)] = error
@@ -121,8 +128,13 @@ class Lines:
         return _items(numbers, documents, header.dimension, malformed)
 
 
-def _document(line: bytes) -> dict[str, Any]:
+def _document(line: bytes, dimension: int) -> dict[str, Any]:
     """Raises ItemError."""
+    if len(line) > UNCHECKED_BYTES:
+        try:
+            check_json(line, JsonLimits(numbers=dimension))
+        except ValueError as error:
+            raise ItemError(f"has {error}") from error
     try:
         document = orjson.loads(line)
     except ValueError as error:

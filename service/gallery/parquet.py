@@ -3,6 +3,7 @@ import."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.gallery.ndjson import FIELDS, LONGEST_LINE, MOST_BYTES
 from service.gallery.parquet_footer import BYTE_ARRAY, Column, RowGroup, row_groups
-from service.gallery.transfer import MOST_METADATA, Header, Items, rows_in_block
+from service.gallery.transfer import MOST_METADATA, Header, Items, max_items, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
 READ_BYTES: Final = 1 << 20
@@ -135,6 +136,9 @@ class Reader:
     def __init__(self, file: IO[bytes], default: Header | None = None) -> None:
         try:
             groups = row_groups(file)
+            most = max_items(file.seek(0, os.SEEK_END))
+            if sum(group.rows for group in groups) > most:
+                raise ValueError(f"it has more than {most} rows for its size")
             # What it reads ahead by default it also keeps: the whole file, in the end. A text that stands in the file
             # once and is repeated in millions of rows stays one text until its rows are counted.
             self._file = pq.ParquetFile(

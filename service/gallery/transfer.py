@@ -26,6 +26,9 @@ TIMES: Final = "must be from 1970 to 2199"
 BLOCK_BYTES: Final = 16_000_000
 """Of embeddings, in one block: what is in memory, and in one transaction."""
 MOST_IN_BLOCK: Final = 8192
+FREE_ITEMS: Final = 100_000
+MIN_ITEM_BYTES: Final = 4
+"""Fewest bytes of an item, packed, on average beyond the first FREE_ITEMS. An id alone has more."""
 ID: Final = re.compile("[0-9a-f]{32}")
 FINGERPRINT: Final = re.compile("[0-9a-f]{1,64}")
 KINDS: Final = frozenset({"photo", "embedding"})
@@ -123,6 +126,12 @@ class Items:
             if column.name != "malformed":
                 columns[column.name] = values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
         return type(self)(**columns)
+
+
+def max_items(size: int) -> int:
+    """Return how many items a file of ``size`` bytes, as sent, may have: refusing an item costs more than sending an
+    empty one."""
+    return FREE_ITEMS + size // MIN_ITEM_BYTES
 
 
 def rows_in_block(dimension: int) -> int:

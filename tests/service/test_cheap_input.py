@@ -1,0 +1,188 @@
+"""Few bytes cannot cost much work: files that unpack to too much, or hold too many entries, are refused at once."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pyarrow as pa
+import pytest
+
+from service.archives import ArchiveLimits, contents, members
+from service.client import Kith
+from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImportFileError
+from service.gallery import ndjson
+from service.gallery.transfer import FREE_ITEMS, Header, max_items
+from service.gunzip import FREE_BYTES, FREE_MEMBERS, Gunzip, GunzipFile
+from service.json_limits import MAX_VALUES
+from tests.service.test_malformed_input import check
+
+LIMITS = ArchiveLimits(1_000_000, 20_000_000, 100_000_000_000)
+EMPTY_MEMBER = gzip.compress(b"", mtime=0)
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail if the block takes more processor time."""
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < seconds
+
+
+def look(path: Path, limits: ArchiveLimits = LIMITS) -> Any:
+    return contents(path, limits, None, lambda: None)
+
+
+def test_empty_gzip_members_are_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "members.tar.gz"
+    archive.write_bytes(EMPTY_MEMBER * 500_000)
+    with within(0.5), pytest.raises(ArchiveInvalidError, match="members"):
+        look(archive)
+
+
+def test_gzip_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "zeros.tar.gz"
+    with gzip.open(archive, "wb") as file:
+        for _ in range(3 * FREE_BYTES // 1_000_000):
+            file.write(bytes(1_000_000))
+    with pytest.raises(ValueError, match="times its size"), archive.open("rb") as packed:
+        unpacked, size = GunzipFile(packed), 0
+        while block := unpacked.read(10_000):
+            size += len(block)
+            assert size < 1.5 * FREE_BYTES
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_what_tools_make_is_unpacked(piece: int) -> None:
+    """Members one after the other, blocks as bgzip's with an empty one at the end, and padding."""
+    parts = [bytes([n % 251]) * 64_000 for n in range(2 * FREE_MEMBERS)]
+    packed = b"".join(gzip.compress(part) for part in parts) + EMPTY_MEMBER + b"\0" * 1000
+    gunzip = Gunzip()
+    found = b"".join(each for at in range(0, len(packed), piece) for each in gunzip.feed(packed[at : at + piece]))
+    gunzip.end()
+    assert found == b"".join(parts)
+
+
+@pytest.mark.parametrize("folders", [False, True])
+def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(tmp_path: Path, folders: bool) -> None:
+    count, name = 1_200_000, b"a/" if folders else b"ab"
+    entry = b"PK\1\2" + struct.pack("<4B4HL2L5H2L", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0) + name
+    directory = entry * count
+    assert len(entry) == 48
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, len(directory), 4, 0)
+    archive = tmp_path / "many.zip"
+    archive.write_bytes(b"PK\3\4" + directory + end)
+    with within(1), pytest.raises(ArchiveTooLargeError, match="1000000 files"):
+        look(archive)
+
+
+def test_folders_and_links_of_a_tar_are_entries(tmp_path: Path) -> None:
+    archive = tmp_path / "folders.tar.gz"
+    with tarfile.open(archive, "w:gz") as opened:
+        for n in range(30):
+            info = tarfile.TarInfo(f"{n}")
+            info.type = tarfile.DIRTYPE if n % 2 else tarfile.SYMTYPE
+            opened.addfile(info)
+    assert look(archive).subjects == {}
+    with pytest.raises(ArchiveTooLargeError, match="29 files"):
+        look(archive, ArchiveLimits(29, 1000, 1_000_000))
+
+
+def test_a_zip_whose_entries_share_bytes_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "overlapping.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("ada/1.jpg", bytes(20_000_000))
+        info = opened.infolist()[0]
+        for n in range(2, 20):
+            again = zipfile.ZipInfo(f"ada/{n}.jpg")
+            again.header_offset, again.compress_type = info.header_offset, info.compress_type
+            again.compress_size, again.file_size, again.CRC = info.compress_size, info.file_size, info.CRC
+            opened.filelist.append(again)
+        opened._didModify = True  # type: ignore[attr-defined]
+    with pytest.raises(ArchiveTooLargeError, match="unpacked"):
+        list(members(archive, LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("manifest.csv", b"file,subject\n" + b"\n" * 10_000_000),
+        ("manifest.csv", b"," * 10_000_000),
+        ("manifest.ndjson", b"\n" * 10_000_000),
+        ("manifest.ndjson", b'{"file": "a", "subject": "b", "x": [' + b"[]," * 3_000_000 + b"[]]}"),
+    ],
+)
+def test_dense_manifests_are_refused(tmp_path: Path, name: str, payload: bytes) -> None:
+    archive = tmp_path / "dense.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr(name, payload)
+    with within(1), pytest.raises((ArchiveTooLargeError, ArchiveInvalidError), match="more than"):
+        look(archive, ArchiveLimits(100_000, 20_000_000, 100_000_000_000))
+
+
+@pytest.mark.parametrize("line", [b"\n", b"{}\n", b" \n"])
+def test_a_small_import_of_many_lines_is_refused(server: str, gallery: str, kith: Kith, line: bytes) -> None:
+    model = kith.model()
+    head = {"kith": "gallery", "version": 1, "recogniser": model.recogniser, "dimension": model.dimension}
+    packed = gzip.compress(json.dumps(head).encode() + b"\n" + line * (40_000_000 // len(line)), 6)
+    assert len(packed) < 130_000
+    with within(10):
+        response = httpx.post(
+            f"{server}/v1/galleries/{gallery}/import", content=packed, headers=NDJSON | {"Content-Encoding": "gzip"}
+        )
+    assert "lines for its size" in check(response, 422, "import_invalid")["detail"]
+
+
+def test_an_import_of_empty_members_is_refused(server: str, gallery: str) -> None:
+    with within(5):
+        response = httpx.post(
+            f"{server}/v1/galleries/{gallery}/import",
+            content=EMPTY_MEMBER * 500_000,
+            headers=NDJSON | {"Content-Encoding": "gzip"},
+        )
+    assert "members" in check(response, 422, "import_invalid")["detail"]
+
+
+def test_an_import_counts_its_lines_by_what_was_sent() -> None:
+    assert max_items(0) == FREE_ITEMS
+    assert max_items(4_000_000) == FREE_ITEMS + 1_000_000
+
+
+def test_dense_lines_of_an_import_are_refused_alone() -> None:
+    lines = ndjson.Lines(Header("a" * 32, 4))
+    dense = b'{"subject": "ada", "metadata": {"k": [' + b"[]," * (MAX_VALUES + 1) + b"[]]}}\n"
+    list(lines.feed(dense + b'{"subject": "bob"}\n'))
+    (block,) = lines.end()
+    assert list(block.malformed) == [0]
+    assert "more than" in block.malformed[0].detail
+
+
+def test_lines_of_many_values_do_not_pile_up() -> None:
+    lines = ndjson.Lines(Header("a" * 32, 4))
+    dense = b'{"subject": "ada", "metadata": {"k": [' + b"[]," * 6000 + b"[]]}}\n"
+    blocks = list(lines.feed(dense * 400))
+    assert max(map(len, blocks)) < 100
+
+
+def test_parquet_of_too_many_rows_is_refused() -> None:
+    import pyarrow.parquet as pq
+
+    from service.gallery.parquet import Reader
+
+    rows = 3 * FREE_ITEMS
+    file = io.BytesIO()
+    subjects = pa.DictionaryArray.from_arrays([0] * rows, ["ada"])
+    pq.write_table(pa.table({"subject": subjects}), file)
+    with pytest.raises(ImportFileError, match="rows for its size"):
+        Reader(io.BytesIO(file.getvalue()), Header("a" * 32, 4))
