@@ -230,7 +230,15 @@ def search(followers: Followers, gallery: Gallery, probes: Float) -> tuple[NDArr
 
 def over_http(pack: ModelPack, people: People, folder: Path) -> int:
     """The largest gallery through a real server, at 1 %: how many strangers it decides otherwise than its threshold."""
-    settings = load_settings(data_dir=folder, pack=pack.directory, log_level="WARNING", database_url=None, api_key=None)
+    settings = load_settings(
+        data_dir=folder,
+        pack=pack.directory,
+        log_level="WARNING",
+        database_url=None,
+        api_key=None,
+        max_embeddings=BATCH,
+        embedding_rate=1e9,
+    )
     differing = 0
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("people", risk={"fpir": 0.01})

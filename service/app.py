@@ -50,6 +50,7 @@ from service.api import (
 from service.api.context import Context
 from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
+from service.api.probes import ProbeBudget
 from service.archives import ArchiveLimits
 from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
@@ -275,6 +276,7 @@ async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) 
         spool=spool,
         transfers=transfers,
         audit=audit_writer,
+        probes=ProbeBudget(settings.embedding_rate, audit_writer, measures),
         keys=keys_known,
         key_uses=key_uses,
         fetcher=fetcher,

@@ -81,6 +81,18 @@ class AuditWriter:
             known = pseudonym(gallery, subject)
             await self._take(Entry("verified", (gallery.pk, gallery.name), known, outcome))
 
+    async def enrolment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
+        """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.
+        Raises as :meth:`searched`."""
+        known = pseudonym(gallery, subject)
+        await self._take(Entry("enrolment_refused", (gallery.pk, gallery.name), known, code, {"count": count}))
+
+    async def probed(self, gallery: Gallery, outcome: str, probes: int, near_misses: int) -> None:
+        """Record that a caller's embeddings look like probes for a template, or used up their budget, whatever the
+        setting for searches. Raises as :meth:`searched`."""
+        details = {"probes": probes, "near_misses": near_misses}
+        await self._take(Entry("probed", (gallery.pk, gallery.name), None, outcome, details))
+
     async def write(self, entry: Entry) -> None:
         """On disk when it returns. Raises AuditUnwrittenError."""
         await self._wait_for(entry)

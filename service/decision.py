@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +24,12 @@ REVIEW_FACTOR: Final = 10.0
 MAX_REVIEW_RISK: Final = 0.5
 MIN_MARGIN: Final = 0.02
 """Two subjects closer than this are lookalikes: neither is named."""
+SIMILARITY_STEP: Final = 0.05
+"""Resolution of the similarities of photos in answers to callers that may not export templates. Embeddings get none:
+the edges of steps above the threshold would cost nothing to probe (bench/results/template_recovery.md)."""
+UNCALIBRATED_REVIEW: Final = 0.3
+"""Lowest threshold of such callers where nothing is known of strangers and the gallery's risk has no threshold: more
+than three standard deviations of the similarity of random vectors of 128 dimensions."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,21 @@ class Thresholds:
     def out_of_reach(self) -> bool:
         """The asked risk is so small that no similarity keeps to it."""
         return self.accept > 1
+
+    def at_least(self, floor: float) -> Thresholds:
+        """Return these thresholds, raised to ``floor`` where they are below it."""
+        return replace(self, accept=max(self.accept, floor), review=max(self.review, floor))
+
+    def coarse(self, similarity: float, photo: bool) -> float | None:
+        """Return what a caller that may not export templates gets: None below the review threshold, else the threshold
+        that the similarity reaches, or of a photo the last step up to it, if that is more.
+
+        The decision on the result is the decision on the similarity.
+        """
+        if similarity < self.review:
+            return None
+        reached = self.accept if similarity >= self.accept else self.review
+        return max(reached, math.floor(similarity / SIMILARITY_STEP) * SIMILARITY_STEP) if photo else reached
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,25 @@ def thresholds_for(
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated)
+
+
+def lowest_review(own: RiskTarget, known: KnownRisk | None, comparisons: int, review_factor: float) -> float:
+    """Return the review threshold of the gallery's own risk: lower ones are for callers that may export templates."""
+    if known is None and own.kind != "threshold":
+        return UNCALIBRATED_REVIEW
+    return thresholds_for(own, known, comparisons, review_factor).review
+
+
+def coarse_candidates(
+    candidates: Sequence[Candidate], thresholds: Thresholds, known: KnownRisk | None, comparisons: int, photo: bool
+) -> list[Candidate]:
+    """Return the candidates that reach the review threshold, each with its coarse similarity and the probability of
+    that one."""
+    return [
+        Candidate(candidate.subject_pk, similarity, false_alarm_probability(similarity, known, comparisons))
+        for candidate in candidates
+        if (similarity := thresholds.coarse(candidate.similarity, photo)) is not None
+    ]
 
 
 def false_alarm_probability(similarity: float, known: KnownRisk | None, comparisons: int) -> float | None:

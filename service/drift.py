@@ -30,6 +30,8 @@ WATCH_Z: Final = 3.0
 DRIFT_Z: Final = 4.0
 """Standard errors. Asked at any one moment, decisions that have not changed are called drifted less than once in a
 thousand times and watch or drifted less than once in a hundred (tests/service/test_drift.py)."""
+DRIFT_DIGITS: Final = 2
+"""Decimals of means in answers: with more, the mean before and after a search gives its exact similarity."""
 BLOCK: Final = 25
 """Decisions in a row, which often show the same person: see :func:`standard_error`."""
 
@@ -219,7 +221,7 @@ def _judged(mated: Comparison | None, unknown: Comparison | None) -> tuple[Drift
         found.append(
             (
                 state,
-                f"those identified score {mated.observed:.3f} on average where the calibration expects "
+                f"those identified score {mated.observed:.{DRIFT_DIGITS}f} on average where the calibration expects "
                 f"{mated.expected:.3f}: enrol newer photos, look at the camera, or calibrate on photos of your own",
             )
         )

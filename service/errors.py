@@ -87,6 +87,14 @@ class RateLimitedError(KithError):
         self.seconds = seconds
 
 
+class ProbeBudgetError(RateLimitedError):
+    code, title = "probe_budget", "Too many embeddings were compared with enrolled subjects"
+    remedy = (
+        "Wait as long as Retry-After says, send photos instead of embeddings, or raise KITH_EMBEDDING_RATE. Enrol many "
+        "embeddings with an import."
+    )
+
+
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "There is no such API key"
     remedy = "'kith keys list', or GET /v1/keys, lists them."
@@ -273,13 +281,19 @@ class DuplicateSubjectError(KithError):
 
     def kept(self) -> dict[str, Any]:
         document = self.document() | {"detail": "the face resembles another subject"}
-        document.pop("subject", None)
+        for name in ("subject", "similarity"):
+            document.pop(name, None)
         return document
 
 
 class InconsistentTemplateError(KithError):
     status, code, title = 409, "inconsistent_template", "The face is unlike the subject's other templates"
     remedy = "Check the photo, or repeat the request with 'allow_inconsistent': true."
+
+    def kept(self) -> dict[str, Any]:
+        document = self.document()
+        document.pop("similarity", None)
+        return document
 
 
 class IdempotencyConflictError(KithError):

@@ -122,6 +122,7 @@ class Measures:
         self.similarities = Histograms(SIMILARITIES)
         self.verified = Counts(verified)
         self.enrolled = Counts(["enrolled"])
+        self.probed = Counts(["near_misses", "exhausted"])
 
     def stage(self, name: Stage) -> _Timed:
         """A block of a request, or of background work; it counts however it ends."""

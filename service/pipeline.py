@@ -26,10 +26,13 @@ from service.catching_up import CatchingUp
 from service.decision import (
     Candidate,
     Decision,
+    KnownRisk,
     RiskTarget,
     Thresholds,
+    coarse_candidates,
     decide,
     false_alarm_probabilities,
+    lowest_review,
     thresholds_for,
 )
 from service.gallery.follower import Follower, Followers
@@ -91,11 +94,32 @@ class Photo:
 
 @dataclass(frozen=True)
 class Found:
-    """The answer to one probe: the decision, the best subjects by key, and the thresholds that decided."""
+    """The answer to one probe: the decision, the best subjects by key, and the thresholds that decided.
+
+    ``near_miss``: the probe reaches the gallery's own review threshold and is not identified. ``known`` and
+    ``comparisons``: what the probabilities come from.
+    """
 
     decision: Decision
     candidates: list[Candidate]
     thresholds: Thresholds
+    near_miss: bool = False
+    known: KnownRisk | None = None
+    comparisons: int = 0
+
+    def coarse(self, photo: bool) -> Found:
+        """Return the answer to a caller that may not export templates; of an embedding it says no more than the
+        outcome does."""
+        decision, candidates = self.decision, self.candidates
+        first = [candidate for candidate in (decision.best, decision.runner_up) if candidate is not None]
+        if not photo and decision.outcome == "identified":
+            first, candidates = first[:1], candidates[:1]  # whether others reach a threshold would be told for free
+        first, candidates = (
+            coarse_candidates(some, self.thresholds, self.known, self.comparisons, photo)
+            for some in (first, candidates)
+        )
+        best, runner_up, *_ = (*first, None, None)
+        return replace(self, decision=Decision(decision.outcome, best, runner_up), candidates=candidates)
 
 
 class Pipeline:
@@ -164,9 +188,16 @@ class Pipeline:
         )
 
     async def identify(
-        self, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None = None
+        self,
+        gallery: Gallery,
+        probes: Float,
+        target: RiskTarget,
+        k: int,
+        among: Keys | None = None,
+        limited: bool = False,
     ) -> list[Found]:
-        """Search (q, d) unit vectors and decide each; subjects are named by their key.
+        """Search (q, d) unit vectors and decide each; subjects are named by their key. ``limited``: no
+        threshold is below the review threshold of the gallery's own risk.
 
         Raises:
             RiskUncalibratedError: there is no threshold for this risk.
@@ -177,8 +208,8 @@ class Pipeline:
         few = len(probes) * min(gallery.templates, max(2, k)) <= ANSWERED_AT_ONCE
         with self.measures.stage("search"):
             if small and few and among is None and follower.is_at(gallery.version) and self.risks.at_hand(gallery):
-                return self._identify(follower, gallery, probes, target, k, among)
-            return await self.in_thread(self._identify, follower, gallery, probes, target, k, among)
+                return self._identify(follower, gallery, probes, target, k, among, limited)
+            return await self.in_thread(self._identify, follower, gallery, probes, target, k, among, limited)
 
     async def caught_up(self, gallery: Gallery) -> Follower:
         """A gallery's follower, which is done with whatever takes long: a search from here on holds its thread only
@@ -272,17 +303,23 @@ class Pipeline:
         target: RiskTarget,
         k: int,
         among: Keys | None,
+        limited: bool,
     ) -> list[Found]:
         # Two at least: the runner-up is needed to tell lookalikes.
         results, comparisons = follower.search(probes, max(2, k), among, gallery.version)
         known = self.risks.of(gallery)
         settings = gallery.settings
         thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
+        floor = lowest_review(settings.risk, known, comparisons, settings.review_factor)
+        if limited:
+            thresholds = thresholds.at_least(floor)
         alarms = iter(false_alarm_probabilities([h.similarity for hits in results for h in hits], known, comparisons))
         found = []
         for hits in results:
             candidates = [Candidate(hit.subject_pk, hit.similarity, next(alarms)) for hit in hits]
-            found.append(Found(decide(candidates, thresholds, settings.min_margin), candidates[:k], thresholds))
+            decision = decide(candidates, thresholds, settings.min_margin)
+            near_miss = bool(candidates) and candidates[0].similarity >= floor and decision.outcome != "identified"
+            found.append(Found(decision, candidates[:k], thresholds, near_miss, known, comparisons))
         return found
 
     async def _aside(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

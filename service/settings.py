@@ -126,7 +126,13 @@ class Settings(BaseSettings):
     )
     url_http: bool = Field(False, description="Fetch them over http, too, which anybody on the way may read and alter.")
     max_faces: int = Field(100, ge=1, le=10_000, description="Most faces reported per photo, largest score first.")
-    max_embeddings: int = Field(1000, ge=1, le=100_000, description="Most embeddings in one call.")
+    max_embeddings: int = Field(16, ge=1, le=100_000, description="Most embeddings in one call.")
+    embedding_rate: float = Field(
+        2.0,
+        ge=1e-6,
+        description="Embeddings a second that each key may have compared with enrolled subjects, an hour's worth "
+        "at once; one that is refused or uncertain counts as 300 (docs/keys.md).",
+    )
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
     max_archive_photos: int = Field(
         1_000_000, ge=1, description="Most entries in an archive, folders and links included."

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from models.network import Network
 from service.batching import Batcher
 from service.decision import IdentifyOutcome
-from service.drift import STATES, Drift, Watches
+from service.drift import DRIFT_DIGITS, STATES, Drift, Watches
 from service.measures import Histogram, Histograms, Measures
 from service.samples import Samples
 
@@ -127,6 +127,12 @@ class _Faces(Collector):
             measures.enrolled.items(),
             "outcome",
         )
+        yield _counts(
+            "kith_probed",
+            "Audit lines about callers whose embeddings look like probes for a template, by reason.",
+            measures.probed.items(),
+            "reason",
+        )
 
 
 class _Batches(Collector):
@@ -173,7 +179,7 @@ class _Decisions(Collector):
             _add_outcomes(counts, gallery, drift.since_start)
             for comparison, observed, reference in ((drift.mated, mated, expected), (drift.unknown, unknown, before)):
                 if comparison is not None:
-                    observed.add_metric([gallery], comparison.observed)
+                    observed.add_metric([gallery], round(comparison.observed, DRIFT_DIGITS))
                     reference.add_metric([gallery], comparison.expected)
             for state in STATES:
                 states.add_metric([gallery, state], float(state == drift.state))

@@ -7,7 +7,8 @@ from service.gallery.database import Database
 from service.security.master import GivenKeys, MasterKeys
 
 TEXT = "00" * 31 + "07"
-ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
+ENVIRONMENT = {"KITH_MASTER_KEY": TEXT, "KITH_MAX_EMBEDDINGS": "1000", "KITH_EMBEDDING_RATE": "1000000"}
+"""Tests and benches send more embeddings than a server takes by default (tests/service/test_probes.py)."""
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 

@@ -155,6 +155,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
             [
                 (rate("kith_verify_total", "outcome"), "verify {{outcome}}"),
                 (rate("kith_enrol_total", "outcome"), "enrol {{outcome}}"),
+                (rate("kith_probed_total", "reason"), "probed {{reason}}"),
             ],
             "cps",
         ),

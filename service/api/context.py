@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, TypeVarTuple, cast
 from fastapi import Depends, Request
 
 from models.network import Network
+from service.api.probes import ProbeBudget
 from service.audit_writer import AuditWriter
 from service.batching import Batcher
 from service.drift import Watches
@@ -58,6 +59,7 @@ class Context:
     spool: Spool
     transfers: Transfers
     audit: AuditWriter
+    probes: ProbeBudget
     keys: KeyStore
     key_uses: KeyUses
     fetcher: Fetcher

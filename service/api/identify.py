@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,11 @@ from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
-from service.api.permissions import Permitted
+from service.api.permissions import Asking, Permitted
 from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
-from service.decision import Candidate, IdentifyOutcome, RiskTarget
+from service.decision import SIMILARITY_STEP, Candidate, IdentifyOutcome, RiskTarget
 from service.decision import gate as decide_gate
 from service.drift import Decided
 from service.errors import GalleryNotFoundError, KithError, StorageDamagedError
@@ -36,14 +37,19 @@ router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)
 
 
 @router.post("/v1/galleries/{gallery}/identify", response_model=IdentifyOut, openapi_extra=body_of(IdentifyIn))
-async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Response:
-    """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk."""
+async def identify(gallery: GalleryPath, request: Request, kith: Kith, caller: Asking) -> Response:
+    """Decide for every face of the photos, or the largest of each, or given embeddings, at a stated risk.
+
+    Without the scope admin, similarities are coarse, those below the review threshold are left out with their
+    candidates, and no threshold is lower than the review threshold of the gallery's own risk.
+    """
     with kith.measures.stage("read"):
         body = await read_photos(request, IdentifyIn, kith.settings, kith.recognisers.largest_dimension)
     found = await kith.gallery(gallery)
     by = kith.recognisers.of(found)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
+    await kith.probes.take(caller, found, len(body.embeddings))
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
     if body.filter is not None:
@@ -62,28 +68,39 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith) -> Respon
     gate = found.settings.quality_gate if body.check_quality else None
     results, probes, faces = _lay_out(found, photos, vectors, gate)
     searched = [row for row, probe in enumerate(probes) if probe is not None]
+    decided: dict[int, Found] = {}
     if searched:
         if photos:
             found = _as_of(found, await kith.gallery(gallery))
         stacked = np.stack([probe for probe in probes if probe is not None])
-        found_each, named = await _search(kith, found, stacked, target, body.top_k, among)
-        for row, found_one in zip(searched, found_each, strict=True):
-            results[row] |= _decision(found_one, named, target)
-            if (best := found_one.decision.best) is not None:
-                kith.measures.similarities.of(by.pack.model_id, found_one.decision.outcome).add(best.similarity)
+        found_each, named = await _search(kith, found, stacked, target, body.top_k, among, not caller.may_export)
+        decided = dict(zip(searched, found_each, strict=True))
+        for row, found_one in decided.items():
+            told = found_one if caller.may_export else found_one.coarse(photo=faces[row] is not None)
+            results[row] |= _decision(told, named, target)
+            best = found_one.decision.best
+            if best is not None and faces[row] is not None:  # a metric of chosen embeddings would give their similarity
+                rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
+                kith.measures.similarities.of(by.pack.model_id, found_one.decision.outcome).add(rounded)
         if shadow is not None:
-            seen = zip(searched, found_each, strict=True)
+            seen = decided.items()
             answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]
             kith.shadow.observe(found, answered, target, among)
+        await kith.probes.settle(
+            caller, found, sum(found_one.near_miss for row, found_one in decided.items() if faces[row] is None)
+        )
     await kith.audit.searched(found, results)
-    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results))
+    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results, decided))
     return answer({"gallery": found.name, "model": by.pack.model_id, "recogniser": by.fingerprint, "results": results})
 
 
-def _decided(results: list[Document]) -> Iterator[Decided]:
-    for result in results:
-        if result["outcome"] != "error":
-            yield Decided(result["outcome"], result.get("similarity"), result.get("threshold"))
+def _decided(results: list[Document], searched: dict[int, Found]) -> Iterator[Decided]:
+    for row, result in enumerate(results):
+        found = searched.get(row)
+        if found is not None and found.decision.best is not None:
+            yield Decided(result["outcome"], found.decision.best.similarity, found.thresholds.accept)
+        elif result["outcome"] != "error":
+            yield Decided(result["outcome"])
 
 
 def _lay_out(
@@ -133,7 +150,13 @@ def _as_of(gallery: Gallery, now: Gallery) -> Gallery:
 
 
 async def _search(
-    kith: Context, gallery: Gallery, probes: Float, target: RiskTarget, k: int, among: Keys | None
+    kith: Context,
+    gallery: Gallery,
+    probes: Float,
+    target: RiskTarget,
+    k: int,
+    among: Keys | None,
+    limited: bool = False,
 ) -> tuple[list[Found], dict[int, Named]]:
     """Search, and look up who the keys are; again where a subject was deleted in between.
 
@@ -144,7 +167,7 @@ async def _search(
         DeadlineExceededError, ClientGoneError: nobody waits any more.
     """
     while True:
-        answers = await kith.pipeline.identify(gallery, probes, target, k, among)
+        answers = await kith.pipeline.identify(gallery, probes, target, k, among, limited)
         keys = {c.subject_pk for a in answers for c in (*a.candidates, a.decision.best, a.decision.runner_up) if c}
         named = kith.store.named_at_once(gallery, keys)
         if named is None:

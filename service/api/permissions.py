@@ -65,7 +65,7 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"PATCH {GALLERY}": ADMIN,
     f"DELETE {GALLERY}": ADMIN,
     f"GET {GALLERY}/stats": READ,
-    f"GET {GALLERY}/hygiene": READ,
+    f"GET {GALLERY}/hygiene": ADMIN,  # it compares templates, which a caller may have made up, with those of others
     f"GET {GALLERY}/risk": READ,
     f"GET {GALLERY}/audit": ADMIN,
     f"POST {GALLERY}/calibrate": ADMIN,
@@ -122,6 +122,11 @@ class Caller:
 
     name: str
     rights: Rights
+
+    @property
+    def may_export(self) -> bool:
+        """Whether the caller may export templates, so that withholding similarities would protect nothing."""
+        return self.rights.may("admin")
 
     def check(self, need: Need) -> None:
         """Raises ForbiddenError, which says what is lacking."""

@@ -30,7 +30,7 @@ from pydantic import (
 from models.gate import QualityGate, Verdict
 from models.network import Engine, Precision
 from service.decision import FaceChoice, IdentifyOutcome, RiskTarget, Source, VerifyOutcome
-from service.drift import Drift, DriftState
+from service.drift import DRIFT_DIGITS, Drift, DriftState
 from service.gallery.fusion import Fusion
 from service.gallery.hygiene import HygieneKind
 from service.gallery.merging import MOST
@@ -435,7 +435,11 @@ class IdentityOut(BaseModel):
     outcome: IdentifyOutcome | Literal["error"]
     subject: str | None = Field(None, description="Named only where the outcome is identified.")
     name: str | None = None
-    similarity: float | None = Field(None, description="Of the best candidate, whatever the outcome.")
+    similarity: float | None = Field(
+        None,
+        description="Of the best candidate; coarse without the scope admin, as are candidates, runner_up, margin and "
+        "probabilities (docs/keys.md).",
+    )
     threshold: float | None = None
     review_threshold: float | None = None
     runner_up: CandidateOut | None = None
@@ -464,7 +468,10 @@ class SideOut(BaseModel):
 class VerifyOut(BaseModel):
     model: str
     outcome: VerifyOutcome
-    similarity: float | None = None
+    similarity: float | None = Field(
+        None,
+        description="Coarse in a comparison with a subject without the scope admin (docs/keys.md).",
+    )
     threshold: float | None = None
     review_threshold: float | None = None
     false_match_probability: float | None = Field(
@@ -500,7 +507,9 @@ class DriftOut(BaseModel):
     @classmethod
     def of(cls, drift: Drift) -> DriftOut:
         mated, unknown = (
-            None if c is None else ComparisonOut(observed=c.observed, expected=c.expected, z=c.z)
+            None
+            if c is None
+            else ComparisonOut(observed=round(c.observed, DRIFT_DIGITS), expected=c.expected, z=round(c.z, 1))
             for c in (drift.mated, drift.unknown)
         )
         return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
@@ -44,7 +45,14 @@ from service.enrolment import (
     new_template,
     template_from_face,
 )
-from service.errors import DuplicateSubjectError, GalleryMovedError, InvalidRequestError, KithError, SubjectExistsError
+from service.errors import (
+    DuplicateSubjectError,
+    GalleryMovedError,
+    InconsistentTemplateError,
+    InvalidRequestError,
+    KithError,
+    SubjectExistsError,
+)
 from service.gallery.sealed_rows import close_place
 from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
 from service.pipeline import Photo
@@ -232,10 +240,13 @@ async def _examine(
     async def embed(payload: bytes) -> Photo:
         return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
 
-    photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     vectors = check_vectors(body.embeddings, by.dimension)
+    await kith.probes.take(caller, gallery, len(vectors))
+    photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     results: list[Document] = []
     templates: list[NewTemplate] = []
+    refused: Counter[str] = Counter()
+    near_misses = 0
     if not overrides.allow_duplicate and kith.pipeline.risks.calibration(gallery) is not None:
         await kith.pipeline.caught_up(gallery)  # each is searched for
     items: list[tuple[Document, Photo | KithError | Float]] = [
@@ -268,21 +279,34 @@ async def _examine(
             result["template"] = template.id
         except KithError as refusal:
             kith.measures.enrolled.add(refusal.code)
-            error = refusal
-            if isinstance(refusal, DuplicateSubjectError):
-                error = await _told(kith, gallery, refusal, caller)
-            if len(items) == 1:
-                raise error from refusal
-            result["error"] = error
+            if isinstance(refusal, InconsistentTemplateError | DuplicateSubjectError):
+                refused[refusal.code] += 1
+                near_misses += "embedding" in result
+            result["error"] = refusal
         results.append(result)
+    for code, count in refused.items():
+        await kith.audit.enrolment_refused(gallery, subject, code, count)
+    await kith.probes.settle(caller, gallery, near_misses)
+    for result in results:
+        if isinstance(error := result.get("error"), KithError):
+            result["error"] = await _told(kith, gallery, error, caller)
+    if len(results) == 1 and (alone := results[0].get("error")) is not None:
+        raise alone
     return results, templates
 
 
-async def _told(kith: Context, gallery: Gallery, refusal: DuplicateSubjectError, caller: Caller) -> KithError:
-    """Somebody was found: the audit says so, and who may neither search nor read is not told whom."""
-    await kith.audit.searched(gallery, [{"outcome": "identified", "subject": refusal.extra["subject"]}])
-    if caller.rights.may("identify") or caller.rights.may("read"):
+async def _told(kith: Context, gallery: Gallery, refusal: KithError, caller: Caller) -> KithError:
+    """Return the refusal as the caller may know it: a duplicate by name with the scope identify or read, exact
+    similarities with admin. The audit records who was found."""
+    if isinstance(refusal, InconsistentTemplateError) and not caller.may_export:
+        return InconsistentTemplateError("the face is unlike the subject's other templates")
+    if not isinstance(refusal, DuplicateSubjectError):
         return refusal
+    await kith.audit.searched(gallery, [{"outcome": "identified", "subject": refusal.extra["subject"]}])
+    if caller.may_export:
+        return refusal
+    if caller.rights.may("identify") or caller.rights.may("read"):
+        return DuplicateSubjectError(refusal.detail, subject=refusal.extra["subject"])
     return DuplicateSubjectError("the face resembles another subject")
 
 

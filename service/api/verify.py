@@ -17,7 +17,15 @@ from service.api.permissions import Permitted, caller_of
 from service.api.photos import fetched, together
 from service.api.requests import read_verify
 from service.api.schemas import RiskIn, Side, VerifyIn, VerifyOut
-from service.decision import Refusal, RiskTarget, decide_pair, false_alarm_probability, gate, thresholds_for
+from service.decision import (
+    Refusal,
+    RiskTarget,
+    decide_pair,
+    false_alarm_probability,
+    gate,
+    lowest_review,
+    thresholds_for,
+)
 from service.errors import InvalidRequestError, LivenessUnavailableError, RecogniserMismatchError
 from service.gallery.subjects import Gallery
 from service.recognisers import Served, check_recogniser, check_vectors
@@ -39,13 +47,22 @@ class Asked:
 
 @router.post("/v1/verify", response_model=VerifyOut, openapi_extra=body_of(VerifyIn, ("a", "b")))
 async def verify(request: Request, kith: Kith) -> Response:
-    """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject."""
+    """Are these two the same person? Each side is a photo (its largest face), an embedding, or an enrolled subject.
+
+    Of a comparison with a subject, without the scope admin, the similarity is coarse, or left out below the review
+    threshold, and no threshold is lower than the review threshold of the gallery's own risk.
+    """
     with kith.measures.stage("read"):
         body = await read_verify(request, kith.settings, kith.recognisers.largest_dimension)
+    caller = caller_of(request)
     names = [side.subject.gallery for side in (body.a, body.b) if side.subject]
     for name in names:
-        caller_of(request).check_gallery(name)
+        caller.check_gallery(name)
     galleries = {name: await kith.gallery(name) for name in names}
+    # An enrolled embedding is a probe as well. Photos cannot be chosen as freely.
+    probed = galleries[names[0]] if names and not any(_is_photo(side) for side in (body.a, body.b)) else None
+    if probed is not None:
+        await kith.probes.take(caller, probed, 1)
     by = _recogniser(kith, body, list(galleries.values()))
     live_from = _live_from(kith, body, list(galleries.values()))
     a, b = await together([_side(kith, side, by, galleries, live_from) for side in (body.a, body.b)])
@@ -55,24 +72,35 @@ async def verify(request: Request, kith: Kith) -> Response:
         await _write_down(kith, body, galleries, "no_face")
         return answer({"model": by.pack.model_id, "outcome": "no_face", "reasons": reasons, "a": a.seen, "b": b.seen})
     compared = compare(a.person, b.person, kith.pipeline.risks.of_pack(by.fingerprint))
-    target = _target(body, galleries)
-    # For two people together to be within the asked rate, each of several comparisons must be far below it.
-    joint = RiskTarget("fpir", target.value) if target.kind == "fmr" else target
+    target = _target(body.risk, body, galleries)
+    joint = _joint(target)
     thresholds = thresholds_for(joint, compared.known, compared.comparisons, compared.review_factor)
+    similarity: float | None = compared.similarity
+    near_miss = False
+    if galleries:
+        usual = _joint(_target(None, body, galleries))
+        floor = lowest_review(usual, compared.known, compared.comparisons, compared.review_factor)
+        if not caller.may_export:
+            thresholds = thresholds.at_least(floor)
+            similarity = thresholds.coarse(compared.similarity, photo=probed is None)
+        near_miss = floor <= compared.similarity < thresholds.accept
     refused = {refusal for refusal, _ in refusals.values()}
     if thresholds.out_of_reach:
         reasons.append("risk_out_of_reach")
     first = next((each for each in get_args(Refusal) if each in refused), None)
     outcome = first or decide_pair(compared.similarity, thresholds)
+    if probed is not None:
+        await kith.probes.settle(caller, probed, int(near_miss))
     await _write_down(kith, body, galleries, outcome)
+    chance = None if similarity is None else false_alarm_probability(similarity, compared.known, compared.comparisons)
     return answer(
         with_values(
             model=by.pack.model_id,
             outcome=outcome,
-            similarity=round(compared.similarity, 4),
+            similarity=None if similarity is None else round(similarity, 4),
             threshold=round(thresholds.accept, 4),
             review_threshold=round(thresholds.review, 4),
-            false_match_probability=false_alarm_probability(compared.similarity, compared.known, compared.comparisons),
+            false_match_probability=chance,
             risk=answers.risk(target, thresholds),
             reasons=reasons,
             a=a.seen,
@@ -89,10 +117,19 @@ async def _write_down(kith: Context, body: VerifyIn, galleries: dict[str, Galler
             await kith.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
 
 
-def _target(body: VerifyIn, galleries: dict[str, Gallery]) -> RiskTarget:
+def _is_photo(side: Side) -> bool:
+    return side.embedding is None and side.subject is None
+
+
+def _joint(target: RiskTarget) -> RiskTarget:
+    """For two people together to be within the asked rate, each of several comparisons must be far below it."""
+    return RiskTarget("fpir", target.value) if target.kind == "fmr" else target
+
+
+def _target(asked: RiskIn | None, body: VerifyIn, galleries: dict[str, Gallery]) -> RiskTarget:
     """What is asked; else what the gallery of the one subject says of one comparison: an FPIR is of a search."""
-    if body.risk is not None:
-        return body.risk.target("fmr")
+    if asked is not None:
+        return asked.target("fmr")
     subjects = [side.subject for side in (body.a, body.b) if side.subject]
     if len(subjects) == 1 and (own := galleries[subjects[0].gallery].settings.risk).kind != "fpir":
         return own

@@ -234,6 +234,8 @@ def _write_vectors(output: Path, rows: list[dict[str, Any]], by: dict[str, str |
 
 def _told(answer: VerifyOut, names: dict[str, str]) -> str:
     outcome = decision(answer.outcome, None)
+    if answer.similarity is None and answer.review_threshold is not None:
+        return f"{outcome}: similarity below {answer.review_threshold:.3f}"
     if answer.similarity is None or answer.threshold is None or answer.risk is None:
         seen = (
             names[side] if what == answer.outcome else f"{names[side]}: {in_words([what])}"

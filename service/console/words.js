@@ -72,8 +72,8 @@ export const OUTCOMES = {
 
 export const called = (one) => one.name || one.subject || one.id;
 
-/** The title and the sentence of one of the `results` of an identification. */
-export function identity(result, gallery) {
+/** The title and the sentence of one of the `results` of an identification. `subjects`: how many the gallery has, if known. */
+export function identity(result, gallery, subjects) {
   const [first, second] = result.candidates ?? [];
   const likely = chance(result.false_alarm_probability);
   const stranger = likely && `A stranger would look this much like somebody in “${gallery}” ${likely}.`;
@@ -96,7 +96,7 @@ export function identity(result, gallery) {
           title: "Nobody can be named",
           text: "The risk asked for is so small that no likeness is enough. Choose a less strict one.",
         };
-      if (!first) return { title: "Nobody to compare with", text: `“${gallery}” has nobody enrolled yet.` };
+      if (!first && subjects === 0) return { title: "Nobody to compare with", text: `“${gallery}” has nobody enrolled yet.` };
       return {
         title: "Nobody known here",
         text: join(`Nobody in “${gallery}” looks enough like this face.`, likely && `Strangers come as near ${likely}.`),

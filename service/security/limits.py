@@ -48,22 +48,32 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take(self, name: str, limit: Limit, now: float) -> Standing:
-        """``now``: seconds of a clock that never goes back."""
+    def take(self, name: str, limit: Limit, now: float, cost: int = 1) -> Standing:
+        """Take ``cost`` tokens if the bucket has them. A cost above the burst passes where the bucket is full, and
+        leaves a debt. ``now``: seconds of a clock that never goes back."""
         tokens = self._tokens(name, limit, now)
-        passes = tokens >= 1
-        tokens -= passes
-        self._buckets[name] = (tokens, now)
-        self._buckets.move_to_end(name)
-        if len(self._buckets) > self._most:
-            self._buckets.popitem(last=False)
-        next_s = 0 if tokens >= 1 else math.ceil((1 - tokens) / limit.rate)
-        return Standing(passes, int(tokens), math.ceil((limit.burst - tokens) / limit.rate), next_s)
+        needed = min(cost, limit.burst)
+        passes = tokens >= needed
+        if passes:
+            tokens -= cost
+        self._put(name, tokens, now)
+        next_s = 0 if tokens >= needed else math.ceil((needed - tokens) / limit.rate)
+        return Standing(passes, max(0, int(tokens)), math.ceil((limit.burst - tokens) / limit.rate), next_s)
+
+    def charge(self, name: str, limit: Limit, now: float, cost: int) -> None:
+        """Take ``cost`` tokens whether the bucket has them or not."""
+        self._put(name, self._tokens(name, limit, now) - cost, now)
 
     def wait_s(self, name: str, limit: Limit, now: float) -> int:
         """Until a request would pass; nothing is taken."""
         tokens = self._tokens(name, limit, now)
         return 0 if tokens >= 1 else math.ceil((1 - tokens) / limit.rate)
+
+    def _put(self, name: str, tokens: float, now: float) -> None:
+        self._buckets[name] = (tokens, now)
+        self._buckets.move_to_end(name)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
 
     def _tokens(self, name: str, limit: Limit, now: float) -> float:
         tokens, then = self._buckets.get(name, (float(limit.burst), now))

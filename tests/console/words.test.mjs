@@ -67,7 +67,8 @@ test("uncertain says whether it is too little, or two people", () => {
 
 test("unknown says why nobody is named", () => {
   assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /looks enough like/);
-  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff").text, /nobody enrolled yet/);
+  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /nobody enrolled yet/);
+  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 7).text, /looks enough like/);
   assert.match(words.identity(found({ outcome: "unknown", reasons: ["risk_out_of_reach"] }), "staff").text, /so small/);
 });
 

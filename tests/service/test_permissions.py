@@ -85,7 +85,7 @@ ROWS: dict[str, Row] = {
     f"PATCH {G}": Row("a", 200, body={"keep_crops": False}),
     f"DELETE {G}": Row("a", 200),
     f"GET {G}/stats": Row("ra", 200),
-    f"GET {G}/hygiene": Row("ra", 200),
+    f"GET {G}/hygiene": Row("a", 200),
     f"GET {G}/risk": Row("ra", 200),
     f"GET {G}/audit": Row("a", 200),
     f"POST {G}/calibrate": Row("a", 200),

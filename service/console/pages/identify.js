@@ -173,7 +173,7 @@ function answered(shot, gallery) {
   const { photo, results } = shot;
   const seen = results.filter((one) => one.face);
   if (seen.length === 0) {
-    const said = words.identity(results[0], shot.gallery);
+    const said = words.identity(results[0], shot.gallery, gallery?.subjects);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const cards = seen.map((result, i) => card(result, i, shot, gallery));
@@ -181,7 +181,7 @@ function answered(shot, gallery) {
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
-    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery).title}`,
+    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery, gallery?.subjects).title}`,
   }));
   const picture = stage(photo, marks, {
     landmarks: dots.checked,
@@ -214,7 +214,7 @@ export function badge(outcome) {
 }
 
 function card(result, i, shot, gallery) {
-  const said = words.identity(result, shot.gallery);
+  const said = words.identity(result, shot.gallery, gallery?.subjects);
   const person = (one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
   const keep = () => Object.assign(DESK, { photo: shot.photo, box: result.face.box });
   const enrol = (label, kind, subject) => {

@@ -1,0 +1,90 @@
+"""Budget of embeddings that a caller may have compared with enrolled subjects.
+
+An embedding can be anything, a photo only what a camera gives: with enough chosen embeddings, answers give a template
+(bench/results/template_recovery.md). Most of what an attacker learns comes from probes near a threshold, so that a near
+miss costs many times what another probe costs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from service.api.permissions import Caller
+from service.audit_writer import AuditWriter
+from service.errors import ProbeBudgetError
+from service.gallery.subjects import Gallery
+from service.measures import Measures
+from service.security.limits import Buckets, Limit
+
+BURST_S: Final = 3600
+"""Seconds of the rate that a caller may use at once: an hour, so that a busy one does not wait."""
+NEAR_MISS_COST: Final = 300
+"""Tokens of a probe that ends uncertain or refused: at 2 tokens a second 24 at once, then one in 2.5 minutes."""
+NEAR_MISSES_NOTED: Final = 20
+"""Near misses after which the audit is told, if they are at least the share below of the probes since the last line."""
+SUSPICIOUS_SHARE: Final = 0.1
+NOTED_AGAIN_S: Final = 60.0
+"""Shortest time between two lines of the audit that say that one caller's budget is used up."""
+
+
+@dataclass
+class _Tally:
+    """What a caller sent since the last line of the audit. ``exhausted_at``: time of the last line about its budget."""
+
+    probes: int = 0
+    near_misses: int = 0
+    exhausted_at: float = -math.inf
+
+
+class ProbeBudget:
+    """``rate``: tokens a second of each caller. Of one event loop and one process, as rate limits are."""
+
+    def __init__(self, rate: float, audit: AuditWriter, measures: Measures) -> None:
+        self._limit = Limit(rate, max(1, math.ceil(rate * BURST_S)))
+        self._audit = audit
+        self._measures = measures
+        self._buckets = Buckets()
+        self._tallies: dict[str, _Tally] = {}  # of callers with a valid key, who are few
+
+    async def take(self, caller: Caller, gallery: Gallery, probes: int) -> None:
+        """Take a token for each probe before it is compared.
+
+        Raises:
+            ProbeBudgetError: the caller has too few.
+            AuditUnwrittenError: as AuditWriter.probed.
+        """
+        if not probes:
+            return
+        now = time.monotonic()
+        standing = self._buckets.take(caller.name, self._limit, now, probes)
+        tally = self._tallies.setdefault(caller.name, _Tally())
+        if standing.passes:
+            tally.probes += probes
+            return
+        if now - tally.exhausted_at >= NOTED_AGAIN_S:
+            tally.exhausted_at = now
+            await self._note(gallery, tally, "exhausted")
+        raise ProbeBudgetError(
+            f"more than {self._limit.rate:g} embeddings a second, each near miss counted as {NEAR_MISS_COST}",
+            max(1, standing.next_s),
+        )
+
+    async def settle(self, caller: Caller, gallery: Gallery, near_misses: int) -> None:
+        """Charge the probes that were near misses. Raises AuditUnwrittenError as AuditWriter.probed."""
+        if not near_misses:
+            return
+        self._buckets.charge(caller.name, self._limit, time.monotonic(), near_misses * (NEAR_MISS_COST - 1))
+        tally = self._tallies.setdefault(caller.name, _Tally())
+        tally.near_misses += near_misses
+        if tally.near_misses < NEAR_MISSES_NOTED:
+            return
+        if tally.near_misses >= SUSPICIOUS_SHARE * tally.probes:
+            await self._note(gallery, tally, "near_misses")
+        tally.probes = tally.near_misses = 0
+
+    async def _note(self, gallery: Gallery, tally: _Tally, reason: Literal["exhausted", "near_misses"]) -> None:
+        self._measures.probed.add(reason)
+        await self._audit.probed(gallery, reason, tally.probes, tally.near_misses)
