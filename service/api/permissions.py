@@ -64,6 +64,8 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"PATCH {GALLERY}": ADMIN,
     f"DELETE {GALLERY}": ADMIN,
     f"GET {GALLERY}/stats": READ,
+    f"GET {GALLERY}/retention": READ,
+    f"POST {GALLERY}/retention": ADMIN,
     f"GET {GALLERY}/hygiene": READ,
     f"GET {GALLERY}/risk": READ,
     f"GET {GALLERY}/audit": ADMIN,

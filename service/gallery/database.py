@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -240,6 +241,24 @@ class Database:
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
+
+    def server_time(self) -> datetime | None:
+        """The clock of the PostgreSQL server, which all Kith servers share; None: SQLite, which has none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self.file is not None:
+            return None
+        with self.read() as connection:
+            return self.now(connection)
+
+    def now(self, connection: Connection) -> datetime:
+        """The time that leases are compared with: all servers of a database see the same."""
+        if self.file is not None:
+            return datetime.now(UTC)
+        clock: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        return clock.astimezone(UTC)
 
     def learn_secrets(self) -> None:
         """Unwrap what was wrapped anew, while no transaction waits for it.

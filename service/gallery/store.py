@@ -97,7 +97,8 @@ LATER_SETTINGS: Final = (
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 ABANDONED: Final = timedelta(days=7)
-"""Without a step of an index that nodes share, while the log went on: nobody searches it."""
+"""Without a step of an index that nodes share, while the log went on: nobody searches it. A step as far in the future
+was written while the clock was wrong."""
 MERGED: Final = "subject_merged"
 """The audit's event."""
 BEGUN: Final = "/begun"
@@ -725,7 +726,7 @@ class Store:
         followed = sa.select(sa.func.min(index_states.c.sequence)).where(
             index_states.c.gallery_pk == gallery.pk,
             ~index_states.c.engine.endswith(BEGUN),
-            index_states.c.updated_at >= _now() - ABANDONED,
+            index_states.c.updated_at.between(_now() - ABANDONED, _now() + ABANDONED),
         )
         with self._database.read() as connection:
             row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).first()
