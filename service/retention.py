@@ -59,6 +59,7 @@ class Housekeeping:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.keep_reserve)
         self._task = asyncio.create_task(self._work())
         return self
 
@@ -92,6 +93,7 @@ class Housekeeping:
             log.warning("what is past its age could not be erased: %s", error.detail)
         except Exception:
             log.exception("what is past its age could not be erased")
+        self._database.keep_reserve()
         self._database.empty_log_if_written()  # whatever else was deleted meanwhile, by whomever
 
     def _checked_now(self) -> datetime | None:

@@ -73,7 +73,7 @@ class Retention:
         if row is not None and row.owner != owner and now <= row.until <= furthest:
             return False
         try:
-            with self._database.write(_UNFORESEEN) as connection:
+            with self._database.write(_UNFORESEEN, erasing=True) as connection:
                 if row is None:
                     connection.execute(leases.insert().values(name=LEASE, **taken))
                     return True
@@ -85,7 +85,7 @@ class Retention:
 
     def end_turn(self, owner: str) -> None:
         """Raises StorageError."""
-        with self._database.write(_UNFORESEEN) as connection:
+        with self._database.write(_UNFORESEEN, erasing=True) as connection:
             connection.execute(leases.delete().where(leases.c.name == LEASE, leases.c.owner == owner))
 
     def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> Swept:
@@ -164,7 +164,7 @@ class Retention:
             raise RetentionChangedError(
                 f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} are past their age"
             )
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
             if due.templates or due.subjects:
                 counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
@@ -180,7 +180,7 @@ class Retention:
             row = connection.execute(sa.select(retention_holds).where(own)).first()
         if row is not None and (row.templates, row.subjects) == (due.templates, due.subjects):
             return
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             if connection.execute(retention_holds.update().where(own).values(**counts)).rowcount:
                 return
             connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **counts))
@@ -192,7 +192,7 @@ class Retention:
         with self._database.read() as connection:
             if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
                 return
-        with self._database.write(_UNFORESEEN) as connection:
+        with self._database.write(_UNFORESEEN, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(own))
 
     def _limited(self) -> list[int]:
@@ -241,7 +241,7 @@ class Retention:
 
     def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> tuple[int, int]:
         """How many templates and subjects went; ``empty``: subjects who had no templates a moment ago."""
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if row.get("retention_days") != gallery.settings.retention_days:
                 return 0, 0  # changed since: the next sweep knows
@@ -268,7 +268,7 @@ class Retention:
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
-            with self._database.write(_UNFORESEEN) as connection:
+            with self._database.write(_UNFORESEEN, erasing=True) as connection:
                 forgotten += connection.execute(idempotency.delete().where(key.in_(old))).rowcount
         return forgotten
 

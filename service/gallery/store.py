@@ -280,7 +280,7 @@ class Store:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         key = erasure.key_name(gallery.seal)
-        with self._database.change(gallery, sealed=False) as connection:
+        with self._database.change(gallery, sealed=False, erasing=True) as connection:
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
@@ -395,7 +395,7 @@ class Store:
     def delete_subject(self, gallery: Gallery, subject_id: str) -> Receipt:
         """Erase a subject with everything that is stored of it. Raises SubjectNotFoundError, which has the receipt of
         an earlier erasure."""
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             if subject_pk is None:
                 raise _no_subject(gallery, subject_id, erasure.last_receipt(connection, gallery, subject_id))
@@ -520,7 +520,7 @@ class Store:
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             subject = self._subject(connection, gallery, subject_id)
             if connection.execute(sa.select(templates.c.pk).where(_is_template(subject, template_id))).first() is None:
                 raise _no_template(template_id, subject_id)
