@@ -73,6 +73,10 @@ POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
     "XX001": StorageDamagedError,  # data_corrupted
     "XX002": StorageDamagedError,  # index_corrupted
 }
+UNOPENED: Final = (
+    "Check that the database is where KITH_DATA_DIR or KITH_DATABASE_URL says: that the folder may be written, or that "
+    "the PostgreSQL server can be reached."
+)
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 SEALED: Final = 7
 """SQLite's user_version of a file that holds nothing in clear, not in free pages either: the migration's number."""
@@ -114,9 +118,12 @@ def _up_to_date(url: str, vault: Vault) -> Engine:
     except ModuleNotFoundError as error:
         raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except SQLAlchemyError as error:
-        raise storage_error("the database cannot be opened", error) from error
+        failure = storage_error("the database cannot be opened", error)
+        if type(failure) is StorageError:
+            failure.remedy = UNOPENED
+        raise failure from error
     except (CommandError, OSError) as error:
-        raise StorageError(f"the database cannot be opened: {error}") from error
+        raise StorageError(f"the database cannot be opened: {error}", UNOPENED) from error
 
 
 @contextmanager
