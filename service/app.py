@@ -56,6 +56,7 @@ from service.audit_writer import AuditWriter
 from service.batching import Batcher, Devices
 from service.bulk import KIND, BulkEnrolment
 from service.catching_up import CatchingUp
+from service.clock import Clock
 from service.decision import VerifyOutcome
 from service.drift import Watches
 from service.errors import all_errors
@@ -67,6 +68,7 @@ from service.gallery.index_files import forget_earlier, forget_files
 from service.gallery.job_store import JobStore
 from service.gallery.key_store import KeyStore
 from service.gallery.replicas import InProcess, in_process
+from service.gallery.retention import Retention
 from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.gallery.subject_access import SubjectAccess
@@ -225,7 +227,10 @@ async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) 
     if hosts.are_all:
         log.warning("photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant")
     fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
-    await opened.enter_async_context(Housekeeping(database, store, settings.retention_answers_days, risks.follow))
+    clock, retention = Clock(), Retention(database, settings.retention_max_share)
+    housekeeping = await opened.enter_async_context(
+        Housekeeping(database, store, retention, settings.retention_answers_days, risks.follow, clock)
+    )
     ready = readiness(
         networks.shortfalls,
         settings.allow_cpu,
@@ -237,7 +242,9 @@ async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) 
     )
     jobs_known = JobStore(database)
     most = settings.metrics_galleries
-    samples = Samples(Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches))
+    looking = Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches, retention)
+    looking.paused = lambda: housekeeping.paused
+    samples = Samples(looking)
     running: dict[Batcher[Any, Any], Network] = {detecting: networks.detection.networks[0]}
     running |= {served.batcher: served.network for served in recognisers}
     running |= {} if judge is None else {judge.batcher: judge.network}
@@ -257,12 +264,15 @@ async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) 
         **Migrations(store, generations, recognisers, risks).kinds(),
         KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
     }
-    runner = await opened.enter_async_context(Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days))
+    runner = await opened.enter_async_context(
+        Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days, clock=clock)
+    )
     return Context(
         settings=settings,
         detection_network=networks.detection.networks[0],
         recognisers=recognisers,
         store=store,
+        retention=retention,
         erasures=Erasures(database),
         subject_access=SubjectAccess(database),
         generations=generations,

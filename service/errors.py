@@ -423,6 +423,19 @@ class StorageFullError(StorageError):
     remedy = "Make room, then try again; nothing of this request was stored. Searches go on meanwhile."
 
 
+class ClockSteppedError(KithError):
+    status, code, title = 503, "clock_stepped", "The clock cannot be relied on"
+    remedy = (
+        "Nothing is deleted for its age meanwhile. Correct the clock; if it is right now, restart the service. "
+        "To erase a gallery's old templates all the same: kith gallery retention GALLERY --erase."
+    )
+
+
+class RetentionChangedError(KithError):
+    status, code, title = 409, "retention_changed", "More would be erased than was confirmed"
+    remedy = "Read what is due now (GET .../retention), and confirm those counts."
+
+
 class StorageDamagedError(StorageError):
     status, code, title = 500, "storage_damaged", "The database is damaged"
     remedy = "Stop the service, run kith gallery check, and restore a backup; nothing of this request was stored."

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
-from service.errors import JobCrashedError, JobNotFoundError, KithError, StorageError
+from service.clock import Clock
+from service.errors import ClockSteppedError, JobCrashedError, JobNotFoundError, KithError, StorageError
 from service.gallery.job_store import FINISHED, Done, ItemOutcome, Job, JobStore, LeaseLostError
 from service.gallery.subjects import Gallery
 from service.security.acting import Actor, acting_as, in_context
@@ -124,6 +125,7 @@ class Runner:
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
         kept_days: float = KEPT_DAYS,
+        clock: Clock | None = None,
     ) -> None:
         self.store = store
         self._kinds = kinds
@@ -131,6 +133,7 @@ class Runner:
         self._lease_s = lease_s
         self._poll_s = poll_s
         self._kept_days = kept_days
+        self._clock = Clock() if clock is None else clock
         self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         # Two threads for each job, one for each job's lease, one to look for more.
         self._threads = ThreadPoolExecutor(3 * at_once + 1, thread_name_prefix="jobs")
@@ -217,11 +220,12 @@ class Runner:
 
     def _tidy(self) -> None:
         try:
+            self._clock.check()  # what is deleted here is deleted for its age
             self.store.forget(self._kept_days)
             self.store.give_up(self._kept_days, self._has_what_it_needs)
             for kind in self._kinds.values():
                 kind.tidy(self.store)
-        except (StorageError, OSError) as error:
+        except (ClockSteppedError, StorageError, OSError) as error:
             log.warning("finished jobs could not be tidied away: %s", error)
 
     async def _run(self, job: Job) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import closing
 from importlib.metadata import version
 from typing import TYPE_CHECKING, cast
 
-from service.gallery.database import Database, open_database
+from service.errors import StorageError
+from service.gallery.database import UNOPENED, Database, open_database
 from service.gallery.key_store import KeyStore
 from service.gallery.shared_indexes import SharedIndexes
 from service.security.key_command import KeyCommand
 from service.security.master import GivenKeys, KeyFile, MasterKeys, Source
+from service.security.sealing import new_key
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,16 +24,48 @@ if TYPE_CHECKING:
 
 def open_own_database(settings: Settings) -> Database:
     """Raises MasterKeyError, StorageError."""
+    if _is_new(settings):
+        _check_new(settings)
     return open_database(settings.sql_url, master_keys(settings))
 
 
 def check_database(settings: Settings) -> None:
-    """Raises MasterKeyError, StorageError, SettingsError: it cannot be opened."""
-    open_own_database(settings).close()
+    """Check that the database can be opened, or made; a start that fails later leaves no new one behind.
+
+    Raises:
+        MasterKeyError, StorageError, SettingsError: it cannot be opened.
+    """
+    if _is_new(settings):
+        _check_new(settings)
+    else:
+        open_own_database(settings).close()
+
+
+def _is_new(settings: Settings) -> bool:
+    """Whether opening the database makes a file."""
+    file = settings.database_file
+    return file is not None and not str(file).startswith((":memory:", "file:")) and not file.exists()
+
+
+def _check_new(settings: Settings) -> None:
+    """Find out whether a database and its keys can be made, without making anything."""
+    keys = master_keys_at_hand(settings)
+    if keys is not None:
+        wrapper = keys.first()
+        wrapper.unwrap(wrapper.wrap(new_key(), "check"), "check")
+    assert settings.database_file is not None  # noqa: S101 - callers look first
+    folder = settings.database_file.absolute().parent
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise StorageError(f"the database cannot be made in {folder}: {error.strerror}", UNOPENED) from error
 
 
 def has_keys(settings: Settings) -> bool:
     """Whether API keys were ever made. Raises MasterKeyError, StorageError."""
+    if _is_new(settings):
+        return False
     with closing(open_own_database(settings)) as database:
         return len(KeyStore(database).ring()) > 0
 

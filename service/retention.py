@@ -8,11 +8,12 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from service.errors import KithError, MasterKeyError
+from service.clock import Clock
+from service.errors import ClockSteppedError, KithError, MasterKeyError
 from service.gallery.database import Database
 from service.gallery.retention import Retention
 from service.gallery.store import Store
@@ -28,32 +29,37 @@ log = logging.getLogger(__name__)
 
 class Housekeeping:
     """Use as an async context manager. ``answers_days``: how long answers to keyed requests are kept. ``changed``: told
-    of each gallery from which templates went. ``clock``: aware, UTC."""
+    of each gallery from which templates went."""
 
     def __init__(
         self,
         database: Database,
         store: Store,
+        retention: Retention,
         answers_days: float,
         changed: Callable[[Gallery], None] = lambda gallery: None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock | None = None,
         looked_every_s: float = LOOKED_EVERY_S,
     ) -> None:
         self._database = database
         self._store = store
         self._answers_days = answers_days
         self._changed = changed
-        self._clock = clock
+        self._clock = Clock() if clock is None else clock
         self._looked_every_s = looked_every_s
-        self._retention = Retention(database)
+        self._retention = retention
         self._name = uuid.uuid4().hex
-        self._next: datetime | None = None
+        self._next_s: float | None = None
+        """On the clock that counts from boot, which nobody sets."""
+        self.paused: ClockSteppedError | None = None
+        """Why nothing is deleted for its age at present."""
         self._took_turn = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.keep_reserve)
         self._task = asyncio.create_task(self._work())
         return self
 
@@ -80,16 +86,33 @@ class Housekeeping:
             with suppress(MasterKeyError):  # who needs it asks again
                 self._database.learn_secrets()
             self._store.forget_changed()
-            if self._next is None or self._clock() >= self._next:
-                self._sweep()
+            now = self._checked_now()
+            if now is not None and (self._next_s is None or self._clock.boot_s() >= self._next_s):
+                self._sweep(now)
         except KithError as error:
             log.warning("what is past its age could not be erased: %s", error.detail)
         except Exception:
             log.exception("what is past its age could not be erased")
+        self._database.keep_reserve()
         self._database.empty_log_if_written()  # whatever else was deleted meanwhile, by whomever
 
-    def _sweep(self) -> None:
-        now = self._clock()
+    def _checked_now(self) -> datetime | None:
+        """None: the clock cannot be relied on."""
+        before, server = self.paused, self._database.server_time()
+        try:
+            now = self._clock.check(server)
+        except ClockSteppedError as error:
+            self.paused = error
+            if before is None:
+                log.error("retention is paused: %s. %s", error.detail, error.remedy)
+            return None
+        self.paused = None
+        if before is not None:
+            log.warning("retention resumes: the clocks agree again")
+        return now
+
+    def _sweep(self, now: datetime) -> None:
+        began_s = self._clock.boot_s()
         # Longer than until its next sweep: who swept goes on, and who takes over comes at most one sweep late.
         if not self._retention.take_turn(self._name, now, 1.5 * SWEPT_EVERY):
             return
@@ -97,7 +120,17 @@ class Housekeeping:
         swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)
         for pk, error in swept.failed:
             log.warning("what is past its age could not be erased of the gallery with the key %d: %s", pk, error.detail)
-        self._next = now + (AGAIN_AFTER if swept.failed else SWEPT_EVERY)
+        for gallery, due in swept.held:
+            log.warning(
+                "retention of the gallery with the key %d waits for a confirmation: %d of %d templates and %d of %d "
+                "subjects are past their age; compare the clock with the right time, then 'kith gallery retention'",
+                gallery.pk,
+                due.templates,
+                due.of_templates,
+                due.subjects,
+                due.of_subjects,
+            )
+        self._next_s = began_s + (AGAIN_AFTER if swept.failed else SWEPT_EVERY).total_seconds()
         if swept.templates or swept.subjects:
             log.info("past their age: %d templates and %d subjects", swept.templates, swept.subjects)
         for gallery in swept.galleries:

@@ -16,6 +16,7 @@ from service.drift import Watches
 from service.errors import KithError, StorageError
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
+from service.gallery.retention import Due, Retention
 from service.gallery.store import Store
 from service.gallery.subjects import JobState, Sizes
 from service.looks import OneAtATime
@@ -44,7 +45,8 @@ class Lag:
 class Sample:
     """One look. ``taken``: seconds since 1970; ``at``: on the monotonic clock, which nobody sets; ``sizes``, ``jobs``,
     ``lags``: None while the database does not answer; ``disk``: free bytes of the data directory's file system, and
-    all."""
+    all; ``held``: galleries whose retention waits for a confirmation; ``paused``: why this process deletes nothing for
+    its age."""
 
     taken: float
     checks: Mapping[str, KithError | None]
@@ -52,6 +54,8 @@ class Sample:
     jobs: Mapping[JobState, int] | None = None
     lags: Mapping[str, Lag] | None = None
     disk: tuple[int, int] | None = None
+    held: Mapping[str, Due] | None = None
+    paused: KithError | None = None
     at: float = field(default_factory=time.monotonic)
 
     @property
@@ -79,17 +83,20 @@ class Looking:
     folder: Path
     most_galleries: int
     watches: Watches
+    retention: Retention
+    paused: Callable[[], KithError | None] = lambda: None
     _behind_since: dict[int, float] = field(default_factory=dict)
 
     def __call__(self) -> Sample:
         checks = self.readiness.look()
-        disk = _disk(self.folder)
+        disk, paused = _disk(self.folder), self.paused()
         try:
             self._drop_watches()
             sizes = self.store.sizes(self.most_galleries)
-            return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk)
+            held = self.retention.held()
+            return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, held, paused)
         except StorageError:
-            return Sample(time.time(), checks, disk=disk)
+            return Sample(time.time(), checks, disk=disk, paused=paused)
 
     def _drop_watches(self) -> None:
         watched = self.watches.known()  # first, for a gallery may be younger than the list

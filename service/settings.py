@@ -159,6 +159,13 @@ class Settings(BaseSettings):
     retention_answers_days: float = Field(
         14, gt=0, le=36_500, description="Days for which the answer to a request with an Idempotency-Key is kept."
     )
+    retention_max_share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Share of a gallery that retention erases at once; more waits for a confirmation "
+        "(docs/galleries.md), unless it is fewer than 6 templates or subjects. 1: never wait.",
+    )
     retention_jobs_days: float = Field(
         14,
         gt=0,

@@ -101,7 +101,7 @@ class Spool:
         """What is left of jobs that are over, and of uploads that broke off with their process."""
         if not self._folder.is_dir():
             return []
-        files = [path for path in self._folder.iterdir() if time.time() - path.stat().st_mtime > ABANDONED_S]
+        files = [path for path in self._folder.iterdir() if abs(time.time() - path.stat().st_mtime) > ABANDONED_S]
         kept = store.unfinished([path.name for path in files])
         return [path for path in files if path.name not in kept]
 

@@ -66,7 +66,7 @@ class Telemetry:
             _Batches(batchers),
             _Decisions(watches, measures, most_galleries),
             _Audit(audit_backlog),
-            _Sampled(samples),
+            _Sampled(samples, most_galleries),
         ):
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
@@ -204,8 +204,9 @@ class _Audit(Collector):
 class _Sampled(Collector):
     """What lies elsewhere, as of some seconds ago (service.samples)."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: Samples, most_galleries: int) -> None:
         self._samples = samples
+        self._most = most_galleries
 
     def collect(self) -> Iterator[Metric]:
         sample = self._samples.latest()
@@ -229,6 +230,19 @@ class _Sampled(Collector):
             for state, count in sample.jobs.items():
                 jobs.add_metric([state], count)
             yield jobs
+        yield GaugeMetricFamily(
+            "kith_retention_paused",
+            "1 while nothing is deleted for its age, as the clock cannot be relied on.",
+            float(sample.paused is not None),
+        )
+        if sample.held is not None:
+            held = _gauge("kith_retention_held", "1 for a gallery whose retention waits for a confirmation.")
+            names = list(sample.held)
+            for gallery in names[: self._most]:
+                held.add_metric([gallery], 1)
+            if others := len(names[self._most :]):
+                held.add_metric([OTHERS], others)
+            yield held
         if sample.sizes is not None:
             sizes = sample.sizes
             yield GaugeMetricFamily("kith_galleries", "Galleries.", sizes.galleries)

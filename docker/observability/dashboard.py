@@ -181,6 +181,13 @@ ROWS: Final[dict[str, list[Panel]]] = {
                 (f"kith_audit_lost{{{HERE}}}", "{{instance}} lost"),
             ],
         ),
+        Panel(
+            "Retention that is paused, or waits for a confirmation",
+            [
+                (f"kith_retention_paused{{{HERE}}}", "{{instance}} paused"),
+                (f"max by (gallery) (kith_retention_held{{{OF}}})", "{{gallery}} held"),
+            ],
+        ),
     ],
     "Process": [
         Panel("Processors", [(f"rate(process_cpu_seconds_total{{{HERE}}}[{RATE}])", "{{instance}}")], width=6),

@@ -20,6 +20,7 @@ from service.gallery.follower import Followers
 from service.gallery.generations import Generations
 from service.gallery.index import SharedEngine
 from service.gallery.key_store import KeyStore
+from service.gallery.retention import Retention
 from service.gallery.store import Store
 from service.gallery.subject_access import SubjectAccess
 from service.gallery.subjects import Gallery
@@ -46,6 +47,7 @@ class Context:
     detection_network: Network
     recognisers: Recognisers
     store: Store
+    retention: Retention
     erasures: Erasures
     subject_access: SubjectAccess
     generations: Generations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -22,6 +23,9 @@ from service.api.schemas import (
     GallerySettingsIn,
     GalleryStatsOut,
     IndexOut,
+    RetentionAppliedOut,
+    RetentionIn,
+    RetentionOut,
 )
 from service.errors import InvalidRequestError, LivenessUnavailableError
 from service.gallery.sealed_rows import open_place
@@ -100,6 +104,33 @@ async def gallery_stats(gallery: GalleryPath, kith: Kith, caller: Asking) -> Gal
     if caller.rights.galleries is not None:
         index.sequence = None
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
+
+
+@router.get("/{gallery}/retention")
+async def gallery_retention(gallery: GalleryPath, kith: Kith) -> RetentionOut:
+    """What is past the gallery's age, and whether its erasure waits for a confirmation."""
+    found, now = await kith.run(kith.store.gallery, gallery), datetime.now(UTC)
+    due = await kith.run(kith.retention.due, found, now)
+    return RetentionOut(
+        gallery=found.name,
+        retention_days=found.settings.retention_days,
+        now=now,
+        due_templates=due.templates,
+        due_subjects=due.subjects,
+        templates=due.of_templates,
+        subjects=due.of_subjects,
+        held=kith.retention.needs_confirmation(due),
+    )
+
+
+@router.post("/{gallery}/retention")
+async def apply_retention(gallery: GalleryPath, body: RetentionIn, kith: Kith) -> RetentionAppliedOut:
+    """Erase what is past the gallery's age, once, if it is no more than was confirmed."""
+    now = datetime.now(UTC)
+    swept = await kith.change(gallery, kith.retention.erase_due, now, body.templates, body.subjects)
+    for changed in swept.galleries:
+        kith.pipeline.risks.follow(changed)
+    return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
 
 
 @router.patch("/{gallery}")

@@ -66,6 +66,8 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"DELETE {GALLERY}": ADMIN,
     f"GET {GALLERY}/stats": READ,
     f"GET {GALLERY}/hygiene": ADMIN,  # it compares templates, which a caller may have made up, with those of others
+    f"GET {GALLERY}/retention": READ,
+    f"POST {GALLERY}/retention": ADMIN,
     f"GET {GALLERY}/risk": READ,
     f"GET {GALLERY}/audit": ADMIN,
     f"POST {GALLERY}/calibrate": ADMIN,

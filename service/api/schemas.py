@@ -604,6 +604,31 @@ class GalleryStatsOut(BaseModel):
     index: IndexOut
 
 
+class RetentionOut(BaseModel):
+    """What the gallery's ``retention_days`` would erase now, and whether that waits for a confirmation."""
+
+    gallery: str
+    retention_days: int | None
+    now: datetime = Field(description="The server's clock: a wrong one makes everything look old.")
+    due_templates: int = Field(description="Past their age.")
+    due_subjects: int = Field(description="Left without templates then.")
+    templates: int
+    subjects: int
+    held: bool = Field(description="More than KITH_RETENTION_MAX_SHARE: nothing is erased without a confirmation.")
+
+
+class RetentionIn(Request):
+    """A confirmation, for one sweep: nothing is erased where more than this is due."""
+
+    templates: int = Field(ge=0, description="due_templates that were shown.")
+    subjects: int = Field(ge=0, description="due_subjects that were shown.")
+
+
+class RetentionAppliedOut(BaseModel):
+    templates: int = Field(description="Erased.")
+    subjects: int = Field(description="Erased.")
+
+
 class GalleriesOut(BaseModel):
     galleries: list[GalleryOut]
     next: str | None = Field(description="Send as 'cursor' for the next page; null on the last.")

@@ -13,7 +13,7 @@ from service.gallery.subjects import JobState
 
 if TYPE_CHECKING:  # a client has none of what these stand on
     from service.batching import Batcher
-    from service.samples import Lag
+    from service.samples import Lag, Sample
 
 
 class CheckOut(BaseModel):
@@ -73,9 +73,41 @@ class DiskOut(BaseModel):
     size_bytes: int
 
 
+class HeldOut(BaseModel):
+    """Of a gallery whose retention waits for a confirmation, as of the latest sweep."""
+
+    due_templates: int
+    due_subjects: int
+    templates: int
+    subjects: int
+
+
+class RetentionStatusOut(BaseModel):
+    """``clock``: fails while this process deletes nothing for its age. ``held``: by gallery; null while it cannot be
+    told."""
+
+    clock: CheckOut
+    held: dict[str, HeldOut] | None
+
+    @classmethod
+    def of(cls, sample: Sample) -> RetentionStatusOut:
+        held = None
+        if sample.held is not None:
+            held = {
+                name: HeldOut(
+                    due_templates=due.templates,
+                    due_subjects=due.subjects,
+                    templates=due.of_templates,
+                    subjects=due.of_subjects,
+                )
+                for name, due in sample.held.items()
+            }
+        return cls(clock=CheckOut.of("clock", sample.paused), held=held)
+
+
 class StatusOut(BaseModel):
-    """The process that answers. ``checks``, ``jobs``, ``index_lag``, ``disk``: as of ``looked_at``, some seconds ago;
-    null while they cannot be told."""
+    """The process that answers. ``checks``, ``jobs``, ``index_lag``, ``disk``, ``retention``: as of ``looked_at``, some
+    seconds ago; null while they cannot be told."""
 
     version: str
     model: str
@@ -91,3 +123,4 @@ class StatusOut(BaseModel):
     drift: dict[str, DriftOut] = Field(description="Of the galleries that were searched since the start.")
     index_lag: dict[str, LagOut] | None
     disk: DiskOut | None
+    retention: RetentionStatusOut | None

@@ -16,7 +16,15 @@ from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS
 from service.api.permissions import Permitted
 from service.api.schemas import DriftOut, HealthOut, ModelOut, ModelsOut, NetworkOut
-from service.api.status_schemas import AuditBacklogOut, CheckOut, DiskOut, LagOut, QueueOut, StatusOut
+from service.api.status_schemas import (
+    AuditBacklogOut,
+    CheckOut,
+    DiskOut,
+    LagOut,
+    QueueOut,
+    RetentionStatusOut,
+    StatusOut,
+)
 from service.recognisers import Served
 from service.telemetry import CONTENT_TYPE
 
@@ -66,6 +74,7 @@ async def status(kith: Kith) -> StatusOut:
         disk=None
         if sample is None or sample.disk is None
         else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
+        retention=None if sample is None else RetentionStatusOut.of(sample),
     )
 
 

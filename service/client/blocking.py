@@ -156,6 +156,8 @@ class Kith(Sender):
     update_gallery = _one(calls.update_gallery)
     delete_gallery = _one(calls.delete_gallery)
     stats = _one(calls.stats)
+    retention = _one(calls.retention)
+    apply_retention = _one(calls.apply_retention)
     hygiene = _one(calls.hygiene)
     findings = _each(calls.findings)
     risk = _one(calls.risk)

@@ -38,6 +38,8 @@ from service.api.schemas import (
     ModelsOut,
     ReceiptOut,
     ReceiptsOut,
+    RetentionAppliedOut,
+    RetentionOut,
     SubjectOut,
     SubjectsOut,
     TemplateOut,
@@ -132,6 +134,17 @@ def delete_gallery(name: str) -> Call[DeletedOut]:
 def stats(name: str) -> Call[GalleryStatsOut]:
     """What serves a gallery's searches."""
     return _call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
+
+
+def retention(name: str) -> Call[RetentionOut]:
+    """What is past a gallery's age, and whether its erasure waits for a confirmation."""
+    return _call(RetentionOut, "GET", f"{_path(name)}/retention")
+
+
+def apply_retention(name: str, templates: int, subjects: int) -> Call[RetentionAppliedOut]:
+    """Erase what is past a gallery's age, if it is no more than this: the counts that :func:`retention` tells."""
+    body = {"templates": templates, "subjects": subjects}
+    return _call(RetentionAppliedOut, "POST", f"{_path(name)}/retention", repeatable=False, json=body)
 
 
 def hygiene(name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:

@@ -129,6 +129,34 @@ def stats(name: GalleryName, url: Url = None, api_key: Key = None, as_json: AsJs
 
 
 @app.command()
+def retention(
+    name: GalleryName,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Erase what is past its age now, although it is a large share.")
+    ] = False,
+    yes: Yes = False,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is past a gallery's age, and whether its erasure waits for a confirmation; with --erase, confirm it once."""
+    with connect(url, api_key) as kith:
+        found = kith.retention(name)
+        told = (
+            f"{found.due_templates} of {found.templates} templates and {found.due_subjects} of {found.subjects} "
+            f"subjects of {name} are past their age; the server's clock says {found.now:%Y-%m-%d %H:%M} UTC"
+        )
+        if not erase:
+            waits = "they are kept until confirmed: --erase" if found.held else "no confirmation is needed"
+            print_json(found) if as_json else say(f"{told}; {waits}")
+            return
+        if not yes:
+            insist(f"{told}. Erase them for good?")
+        done = kith.apply_retention(name, found.due_templates, found.due_subjects)
+    print_json(done) if as_json else say(f"erased {done.templates} templates and {done.subjects} subjects")
+
+
+@app.command()
 def risk(
     name: GalleryName,
     fpir: Annotated[

@@ -13,6 +13,8 @@ export const EVENTS = {
   template_moved: "Photo moved",
   template_deleted: "Photo erased",
   retention_applied: "Erased for their age",
+  retention_held: "Erasure for age waits for a confirmation",
+  retention_confirmed: "Erasure for age confirmed",
   gallery_created: "Gallery made",
   gallery_updated: "Settings changed",
   gallery_deleted: "Gallery erased",

@@ -44,6 +44,7 @@ from service.gallery.tables import (
     jobs,
     leases,
     metadata,
+    retention_holds,
     secrets,
     subjects,
     templates,
@@ -54,7 +55,8 @@ from service.security.master import MasterKeys
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 ROWS_AT_ONCE: Final = 2048
-TABLES: Final = [table for table in metadata.sorted_tables if table not in (api_key_versions, index_states, leases)]
+LEFT_OUT: Final = (api_key_versions, index_states, leases, retention_holds)
+TABLES: Final = [table for table in metadata.sorted_tables if table not in LEFT_OUT]
 COUNTED: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Those whose keys are never given twice."""
 POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {

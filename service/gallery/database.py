@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from service.errors import (
     StorageError,
     StorageFullError,
 )
+from service.gallery.disk_reserve import DiskReserve
 from service.gallery.subjects import Gallery
 from service.gallery.tables import galleries
 from service.gallery.vault import Vault
@@ -71,6 +73,10 @@ POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
     "XX001": StorageDamagedError,  # data_corrupted
     "XX002": StorageDamagedError,  # index_corrupted
 }
+UNOPENED: Final = (
+    "Check that the database is where KITH_DATA_DIR or KITH_DATABASE_URL says: that the folder may be written, or that "
+    "the PostgreSQL server can be reached."
+)
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 SEALED: Final = 7
 """SQLite's user_version of a file that holds nothing in clear, not in free pages either: the migration's number."""
@@ -112,9 +118,12 @@ def _up_to_date(url: str, vault: Vault) -> Engine:
     except ModuleNotFoundError as error:
         raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except SQLAlchemyError as error:
-        raise storage_error("the database cannot be opened", error) from error
+        failure = storage_error("the database cannot be opened", error)
+        if type(failure) is StorageError:
+            failure.remedy = UNOPENED
+        raise failure from error
     except (CommandError, OSError) as error:
-        raise StorageError(f"the database cannot be opened: {error}") from error
+        raise StorageError(f"the database cannot be opened: {error}", UNOPENED) from error
 
 
 @contextmanager
@@ -238,8 +247,27 @@ class Database:
         self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
         """Of SQLite."""
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._reserve = None if self.file is None else DiskReserve(self.file.with_name(f"{self.file.name}-reserve"))
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
+
+    def server_time(self) -> datetime | None:
+        """The clock of the PostgreSQL server, which all Kith servers share; None: SQLite, which has none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self.file is not None:
+            return None
+        with self.read() as connection:
+            return self.now(connection)
+
+    def now(self, connection: Connection) -> datetime:
+        """The time that leases are compared with: all servers of a database see the same."""
+        if self.file is not None:
+            return datetime.now(UTC)
+        clock: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        return clock.astimezone(UTC)
 
     def learn_secrets(self) -> None:
         """Unwrap what was wrapped anew, while no transaction waits for it.
@@ -292,9 +320,16 @@ class Database:
             with closing(sqlite3.connect(self.file, timeout=0, isolation_level=None)) as connection:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
                 ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                return not busy
         except sqlite3.Error:
             return False
+        if self._reserve is not None and self._reserve.released:
+            self._reserve.keep()
+        return not busy
+
+    def keep_reserve(self) -> None:
+        """Of SQLite: keep room on the disk that only erasures may use."""
+        if self._reserve is not None:
+            self._reserve.keep()
 
     def empty_log_if_written(self) -> None:
         """If anybody wrote since it was emptied, in this process or another: what they deleted stands in it. Where
@@ -336,15 +371,20 @@ class Database:
             raise storage_error("reading failed", error) from error
 
     @contextmanager
-    def write(self, conflict: KithError) -> Iterator[Connection]:
-        """One writing transaction, on disk when the block is left.
+    def write(self, conflict: KithError, erasing: bool = False) -> Iterator[Connection]:
+        """One writing transaction, on disk when the block is left. ``erasing``: it may use the disk's reserve.
 
         Raises:
             conflict: a constraint refuses it.
             StorageError: it cannot be written.
         """
+        reserve = self._reserve
+        if reserve is not None and reserve.released and not erasing and not reserve.keep():
+            raise StorageFullError("the room that is left on the disk is for erasures")
         try:
             with self._writer.begin() as connection:
+                if reserve is not None and erasing:
+                    reserve.release()  # no other writer of the database can take the room now
                 yield connection
         except IntegrityError as error:
             raise conflict from error
@@ -354,11 +394,12 @@ class Database:
             raise StorageDamagedError(str(error)) from error
 
     @contextmanager
-    def change(self, gallery: Gallery, sealed: bool = True) -> Iterator[Connection]:
+    def change(self, gallery: Gallery, sealed: bool = True, erasing: bool = False) -> Iterator[Connection]:
         """One writing transaction on a gallery. Writers of one gallery commit one after the other, so that the numbers
         of its change log are in the order of the commits and a follower that knows the last one has missed none. It
         gets another version, so that who read it before knows that it is another by now. Its key is at hand before the
-        transaction begins; not ``sealed``: nothing is to be opened, and it may be lost.
+        transaction begins; not ``sealed``: nothing is to be opened, and it may be lost. ``erasing``: as
+        :meth:`write`.
 
         Raises:
             MasterKeyError: it is to be opened, and cannot be.
@@ -369,7 +410,7 @@ class Database:
         deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
         if sealed:
             gallery.seal.unlock()
-        with self.write(deleted) as connection:
+        with self.write(deleted, erasing) as connection:
             another = galleries.update().where(galleries.c.pk == gallery.pk).values(version=new_version())
             generation = connection.execute(another.returning(galleries.c.current_generation)).scalar_one_or_none()
             if generation is None:

@@ -179,8 +179,9 @@ def check_index_files(folder: Path, galleries: Iterable[int]) -> list[FileProble
 
 def _unfinished(folder: Path, below: str) -> list[Path]:
     """Files that nobody is writing any more."""
-    before = time.time() - UNFINISHED_S
-    return [path for path in sorted(folder.glob(f"{below}/*{UNFINISHED}")) if path.stat().st_mtime < before]
+    now = time.time()
+    found = sorted(folder.glob(f"{below}/*{UNFINISHED}"))
+    return [path for path in found if abs(now - path.stat().st_mtime) > UNFINISHED_S]
 
 
 def _folder_of(folder: Path, gallery_pk: int) -> Path:

@@ -40,6 +40,8 @@ ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
 CLAIMED_AT_ONCE: Final = 16
+MAX_LEASE: Final = timedelta(hours=1)
+"""No lease ends later than this from now, unless the clock was wrong when it was written."""
 """Jobs that are looked at to find one that this process can run."""
 
 
@@ -198,13 +200,13 @@ class JobStore:
         """Take the oldest job that nobody runs and that is ``ready`` here; None: there is none. ``process``: a name of
         at most 48 characters; each claim of it is an owner of its own. ``dead``: of an owner, whether it is known to
         have ended, so that its lease need not be waited for."""
-        now = _now()
         active = _rows().where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.pk)
         # A look first: asking takes no lock from those who write.
         with self._database.read() as connection:
+            now = self._database.now(connection)
             rows = connection.execute(active).all()
         owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
-        free = (jobs.c.state == "queued") | (jobs.c.lease_until < now) | jobs.c.owner.in_(owners)
+        free = (jobs.c.state == "queued") | _expired(now) | jobs.c.owner.in_(owners)
         waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(self._job(row))]
         if not waiting:
             return None
@@ -219,7 +221,13 @@ class JobStore:
             connection.execute(
                 jobs.update()
                 .where(jobs.c.pk == row.pk)
-                .values(state="running", owner=owner, lease_until=_in(lease_s), progress=progress, updated_at=now)
+                .values(
+                    state="running",
+                    owner=owner,
+                    lease_until=now + timedelta(seconds=lease_s),
+                    progress=progress,
+                    updated_at=now,
+                )
             )
             return self._found(connection, row.id)
 
@@ -227,7 +235,8 @@ class JobStore:
         """Keep the lease; tells whether somebody asked to cancel. Raises LeaseLostError."""
         with self._database.write(_UNFORESEEN) as connection:
             row = _own(connection, job)
-            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(lease_until=_in(lease_s)))
+            until = self._database.now(connection) + timedelta(seconds=lease_s)
+            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(lease_until=until))
             return bool(row.cancel)
 
     def record(
@@ -306,7 +315,7 @@ class JobStore:
             row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
             if row is None:
                 raise missing(job_id)
-            if row.state not in FINISHED and _is_free(row, _now()):
+            if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
                 _end(connection, row.pk, "cancelled", None)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
@@ -318,10 +327,10 @@ class JobStore:
     def give_up(self, days: float, ready: Callable[[Job], bool]) -> int:
         """Fail the jobs that no process could run for so long; tells how many. ``ready``: whether this one could, which
         is noted for the others. To be called far more often than that."""
-        now = _now()
-        free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < now))
-        stale = free & (jobs.c.updated_at < _in(-days * 86400 / 2))
         with self._database.read() as connection:
+            now = self._database.now(connection)
+            free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & _expired(now))
+            stale = free & (jobs.c.updated_at < now - timedelta(days=days) / 2)
             found = [self._job(row) for row in connection.execute(_rows().where(stale))]
         if not found:
             return 0
@@ -330,7 +339,7 @@ class JobStore:
         sealed = {job.pk: _sealed_problem(job, problem) for job in found}
         with self._database.write(_UNFORESEEN) as connection:
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
-            hopeless, given_up = stale & (jobs.c.updated_at < _in(-days * 86400)), 0
+            hopeless, given_up = stale & (jobs.c.updated_at < now - timedelta(days=days)), 0
             for job in found:
                 ended = {
                     "state": "failed",
@@ -346,8 +355,9 @@ class JobStore:
 
     def forget(self, days: float) -> int:
         """Delete the jobs that were finished so long ago; tells how many."""
-        old = jobs.c.state.in_(FINISHED) & (jobs.c.updated_at < _in(-days * 86400))
         with self._database.read() as connection:
+            before = self._database.now(connection) - timedelta(days=days)
+            old = jobs.c.state.in_(FINISHED) & (jobs.c.updated_at < before)
             if connection.execute(sa.select(jobs.c.pk).where(old).limit(1)).first() is None:
                 return 0
         with self._database.write(_UNFORESEEN) as connection:
@@ -488,7 +498,12 @@ def _own(connection: Connection, job: Job) -> sa.Row[Any]:
 
 
 def _is_free(row: sa.Row[Any], now: datetime) -> bool:
-    return bool(row.state == "queued" or row.lease_until < now)
+    return bool(row.state == "queued" or row.lease_until < now or row.lease_until > now + MAX_LEASE)
+
+
+def _expired(now: datetime) -> sa.ColumnElement[bool]:
+    """As SQL. A lease too far ahead is expired, too: the clock was wrong when it was written."""
+    return (jobs.c.lease_until < now) | (jobs.c.lease_until > now + MAX_LEASE)
 
 
 def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
@@ -499,10 +514,6 @@ def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _in(seconds: float) -> datetime:
-    return _now() + timedelta(seconds=seconds)
 
 
 def _rows() -> sa.Select[Any]:

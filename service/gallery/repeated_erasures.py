@@ -114,7 +114,7 @@ def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> lis
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError("the file holds no receipts as 'kith erasures save' writes them") from error
-    with database.write(StorageError("a constraint of the erasures was refused")) as connection:
+    with database.write(StorageError("a constraint of the erasures was refused"), erasing=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("LOCK TABLE galleries IN EXCLUSIVE MODE"))
         repeated = repeat(database.vault, connection, before)

@@ -138,12 +138,12 @@ class SharedIndexes:
         """Of a gallery's log, the lines that nobody has yet to follow: not for the sake of an index that nobody asks
         any more. Raises GalleryNotFoundError, StorageError."""
         store = Store(self._database)
-        gallery = store.gallery(name)
+        gallery, now = store.gallery(name), datetime.now(UTC)
         last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk).scalar_subquery()
         abandoned = (
             index_states.delete()
             .where(index_states.c.gallery_pk == gallery.pk, ~index_states.c.engine.endswith(BEGUN))
-            .where(index_states.c.updated_at < datetime.now(UTC) - ABANDONED)
+            .where(~index_states.c.updated_at.between(now - ABANDONED, now + ABANDONED))
             .where(index_states.c.sequence < last - KEEP_LINES)
             .returning(index_states.c.engine)
         )

@@ -97,7 +97,8 @@ LATER_SETTINGS: Final = (
 KEEP_LINES: Final = 10_000
 """Of a change log, for processes that follow it."""
 ABANDONED: Final = timedelta(days=7)
-"""Without a step of an index that nodes share, while the log went on: nobody searches it."""
+"""Without a step of an index that nodes share, while the log went on: nobody searches it. A step as far in the future
+was written while the clock was wrong."""
 MERGED: Final = "subject_merged"
 """The audit's event."""
 BEGUN: Final = "/begun"
@@ -279,7 +280,7 @@ class Store:
         """Delete it with everyone in it; return what it was. Raises GalleryNotFoundError."""
         gallery = self.gallery(name)
         key = erasure.key_name(gallery.seal)
-        with self._database.change(gallery, sealed=False) as connection:
+        with self._database.change(gallery, sealed=False, erasing=True) as connection:
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
@@ -394,7 +395,7 @@ class Store:
     def delete_subject(self, gallery: Gallery, subject_id: str) -> Receipt:
         """Erase a subject with everything that is stored of it. Raises SubjectNotFoundError, which has the receipt of
         an earlier erasure."""
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             subject_pk = connection.execute(_key_of(gallery, subject_id)).scalar()
             if subject_pk is None:
                 raise _no_subject(gallery, subject_id, erasure.last_receipt(connection, gallery, subject_id))
@@ -519,7 +520,7 @@ class Store:
 
     def delete_template(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, erasing=True) as connection:
             subject = self._subject(connection, gallery, subject_id)
             if connection.execute(sa.select(templates.c.pk).where(_is_template(subject, template_id))).first() is None:
                 raise _no_template(template_id, subject_id)
@@ -725,7 +726,7 @@ class Store:
         followed = sa.select(sa.func.min(index_states.c.sequence)).where(
             index_states.c.gallery_pk == gallery.pk,
             ~index_states.c.engine.endswith(BEGUN),
-            index_states.c.updated_at >= _now() - ABANDONED,
+            index_states.c.updated_at.between(_now() - ABANDONED, _now() + ABANDONED),
         )
         with self._database.read() as connection:
             row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).first()

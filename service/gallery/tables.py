@@ -317,6 +317,16 @@ leases = Table(
     Column("until", Utc, nullable=False),
 )
 
+# Galleries whose retention waits for a confirmation, since ``at``: how much would have gone in the latest sweep.
+retention_holds = Table(
+    "retention_holds",
+    metadata,
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
+    Column("templates", Integer, nullable=False),
+    Column("subjects", Integer, nullable=False),
+    Column("at", Utc, nullable=False),
+)
+
 # No foreign key to galleries: what happened outlives them. ``chain``: the gallery's key, 0 for what concerns none; the
 # lines of a chain are numbered from 1, and each ``hash`` covers its line and the hash before. ``subject``: a keyed hash
 # of the id.

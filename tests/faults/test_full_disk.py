@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from models.recognition import unit
 from service.client import Kith, KithClientError
 from service.errors import StorageFullError
 from service.gallery.check import open_check
+from service.gallery.disk_reserve import RESERVE_BYTES
 from service.gallery.subjects import GallerySettings, NewTemplate
 from tests.databases import open_database
 from tests.faults.servers import serving
@@ -72,12 +75,27 @@ def test_a_full_disk(small_disk: Path) -> None:
         assert len(refused) >= 5
         _look(kith, enrolled)
         assert server.readiness() == 200  # it can be searched
+        for subject in [*enrolled][:10]:  # who asks to be erased need not wait for room
+            deleted = kith.delete_subject("g", subject)
+            assert deleted.subjects == 1
+            del enrolled[subject]
+        _wait_for(small_disk / "kith.db-reserve", RESERVE_BYTES)  # made again
+        _look(kith, enrolled)
+        kept = next(iter(enrolled.values()))
         filler.unlink()
-        _enrol(kith, refused[0], enrolled["s0"] * -1)
-        enrolled[refused[0]] = enrolled["s0"] * -1
+        _enrol(kith, refused[0], kept * -1)
+        enrolled[refused[0]] = kept * -1
         _look(kith, enrolled)
     with open_check(open_database(f"sqlite:///{small_disk / 'kith.db'}")) as check:
         assert list(check.findings(None, False)) == []
+
+
+def _wait_for(file: Path, size: int) -> None:
+    """Once nobody reads what the log holds, within half a minute."""
+    deadline = time.monotonic() + 120
+    while not file.exists() or file.stat().st_size != size:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.2)
 
 
 def _enrol(kith: Kith, subject: str, vectors: np.ndarray) -> None:

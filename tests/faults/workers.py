@@ -42,7 +42,7 @@ class Unlocked(Database):
     """What the writers would be if they did not take turns."""
 
     @contextmanager
-    def change(self, gallery: Gallery, sealed: bool = True) -> Iterator[sa.Connection]:
+    def change(self, gallery: Gallery, sealed: bool = True, erasing: bool = False) -> Iterator[sa.Connection]:
         with self.write(StorageError("refused")) as connection:
             yield connection
 

@@ -367,6 +367,9 @@ def test_what_nobody_waits_for_is_tidied_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([waiting.id, "still-coming"])
     assert spool.has(waiting)
     assert not spool.has(over)
+    os.utime(spool.path("still-coming"), (0, time.time() + 400 * 86400))  # written while the clock was wrong
+    spool.tidy(store)
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == [waiting.id]
     database.close()
 
 

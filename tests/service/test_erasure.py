@@ -291,6 +291,7 @@ def test_a_template_that_was_moved_does_not_return_under_whom_it_was_moved_from(
     store.move_template(after, "ada", adas[1].id, "bob")
     with database.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE templates DROP COLUMN moved")
+        connection.exec_driver_sql("DROP TABLE retention_holds")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0011'")
     again = open_database(database.engine.url.render_as_string(hide_password=False))
     with again.read() as connection:

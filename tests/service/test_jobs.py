@@ -18,6 +18,7 @@ import pytest
 
 from models.recognition import unit
 from service.client import Kith, KithClientError
+from service.clock import Clock
 from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
 from service.gallery.database import Database
 from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
@@ -193,6 +194,17 @@ def test_what_nobody_can_run_can_be_called_off(store: JobStore, gallery: Gallery
         assert store.cancel(left.id).state == "running"
         assert store.renew(job, -1)
         assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "cancelled"
+
+
+def test_a_lease_of_a_clock_that_was_wrong_does_not_count(store: JobStore, gallery: Gallery) -> None:
+    job = store.create(gallery, "work", {})
+    taken(store, lease_s=400 * 86400)
+    heir = store.claim("heir", 60)
+    assert heir is not None
+    assert heir.id == job.id
+    store.release(heir)
+    taken(store, lease_s=400 * 86400)
+    assert store.cancel(job.id).state == "cancelled"
 
 
 def test_what_nobody_could_run_for_long_is_given_up(store: JobStore, database: Database, gallery: Gallery) -> None:
@@ -469,3 +481,21 @@ def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     with pytest.raises(KithClientError):
         kith.job(job.id)
     database.close()
+
+
+def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, gallery: Gallery) -> None:
+    """Neither those that are finished, nor those that wait for a server that can run them."""
+    over, waits = store.create(gallery, "work", {}), store.create(gallery, "elsewhere", {})
+    store.cancel(over.id)
+    offset = [timedelta()]
+    clock = Clock(lambda: datetime.now(UTC) + offset[0])
+    looking = Runner(store, {}, kept_days=14, clock=clock)
+    with database.write(GalleryNotFoundError("")) as connection:
+        connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
+    offset[0] = timedelta(days=400)
+    looking._tidy()
+    assert {store.job(job.id).state for job in (over, waits)} == {"cancelled", "queued"}
+    offset[0] = timedelta()
+    looking._tidy()
+    assert [job.id for job in store.list_jobs(None, (), None, 9)] == [waits.id]
+    assert store.job(waits.id).state == "failed"

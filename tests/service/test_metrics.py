@@ -25,6 +25,7 @@ from service.errors import OverloadedError, ReadinessUnknownError, StorageError,
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
+from service.gallery.retention import Retention
 from service.gallery.store import Store
 from service.gallery.subjects import GallerySettings, NewTemplate
 from service.measures import Counts, Histogram, Measures
@@ -157,7 +158,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
+        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
         gallery = store.create_gallery("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -181,7 +182,7 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, watches = Store(database), Watches({})
         followers = Followers(in_process(store))
-        look = Looking(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches)
+        look = Looking(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database))
         for name in ("stays", "goes"):
             gallery = store.create_gallery(name, "f", 8, GallerySettings())
             watches.of(gallery.pk, name, "f").add([Decided("no_face")])
@@ -206,7 +207,7 @@ def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> Non
     for family in families.values():
         labels = frozenset(label for each in family.samples for label in each.labels if label != "le")
         told.add((f"{family.name}_total" if family.type == "counter" else family.name, family.type, labels))
-    late = {name for name, *_ in documented if re.search("mated|unknown_rate|refused|dropped|index_lag", name)}
+    late = {name for name, *_ in documented if re.search("mated|unknown_rate|refused|dropped|index_lag|held", name)}
     assert {each for each in documented if each[0] not in late} == {each for each in told if each[0] not in late}
     assert late <= {name for name, *_ in told}
 
@@ -224,6 +225,8 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
     assert status["drift"]["first"]["since_start"]["identified"] == 1
     assert status["jobs"]["succeeded"] == 1
     assert status["audit"]["lost"] == 0
+    assert status["retention"]["clock"]["ok"] is True
+    assert status["retention"]["held"] == {}
     assert status["uptime_s"] > 0
 
 

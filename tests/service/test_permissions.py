@@ -88,6 +88,8 @@ ROWS: dict[str, Row] = {
     f"GET {G}/hygiene": Row("a", 200),
     f"GET {G}/risk": Row("ra", 200),
     f"GET {G}/audit": Row("a", 200),
+    f"GET {G}/retention": Row("ra", 200),
+    f"POST {G}/retention": Row("a", 200, body={"templates": 0, "subjects": 0}),
     f"POST {G}/calibrate": Row("a", 200),
     f"POST {G}/import": Row("a", 415, body={}),
     f"GET {G}/export": Row("a", 200),

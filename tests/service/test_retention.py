@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,8 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from service.cli import app
 from service.client import Kith, KithClientError
+from service.clock import Clock
+from service.errors import RetentionChangedError
 from service.gallery.audit_reading import AuditReader, Chosen
 from service.gallery.backup import back_up, restore
 from service.gallery.database import Database
@@ -20,7 +26,7 @@ from service.gallery.erasure import Erasures
 from service.gallery.follower import Followers
 from service.gallery.job_store import JobStore
 from service.gallery.replicas import in_process
-from service.gallery.retention import Retention
+from service.gallery.retention import Due, Retention
 from service.gallery.store import Store
 from service.gallery.subjects import Gallery, Idempotent, SubjectFilter
 from service.gallery.tables import data_keys, idempotency, templates, vectors
@@ -30,7 +36,28 @@ from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.test_erasure import made, some
 
-NOW = datetime(2030, 1, 1, tzinfo=UTC)
+NOW = datetime.now(UTC)
+
+
+class Clocks(Clock):
+    """Time that passes when a test says so. ``jump``: the wall clock alone is set."""
+
+    def __init__(self, now: datetime = NOW) -> None:
+        self._wall, self._boot_s = now, 1000.0
+        super().__init__(lambda: self._wall, lambda: self._boot_s)
+
+    def jump(self, by: timedelta) -> None:
+        self._wall += by
+
+    def advance(self, by: timedelta) -> None:
+        self._wall += by
+        self._boot_s += by.total_seconds()
+
+
+def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = lambda gallery: None) -> Housekeeping:
+    """Without the clock of a PostgreSQL server, which no test sets."""
+    database.server_time = lambda: None  # type: ignore[method-assign]
+    return Housekeeping(database, Store(database), Retention(database), 14, told, clock)
 
 
 def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
@@ -107,19 +134,18 @@ def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
         connection.execute(own.values(wrapped=bytes(len(kept))))
     database.close()
 
-    clock, database = [NOW], open_database(url)
-    store = Store(database)
-    keeping = Housekeeping(database, store, 14, lambda g: told.append(g.name), lambda: clock[0])
-    keeping.look()
+    clock, database = Clocks(), open_database(url)
+    kept_house = keeping(database, clock, lambda g: told.append(g.name))
+    kept_house.look()
     assert told == ["a", "c"]
     assert "could not be erased of the gallery" in caplog.text
     with database.engine.begin() as connection:
         connection.execute(own.values(wrapped=kept))
-    clock[0] += AGAIN_AFTER
-    keeping.look()
+    clock.advance(AGAIN_AFTER)
+    kept_house.look()
     assert told == ["a", "c", "b"]
-    clock[0] += SWEPT_EVERY
-    keeping.look()
+    clock.advance(SWEPT_EVERY)
+    kept_house.look()
     assert told == ["a", "c", "b", "later"]
     database.close()
 
@@ -134,10 +160,10 @@ def test_people_without_templates_are_looked_for_outside_of_changes(
         store.put_subject(gallery, name, None, {}, [])
     change = database.change
 
-    def meanwhile(of: Gallery) -> Any:
+    def meanwhile(of: Gallery, **options: bool) -> Any:
         monkeypatch.setattr(database, "change", change)
         store.enrol(gallery, "back", some(rng), None)
-        return change(of)
+        return change(of, **options)
 
     monkeypatch.setattr(database, "change", meanwhile)
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500).subjects == 2
@@ -180,18 +206,17 @@ def test_the_service_sweeps_at_its_start_and_then_every_hour(
 ) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
-    clock = [NOW]
+    clock = Clocks()
     told = list[str]()
 
     async def work() -> None:
-        keeping = Housekeeping(database, store, 14, lambda g: told.append(g.name), lambda: clock[0])
-        for day, left in ((0, 3), (1.5, 2), (2.5, 1)):
-            clock[0] = NOW + timedelta(days=day)
-            keeping.look()
+        kept_house = keeping(database, clock, lambda g: told.append(g.name))
+        for days, left in ((0, 3), (1.5, 2), (1, 1)):
+            clock.advance(timedelta(days=days))
+            kept_house.look()
             assert store.gallery("g").templates == left
-        clock[0] += timedelta(days=1)
-        clock[0] -= timedelta(days=1) - SWEPT_EVERY / 2
-        keeping.look()
+        clock.advance(SWEPT_EVERY / 2)
+        kept_house.look()
         assert store.gallery("g").templates == 1
 
     for days in (29, 28, 27):
@@ -209,9 +234,9 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
     """Whoever deleted it, and however: another process, which ended before its log could be emptied, among them."""
     url, log = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal"
     database, other = open_database(url), open_database(url)
-    clock = [datetime.now(UTC)]
-    keeping = Housekeeping(database, Store(database), 14, clock=lambda: clock[0])
-    keeping.look()
+    clock = Clocks(datetime.now(UTC))
+    kept_house = keeping(database, clock)
+    kept_house.look()
     store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
     back_up(other, tmp_path / "backup")
     store.enrol(gallery, "ada", some(rng), Idempotent("k", "d", "an answer"))
@@ -233,14 +258,14 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
                 restore(other, tmp_path / "backup", replace=True)
     assert log.stat().st_size > 0
     other.close()
-    clock[0] += SWEPT_EVERY
-    keeping.look()
+    clock.advance(SWEPT_EVERY)
+    kept_house.look()
     assert log.stat().st_size == 0
     assert held not in (tmp_path / "kith.db").read_bytes()
     # Where nobody wrote since, nothing is done: what is read again after another one's commit stays as it is.
     version = database.file_version()
     monkeypatch.setattr(database, "empty_log", lambda: pytest.fail("nobody wrote"))
-    keeping.look()
+    kept_house.look()
     assert database.file_version() == version
     database.close()
 
@@ -281,3 +306,163 @@ def test_the_age_is_a_setting_of_the_gallery(kith: Kith, gallery: str) -> None:
     assert kith.update_gallery(gallery, retention_days=None).retention_days is None
     with pytest.raises(KithClientError, match="invalid_request"):
         kith.update_gallery(gallery, retention_days=0)
+
+
+def crowd(database: Database, rng: np.random.Generator, people: int, days_old: float, name: str = "g") -> Gallery:
+    """A gallery with an age of 30 days, of people who were all enrolled so long ago."""
+    gallery = limited(database, 30, name)
+    for number in range(people):
+        Store(database).enrol(gallery, f"s{number}", new := some(rng), None)
+        aged(database, [new[0].id], days_old)
+    return Store(database).gallery(name)
+
+
+def test_a_clock_that_jumps_erases_nothing(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However small the gallery is: nobody, no answer, until the clock is right again."""
+    database, clock = open_database(database_url()), Clocks()
+    store, gallery = Store(database), limited(database, 365)
+    store.enrol(gallery, "ada", some(rng), Idempotent("k", "d", "an answer"))
+    house = keeping(database, clock)
+    for by in (timedelta(days=400), timedelta(hours=2)):
+        house.look()
+        assert house.paused is None
+        clock.jump(by)
+        clock.advance(SWEPT_EVERY)
+        house.look()
+        assert house.paused is not None
+        assert f"{house.paused.detail}" in caplog.text
+        assert store.gallery("g").templates == 1
+        clock.jump(-by)
+        house.look()
+        assert house.paused is None
+    assert store.answered(gallery, "k", "d") == "an answer"
+    assert AuditReader(database).lines(Chosen(gallery.pk, None, "retention_applied"), None, 9) == []
+    database.close()
+
+
+def test_time_that_passed_asleep_is_no_jump(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database, clock = open_database(database_url()), Clocks()
+    crowd(database, rng, 1, 29)
+    house = keeping(database, clock)
+    house.look()
+    clock.advance(timedelta(days=3))
+    house.look()
+    assert (house.paused, Store(database).gallery("g").templates) == (None, 0)
+    database.close()
+
+
+def test_a_server_whose_clock_was_wrong_from_the_start_erases_nothing(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    """The clock of the PostgreSQL server tells."""
+    database = open_database(database_url())
+    crowd(database, rng, 1, 0)
+    if database.server_time() is None:
+        pytest.skip("SQLite has no server")
+    house = Housekeeping(database, Store(database), Retention(database), 14, clock=Clocks(NOW + timedelta(days=400)))
+    house.look()
+    assert house.paused is not None
+    assert "the database server" in house.paused.detail
+    assert Store(database).gallery("g").templates == 1
+    database.close()
+
+
+def test_no_more_than_a_share_goes_without_a_confirmation(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = open_database(database_url())
+    store, retention = Store(database), Retention(database)
+    gallery, small = crowd(database, rng, 11, 31), crowd(database, rng, 5, 31, "small")
+    keeping(database, Clocks()).look()
+    assert (store.gallery("g").subjects, store.gallery("small").subjects) == (11, 0)
+    assert "waits for a confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
+    assert retention.held() == {"g": Due(11, 11, 11, 11)}
+    retention.sweep(NOW, 14)
+    held = AuditReader(database).lines(Chosen(gallery.pk, None, "retention_held"), None, 9)
+    assert len(held) == 1  # not again for each sweep
+    with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
+        retention.erase_due(gallery, NOW, 10, 11)
+    assert store.gallery("g").subjects == 11
+    swept = retention.erase_due(gallery, NOW, 11, 11)
+    assert (swept.templates, swept.subjects, store.gallery("g").subjects) == (11, 11, 0)
+    assert retention.held() == {}
+    assert len(AuditReader(database).lines(Chosen(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
+    # It was for that sweep alone.
+    for number in range(6):
+        store.enrol(gallery, f"t{number}", new := some(rng), None)
+        aged(database, [new[0].id], 31)
+    assert [g.name for g, _ in retention.sweep(NOW, 14).held] == ["g"]
+    assert (store.gallery("g").subjects, small.name) == (6, "small")
+    database.close()
+
+
+def test_a_share_that_is_allowed_goes_and_ends_what_was_held(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    gallery = crowd(database, rng, 10, 31)
+    assert Retention(database).sweep(NOW, 14).held[0][1] == Due(10, 10, 10, 10)
+    assert Retention(database, max_share=1).sweep(NOW, 14).templates == 10
+    assert Retention(database).held() == {}
+    for number in range(30):
+        Store(database).enrol(gallery, f"s{number}", new := some(rng), None)
+        aged(database, [new[0].id], 31 if number < 6 else 0)
+    assert Retention(database).sweep(NOW, 14).templates == 6  # a fifth
+    database.close()
+
+
+def test_names_without_templates_are_counted_too(database_url: DatabaseUrl) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    for number in range(6):
+        store.put_subject(gallery, f"s{number}", "Name", {}, [])
+    later = datetime.now(UTC) + timedelta(days=31)
+    assert Retention(database).sweep(later, 36_500).held[0][1] == Due(0, 6, 0, 6)
+    assert store.gallery("g").subjects == 6
+    database.close()
+
+
+def test_a_lease_of_a_clock_that_was_wrong_does_not_count(database_url: DatabaseUrl) -> None:
+    """A server swept while the clock was a year ahead, and was killed."""
+    database = open_database(database_url())
+    retention, hour = Retention(database), timedelta(hours=1)
+    assert retention.take_turn("killed", NOW + timedelta(days=400), 1.5 * hour)
+    assert retention.take_turn("next", NOW, 1.5 * hour)
+    assert not retention.take_turn("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # whose clock is a little behind
+    database.close()
+
+
+def test_an_operator_sees_and_confirms(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
+    model, long_ago = kith.model(), "2020-01-01T00:00:00Z"
+    vectors = np.random.default_rng(0).normal(size=(7, model.dimension))
+    header = {"kith": "gallery", "version": 1, "recogniser": model.recogniser, "dimension": model.dimension}
+    items = [{"subject": f"s{i}", "created_at": long_ago, "embedding": v.tolist()} for i, v in enumerate(vectors)]
+    file = tmp_path / "people.ndjson"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in [header, *items]))
+    kith.import_gallery(gallery, file)
+    assert kith.retention(gallery).held is False  # it has no age
+    kith.update_gallery(gallery, retention_days=30)
+    due = kith.retention(gallery)
+    assert (due.due_templates, due.due_subjects, due.templates, due.subjects, due.held) == (7, 7, 7, 7, True)
+    assert abs(due.now - datetime.now(UTC)) < timedelta(minutes=5)
+    with pytest.raises(KithClientError, match="retention_changed") as refused:
+        kith.apply_retention(gallery, 6, 7)
+    assert refused.value.status == 409
+
+    run = CliRunner().invoke
+    told = run(app, ["gallery", "retention", gallery, "--url", server])
+    assert "7 of 7 templates and 7 of 7 subjects" in told.output
+    assert "--erase" in told.output
+    assert run(app, ["gallery", "retention", gallery, "--erase", "--url", server], input="n\n").exit_code != 0
+    assert kith.gallery(gallery).subjects == 7
+    done = run(app, ["gallery", "retention", gallery, "--erase", "--yes", "--json", "--url", server])
+    assert json.loads(done.output) == {"templates": 7, "subjects": 7}
+    assert kith.gallery(gallery).subjects == 0
+    events = [line.event for line in kith.audit(gallery)]
+    assert events.count("retention_confirmed") == 1
+    assert events.count("retention_applied") == 1
+    status = kith.status().retention
+    assert status is not None
+    assert status.clock.ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from service.gallery.risks import GalleryRisks
 from service.gallery.store import Store
 from service.jobs import Runner
 from service.settings import load_settings
+from service.terminal import FAILED
 from service.transfers import Transfers
 
 SELDOM = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
@@ -122,3 +124,39 @@ def _serve(data_dir: Path) -> None:
 
     with pytest.raises(FailedError):
         asyncio.run(main())
+
+
+def served(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """``kith serve``, which refuses to."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KITH_")}
+    environment = inherited | {"KITH_PORT": "0"} | settings
+    command = [sys.executable, "-m", "service.cli", "serve"]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"KITH_HOST": "0.0.0.0"}, "without an API key"),  # noqa: S104
+        ({"KITH_MASTER_KEY_FILE": "absent"}, "the master key cannot be read from absent"),
+        ({"KITH_PROVIDER": "AbsentExecutionProvider"}, "AbsentExecutionProvider is not in this onnxruntime"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    done = served(tmp_path, **settings)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"KITH_DATA_DIR": "/proc/data"}, {"KITH_DATABASE_URL": "sqlite:////proc/kith.db"}]
+)
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, settings: dict[str, str]) -> None:
+    """No request was sent, so that no Idempotency-Key would help."""
+    done = served(tmp_path, **settings)
+    assert done.returncode == FAILED
+    assert "storage_unavailable" in done.stderr
+    assert "KITH_DATA_DIR" in done.stderr
+    assert "Idempotency" not in done.stderr
+    assert "Traceback" not in done.stderr

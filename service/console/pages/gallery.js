@@ -1,5 +1,5 @@
 import { call, galleryPath } from "../api.js";
-import { fill, h } from "../dom.js";
+import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
@@ -25,8 +25,28 @@ export function render({ gallery, tag }, signal) {
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [figures(found), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
+      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
     }),
+  );
+}
+
+/** Says that the gallery's retention waits for a confirmation, and how to give it. */
+async function heldNotice({ name, retention_days: days }, signal) {
+  if (days === null) return null;
+  const due = await call("GET", `${galleryPath(name)}/retention`, { signal });
+  if (!due.held) return null;
+  const counts = `${whole(due.due_subjects)} of ${whole(due.subjects)} people and ${whole(due.due_templates)} of ${whole(due.templates)} photos`;
+  return h(
+    "section",
+    { class: "notice error", role: "status" },
+    icon("warning"),
+    h(
+      "div",
+      {},
+      h("h2", {}, "Retention waits for a confirmation"),
+      h("p", {}, `${counts} are older than ${counted(days, "day", "days")}. So many are not erased at once: a wrong clock makes everybody look old. The server's clock says ${when(due.now)}.`),
+      h("p", {}, "If that is right, erase them: ", h("code", {}, `kith gallery retention ${name} --erase`)),
+    ),
   );
 }
 

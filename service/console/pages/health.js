@@ -14,6 +14,7 @@ const CHECKS = {
   audit: "Audit",
   milvus: "Milvus",
   master_key: "Master key",
+  clock: "Clock",
 };
 const DRIFTS = {
   ok: ["as expected", "identified", "check"],
@@ -137,9 +138,23 @@ function figures(status) {
         audit.lost > 0 ? "lines could not be written" : "lines wait to be written",
       ),
     ),
-    h("div", { class: "columns" }, checks(status.checks), queues(status.queues)),
+    h("div", { class: "columns" }, checks([...status.checks, ...retention(status.retention)]), queues(status.queues)),
   ];
 }
+
+/** As checks: the clock, and galleries whose retention waits for a confirmation. */
+const retention = (found) =>
+  found === null
+    ? []
+    : [
+        found.clock,
+        ...Object.entries(found.held ?? {}).map(([gallery, due]) => ({
+          name: `Retention of ${gallery}`,
+          ok: false,
+          detail: `${whole(due.due_subjects)} of ${whole(due.subjects)} people are past their age: too many to erase without a confirmation.`,
+          remedy: `If the clock is right: kith gallery retention ${gallery} --erase`,
+        })),
+      ];
 
 const checks = (found) =>
   h(

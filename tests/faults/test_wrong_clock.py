@@ -1,0 +1,130 @@
+"""A server whose wall clock is set wrong, in reality: for its process alone, by a library in front of the system's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from models.recognition import unit
+from service.client import Kith
+from service.gallery.tables import leases
+from tests.databases import open_database
+from tests.faults.servers import Server
+
+DAY_S = 86_400
+PATIENCE_S = 120
+LIBRARY = r"""
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+    int failed = syscall(SYS_clock_gettime, id, at);
+    const char *path = getenv("WALL_CLOCK_OFFSET");
+    FILE *file = id == CLOCK_REALTIME && path ? fopen(path, "r") : NULL;
+    long offset = 0;
+    if (file) {
+        if (fscanf(file, "%ld", &offset) == 1) at->tv_sec += offset;
+        fclose(file);
+    }
+    return failed;
+}
+"""
+
+
+@pytest.fixture
+def offset(tmp_path: Path) -> Path:
+    """Seconds that the servers' wall clock is ahead. Skips where no C compiler makes the library."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "wall.c"
+    source.write_text(LIBRARY)
+    made = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / "wall.so"), str(source)]
+    subprocess.run(made, check=True, timeout=60)
+    return set_clock(tmp_path / "offset", 0)
+
+
+def set_clock(offset: Path, days: int) -> Path:
+    new = offset.with_suffix(".new")
+    new.write_text(f"{days * DAY_S}\n")
+    return new.replace(offset)
+
+
+def start(offset: Path) -> Server:
+    settings = {"LD_PRELOAD": str(offset.with_name("wall.so")), "WALL_CLOCK_OFFSET": str(offset)}
+    server = Server(offset.with_name("data"), log=offset.with_name("log"), KITH_LOG_LEVEL="WARNING", **settings)
+    server.wait_until_ready()
+    return server
+
+
+def metrics(server: Server) -> str:
+    return httpx.get(f"{server.url}/metrics", timeout=30).text
+
+
+def paused(kith: Kith) -> bool:
+    status = kith.status().retention
+    return status is not None and not status.clock.ok
+
+
+def held(kith: Kith) -> bool:
+    status = kith.status().retention
+    return status is not None and status.held is not None and "staff" in status.held
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that"
+        threading.Event().wait(0.5)
+
+
+def enrol(kith: Kith, people: int) -> None:
+    rng, dimension = np.random.default_rng(0), kith.model().dimension
+    kith.create_gallery("staff", retention_days=365)
+    for number in range(people):
+        kith.enrol("staff", f"s{number}", embeddings=[unit(rng.normal(size=(1, dimension)))[0]], allow_duplicate=True)
+
+
+def test_a_clock_400_days_ahead_erases_nobody(offset: Path) -> None:
+    """While the service runs, after it was killed amid it, and once the clock is right again."""
+    server = start(offset)
+    try:
+        with server.client() as kith:
+            enrol(kith, 11)
+            set_clock(offset, 400)
+            wait_until(lambda: paused(kith))
+            assert "kith_retention_paused 1.0" in metrics(server)
+            assert kith.gallery("staff").subjects == 11
+        server.kill()
+        server = start(offset)  # it knows no other time than the wrong one
+        with server.client() as kith:
+            wait_until(lambda: held(kith))
+            assert 'kith_retention_held{gallery="staff"} 1.0' in metrics(server)
+            assert kith.retention("staff").held
+            assert kith.gallery("staff").subjects == 11
+        server.kill()
+        set_clock(offset, 0)
+        server = start(offset)
+        with server.client() as kith:
+            wait_until(lambda: not held(kith))  # it sweeps, although the killed one's lease ends in 400 days
+            assert not paused(kith)
+            assert kith.gallery("staff").subjects == 11
+    finally:
+        server.terminate(60)
+    database = open_database(f"sqlite:///{offset.with_name('data') / 'kith.db'}")
+    with database.read() as connection:
+        assert connection.execute(leases.select()).all() == []  # given back as the service ended
+    database.close()
+    assert "waits for a confirmation: 11 of 11 templates" in offset.with_name("log").read_text()
