@@ -14,7 +14,6 @@ from functools import partial
 
 import uvicorn
 
-from service.api.callers import UNGUESSABLE
 from service.app import create_app
 from service.errors import SettingsError
 from service.http_limits import HttpLimits, limited
@@ -40,12 +39,6 @@ def serve(settings: Settings) -> None:
         MasterKeyError, StorageError: the database cannot be opened.
     """
     keep_to_itself()
-    if settings.api_key is not None and len(settings.api_key.get_secret_value()) < UNGUESSABLE:
-        log.warning(
-            "KITH_API_KEY has fewer than %d characters: whoever guesses it may do everything; take another one, as "
-            "openssl rand -hex 32 makes",
-            UNGUESSABLE,
-        )
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.

@@ -23,8 +23,6 @@ from service.settings import Settings
 
 WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""
-UNGUESSABLE: Final = 32
-"""Characters of an operator's key, as `openssl rand -hex 16` gives."""
 RIGHT_KEY: Final = "Send a right key, which passes at once; a wrong one is looked at again after Retry-After."
 ANOTHER_KEY: Final = "Ask whoever runs the service for another key (docs/keys.md)."
 ENDED: Final = {"revoked": "was revoked", "expired": "has expired", "altered": "was altered in the database"}
@@ -43,8 +41,6 @@ class Callers:
     def __post_init__(self) -> None:
         settings = self.settings
         self._operator = settings.api_key.get_secret_value().encode() if settings.api_key else None
-        # A person chose it. One that cannot be guessed works on while others guess from the same address.
-        self._is_guessable = self._operator is not None and len(self._operator) < UNGUESSABLE
         self._may_be_anonymous = settings.allow_anonymous or is_loopback(settings.host)
         self._guard_origin = not settings.allow_anonymous
         self._limit = None if settings.rate_limit is None else limit(settings.rate_limit, settings.rate_burst)
@@ -58,9 +54,8 @@ class Callers:
             ForeignOriginError: no key is needed, but it comes from elsewhere.
             StorageError, MasterKeyError: the keys cannot be read.
         """
-        token, address = _token(headers), _address(scope)
-        wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic()) if len(self._wrong) else 0
-        if self._is_operators(token) and not (wait_s and self._is_guessable):
+        token = _token(headers)
+        if self._is_operators(token):
             return OPERATOR, self._limit
         if token is None and self._operator is not None:
             raise UnauthorizedError("the API key is missing")
@@ -78,6 +73,8 @@ class Callers:
             if wait_s or not self._wrong.take(address, WRONG_KEYS, time.monotonic()).passes:
                 raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s), RIGHT_KEY)
             raise UnauthorizedError("the API key is wrong")
+            address = _address(scope)
+            wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic())
         if (state := key.state(now)) != "active":
             raise UnauthorizedError(f"the API key {ENDED[state]}", ANOTHER_KEY)
         context.key_uses.note(key.id, now)

@@ -316,13 +316,14 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
 
 
 def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
-    with embedded(load_settings(data_dir=tmp_path, api_key="secret", log_level="WARNING")) as url:
+    with embedded(load_settings(data_dir=tmp_path, api_key="secret" * 6, log_level="WARNING")) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/v1/galleries")
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         assert refused.headers["x-request-id"] == refused.json()["request_id"]
-        assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secre"}).status_code == 401
-        with Kith(url, "secret") as kith:
+        assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secret"}).status_code == 401
+        assert httpx.head(f"{url}/v1/galleries").status_code == 401
+        with Kith(url, "secret" * 6) as kith:
             assert list(kith.galleries()) == []
 
 
