@@ -158,7 +158,7 @@ class _Bounded(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._stop(MalformedHttpError(f"HTTP/{version} is not spoken"))
-        if self._hosts != 1 and version != "1.0":
+        if self._hosts != 1 and (version != "1.0" or self._hosts):
             self._stop(MalformedHttpError("a request has one header Host"))
         # The parser takes what follows, its body, for another protocol's, or else for the next request.
         if self.parser.should_upgrade() and any(name in LENGTHS for name, _ in self.headers):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from models.recognition import unit
 from models.risk import fpir_from_fmr
+from service.api.permissions import PERMISSIONS
 from service.client import Kith, KithClientError
 from service.server import embedded
 from service.settings import Settings, load_settings
@@ -313,6 +314,20 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
     by_json = httpx.post(url, json={"images": [base64.b64encode(photo).decode()], "top_k": 1}).json()
     by_form = httpx.post(url, files=[("images", photo)], data={"request": json.dumps({"top_k": 1})}).json()
     assert by_json == by_form
+
+
+def test_head_is_answered_wherever_get_is(server: str) -> None:
+    """RFC 9110, 9.3.2: the same header fields, and no body."""
+    paths = [route.removeprefix("GET ") for route in PERMISSIONS if route.startswith("GET ") and "{" not in route]
+    assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
+    with httpx.Client(base_url=server) as client:
+        for path in [*paths, "/console/main.js", "/v1/galleries/nowhere", "/nowhere"]:
+            head, get = client.head(path), client.get(path)
+            assert (head.status_code, head.content) == (get.status_code, b""), path
+            assert head.headers.get("content-type") == get.headers.get("content-type"), path
+        assert client.head("/healthz").headers["content-length"] == client.get("/healthz").headers["content-length"]
+        assert client.head("/v1/detect").status_code == 405
+        assert client.post("/healthz").headers["allow"] == "GET, HEAD"
 
 
 def test_an_api_key_is_asked_for(tmp_path: Path) -> None:

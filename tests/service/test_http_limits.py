@@ -90,6 +90,7 @@ AMBIGUOUS = {
     "no Host": b"GET /healthz HTTP/1.1\r\n\r\n",
     "two Hosts": HEALTH + HOST + b"\r\n",
     "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "two Hosts in HTTP/1.0": b"GET /healthz HTTP/1.0\r\n" + HOST + HOST + b"\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/2 by number": b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n",
     "an unknown method": b"FROB /healthz HTTP/1.1\r\n" + HOST + b"\r\n",
