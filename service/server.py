@@ -123,6 +123,8 @@ def _server(
     config = uvicorn.Config(
         app,
         log_level=(log_level or settings.log_level).lower(),
+        # Not uvloop where it is installed: it accepts one connection per turn of the loop, which starves new ones.
+        loop="asyncio",
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
         http=limited(
