@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
-        bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
+        bench-overload bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
 
 setup: $(INSTALLED)
 
@@ -93,6 +93,9 @@ bench-overhead: setup
 
 bench-reads: setup
 	$(BIN)/python -m bench.reads
+
+bench-overload: setup
+	$(BIN)/python -m bench.overload
 
 bench-bulk: setup
 	$(BIN)/python -m bench.bulk

@@ -174,11 +174,9 @@ async def load(order: Order) -> Tally:
 
 
 def _serve_orders(orders: Connection) -> None:
-    import uvloop
-
     while (order := orders.recv()) is not None:
         try:
-            orders.send(uvloop.run(load(order)))
+            orders.send(asyncio.run(load(order)))
         except Exception as error:
             orders.send(error)
 

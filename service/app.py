@@ -50,6 +50,7 @@ from service.api import (
 from service.api.context import Context
 from service.api.deadlines import Deadlines
 from service.api.middleware import Gate
+from service.api.pacing import RefusalPacing
 from service.api.probes import ProbeBudget
 from service.archives import ArchiveLimits
 from service.audit_writer import AuditWriter
@@ -144,6 +145,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(permissions.check(module.router))
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings, measures=measures)
+    app.add_middleware(RefusalPacing)
     openapi.install(app)
     for route in app.routes:  # FastAPI makes what they need at the first request otherwise, which then waits for it
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})

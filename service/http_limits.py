@@ -34,6 +34,9 @@ LENGTHS: Final = (b"content-length", b"transfer-encoding")
 LINGER_BYTES: Final = 10_000_000
 """Read and dropped after an answer, so that who still sends can read it: closing at once would take it back."""
 TOLD_EVERY_S: Final = 10.0
+MAX_DELAYED: Final = 250
+"""Maximum number of connections above the limit that wait for their 503, a second at most, so that clients which
+reconnect at once leave time for accepted work. Further ones get it at once, which bounds open descriptors."""
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,7 @@ class _Opened:
 
     def __init__(self, refused: Callable[[str], None]) -> None:
         self.by_address: Counter[str] = Counter()
+        self.delayed = 0
         self.refused = refused
         self._told_s = -TOLD_EVERY_S
 
@@ -86,6 +90,8 @@ class _Bounded(HttpToolsProtocol):
         self._look_every_s = min(1.0, limits.patience_s / 4)
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: KithError | None = None
+        self._turned_away: TooManyConnectionsError | None = None
+        self._is_counted = False
         self._in_head = self._in_body = self._dropping = False
         self._waited_s = self._unread_s = 0.0
         self._head = self._hosts = self._body = self._framing = self._dropped = self._unread = 0
@@ -95,6 +101,7 @@ class _Bounded(HttpToolsProtocol):
         self._timer = self.loop.call_later(self._look_every_s, self._look)
         self._address = _network(self.client[0] if self.client else "")
         self._opened.by_address[self._address] += 1
+        self._is_counted = True
         most = self._limits
         if len(self.connections) > most.connections:
             self._turn_away(f"{most.connections} connections are open")
@@ -104,11 +111,18 @@ class _Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._opened.by_address[self._address] -= 1
-        if not self._opened.by_address[self._address]:
-            del self._opened.by_address[self._address]
+        self._opened.delayed -= self._turned_away is not None
+        self._turned_away = None
+        self._uncount()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+
+    def _uncount(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._opened.by_address[self._address] -= 1
+            if not self._opened.by_address[self._address]:
+                del self._opened.by_address[self._address]
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -158,7 +172,7 @@ class _Bounded(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._stop(MalformedHttpError(f"HTTP/{version} is not spoken"))
-        if self._hosts != 1 and version != "1.0":
+        if self._hosts != 1 and (version != "1.0" or self._hosts):
             self._stop(MalformedHttpError("a request has one header Host"))
         # The parser takes what follows, its body, for another protocol's, or else for the next request.
         if self.parser.should_upgrade() and any(name in LENGTHS for name, _ in self.headers):
@@ -198,6 +212,9 @@ class _Bounded(HttpToolsProtocol):
         raise refusal
 
     def _look(self) -> None:
+        if self._turned_away is not None:
+            self._answer_and_close(self._turned_away)
+            return
         self._timer = self.loop.call_later(self._look_every_s, self._look)
         most = self._limits
         if self.flow.write_paused or self.transport.is_closing():
@@ -259,7 +276,18 @@ class _Bounded(HttpToolsProtocol):
         self._opened.tell(detail, self.loop.time())
         self._opened.refused(TooManyConnectionsError.code)
         self._dropping = True
-        self.transport.write(_answer(TooManyConnectionsError(detail)))
+        # A refused connection takes no place from the next one.
+        self.connections.discard(self)
+        self._uncount()
+        refusal = TooManyConnectionsError(detail)
+        if self._opened.delayed < MAX_DELAYED:
+            self._opened.delayed += 1
+            self._turned_away = refusal  # answered by the timer
+        else:
+            self._answer_and_close(refusal)
+
+    def _answer_and_close(self, refusal: KithError) -> None:
+        self.transport.write(_answer(refusal))
         self.transport.close()
 
 

@@ -14,7 +14,6 @@ from functools import partial
 
 import uvicorn
 
-from service.api.callers import UNGUESSABLE
 from service.app import create_app
 from service.errors import SettingsError
 from service.http_limits import HttpLimits, limited
@@ -40,12 +39,6 @@ def serve(settings: Settings) -> None:
         MasterKeyError, StorageError: the database cannot be opened.
     """
     keep_to_itself()
-    if settings.api_key is not None and len(settings.api_key.get_secret_value()) < UNGUESSABLE:
-        log.warning(
-            "KITH_API_KEY has fewer than %d characters: whoever guesses it may do everything; take another one, as "
-            "openssl rand -hex 32 makes",
-            UNGUESSABLE,
-        )
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
@@ -130,6 +123,8 @@ def _server(
     config = uvicorn.Config(
         app,
         log_level=(log_level or settings.log_level).lower(),
+        # Not uvloop where it is installed: it accepts one connection per turn of the loop, which starves new ones.
+        loop="asyncio",
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
         http=limited(

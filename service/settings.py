@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -19,19 +19,23 @@ from models.pack import BUNDLED, find_pack
 from service.errors import SettingsError
 from service.security.addresses import Hosts, is_loopback
 
+UNGUESSABLE: Final = 32
+"""Minimum number of characters of KITH_API_KEY, as `openssl rand -hex 16` prints."""
+
 
 class Settings(BaseSettings):
     """All settings; docs/settings.md repeats them, and a test keeps the two equal."""
 
-    model_config = SettingsConfigDict(env_prefix="KITH_", env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="KITH_", env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     api_key: SecretStr | None = Field(
         None,
-        min_length=1,
-        description="The operator's key, which may do everything, as bearer token or X-API-Key header; further ones: "
-        "docs/keys.md.",
+        description=f"The operator's key, which may do everything, as bearer token or X-API-Key header; at least "
+        f"{UNGUESSABLE} characters, as openssl rand -hex 32 prints; further ones: docs/keys.md.",
     )
     allow_anonymous: bool = Field(
         False, description="Listen beyond loopback, and answer to any host's name, although there is no API key."
@@ -176,9 +180,10 @@ class Settings(BaseSettings):
     max_connections_per_address: int = Field(
         250, ge=1, le=100_000, description="Of one address (IPv6: of one /64); behind a proxy all are of one."
     )
-    trusted_proxies: str = Field(
-        "127.0.0.1,::1",
-        description="Proxies whose X-Forwarded-For is believed: addresses and networks, with commas between.",
+    trusted_proxies: str | None = Field(
+        None,
+        description="Proxies whose X-Forwarded-For is trusted: addresses and networks, with commas between; default: "
+        "none.",
     )
     max_head_bytes: int = Field(32_000, ge=1000, le=1_000_000, description="Longest address and headers of a request.")
     client_patience_s: float = Field(
@@ -274,11 +279,21 @@ class Settings(BaseSettings):
 
     @property
     def trusted_proxy_list(self) -> list[str]:
-        return [place.strip() for place in self.trusted_proxies.split(",") if place.strip()]
+        return [place.strip() for place in (self.trusted_proxies or "").split(",") if place.strip()]
 
     def max_request_bytes(self, photos: int) -> int:
         """Bytes of so many photos at their largest, in base64, with room for the rest."""
         return photos * (self.max_image_bytes * 4 // 3) + 1_000_000
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_unguessable(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < UNGUESSABLE:
+            raise ValueError(
+                f"it has fewer than {UNGUESSABLE} characters and could be guessed: set it to what "
+                "openssl rand -hex 32 prints"
+            )
+        return value
 
     @field_validator("url_hosts")
     @classmethod
@@ -288,8 +303,8 @@ class Settings(BaseSettings):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _are_networks(cls, value: str) -> str:
-        for place in filter(None, map(str.strip, value.split(","))):
+    def _are_networks(cls, value: str | None) -> str | None:
+        for place in filter(None, map(str.strip, (value or "").split(","))):
             if ipaddress.ip_network(place).prefixlen == 0:
                 raise ValueError("who believes everybody believes whoever makes up an address: name the proxies")
         return value

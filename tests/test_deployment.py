@@ -190,7 +190,9 @@ def test_pods_are_closed_and_looked_after(folder: str) -> None:
     mounted = {each["mountPath"] for each in container["volumeMounts"]}
     plain = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     assert str(Path(plain["KITH_MASTER_KEY_FILE"]).parent) in mounted >= {"/data", "/tmp"}  # noqa: S108
-    secret = {each["name"]: "postgresql://kith@db/kith" for each in container["env"] if "valueFrom" in each}
+    secret = {
+        each["name"]: "postgresql://kith@postgres.example.org/kith" for each in container["env"] if "valueFrom" in each
+    }
     accepted(plain | secret)
     assert (container["resources"]["limits"].get("nvidia.com/gpu") == 1) == (folder == "gpu")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import math
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,11 +24,11 @@ from service.settings import Settings
 
 WRONG_KEYS: Final = Limit(rate=0.2, burst=10)
 """Of one address, before it is made to wait."""
-UNGUESSABLE: Final = 32
-"""Characters of an operator's key, as `openssl rand -hex 16` gives."""
 RIGHT_KEY: Final = "Send a right key, which passes at once; a wrong one is looked at again after Retry-After."
 ANOTHER_KEY: Final = "Ask whoever runs the service for another key (docs/keys.md)."
 ENDED: Final = {"revoked": "was revoked", "expired": "has expired", "altered": "was altered in the database"}
+HOST: Final = re.compile(r"(\[(?P<ipv6>[0-9a-f]*:[0-9a-f:.]*)\]|(?P<name>[a-z0-9.-]+))(:[0-9]{0,5})?", re.IGNORECASE)
+"""A Host header: a name or an IPv4 address, or an IPv6 address in brackets, and a port (RFC 9110, 7.2)."""
 POLICY: Final = "requests"
 """Its name in the RateLimit fields."""
 
@@ -43,8 +44,6 @@ class Callers:
     def __post_init__(self) -> None:
         settings = self.settings
         self._operator = settings.api_key.get_secret_value().encode() if settings.api_key else None
-        # A person chose it. One that cannot be guessed works on while others guess from the same address.
-        self._is_guessable = self._operator is not None and len(self._operator) < UNGUESSABLE
         self._may_be_anonymous = settings.allow_anonymous or is_loopback(settings.host)
         self._guard_origin = not settings.allow_anonymous
         self._limit = None if settings.rate_limit is None else limit(settings.rate_limit, settings.rate_burst)
@@ -58,9 +57,8 @@ class Callers:
             ForeignOriginError: no key is needed, but it comes from elsewhere.
             StorageError, MasterKeyError: the keys cannot be read.
         """
-        token, address = _token(headers), _address(scope)
-        wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic()) if len(self._wrong) else 0
-        if self._is_operators(token) and not (wait_s and self._is_guessable):
+        token = _token(headers)
+        if self._is_operators(token):
             return OPERATOR, self._limit
         if token is None and self._operator is not None:
             raise UnauthorizedError("the API key is missing")
@@ -75,6 +73,8 @@ class Callers:
             return ANONYMOUS, self._limit
         key, now = ring.known(token), datetime.now(UTC)
         if key is None:
+            address = _address(scope)
+            wait_s = self._wrong.wait_s(address, WRONG_KEYS, time.monotonic())
             if wait_s or not self._wrong.take(address, WRONG_KEYS, time.monotonic()).passes:
                 raise RateLimitedError("too many wrong API keys came from this address", max(1, wait_s), RIGHT_KEY)
             raise UnauthorizedError("the API key is wrong")
@@ -117,15 +117,15 @@ def check_origin(headers: Headers) -> None:
     if not _is_here(host):
         raise ForeignOriginError("the request is for another host than this machine's loopback address")
     origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
         raise ForeignOriginError("the request was sent by a web page of another origin")
 
 
 @lru_cache(maxsize=64)
 def _is_here(host: str) -> bool:
-    """``host``: as in the header, with its port; an IPv6 address in brackets."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(name.lower())
+    """Check that the whole header names loopback: a prefix of it proves nothing (``localhost:1@evil.example``)."""
+    parts = HOST.fullmatch(host)
+    return parts is not None and is_loopback((parts["ipv6"] or parts["name"]).lower())
 
 
 def _token(headers: Headers) -> str | None:

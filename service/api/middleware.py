@@ -83,6 +83,8 @@ class Gate:
         limit = self._limit(scope["method"], scope["path"])
         held = limit not in (self._archive_bytes, self._import_bytes)  # whole, until the answer
         received, counted_in, status, start = 0, 0, 500, time.perf_counter()
+        # HEAD is answered as GET, whose body the HTTP server drops.
+        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         added = [(b"x-request-id", request_id.encode())]
 
         async def counted() -> Message:
@@ -113,10 +115,10 @@ class Gate:
                 await respond(request, refusal)(scope, receive, identified)
             else:
                 with acting_as(Actor(caller.name, request_id, trace_id)):
-                    await self._app(scope, counted, identified)
+                    await self._app(routed, counted, identified)
         finally:
             self._held -= counted_in
-            route, elapsed_s = getattr(scope.get("route"), "path", "-"), time.perf_counter() - start
+            route, elapsed_s = getattr(routed.get("route"), "path", "-"), time.perf_counter() - start
             self._measures.in_progress -= 1
             self._measures.request(scope["method"], route, status, elapsed_s)
             error: KithError | None = scope["state"].get("error")

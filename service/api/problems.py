@@ -82,7 +82,10 @@ def install(app: FastAPI) -> None:
             remedy="See /docs for the paths and their methods.",
             request_id=_request_id(request),
         )
-        return _answer(document, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
+        return _answer(document, headers)
 
     @app.exception_handler(ModelError)
     @app.exception_handler(Exception)

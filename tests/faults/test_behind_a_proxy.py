@@ -89,6 +89,7 @@ def scaled(
     monkeypatch.setenv("KITH_DATABASE_URL", database)
     monkeypatch.setenv("KITH_MILVUS_URI", milvus_lite.uri)
     monkeypatch.setenv("KITH_API_KEY", KEY)
+    monkeypatch.setenv("KITH_TRUSTED_PROXIES", "127.0.0.1")
     with (
         serving(tmp_path, database, database) as nodes,
         proxy(*(node.url.removeprefix("http://") for node in nodes)) as url,
@@ -169,7 +170,9 @@ def test_a_node_is_killed_and_comes_back(
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where one listens, with a key."""
-    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("node"), api_key=KEY, log_level="ERROR")) as url:
+    folder = tmp_path_factory.mktemp("node")
+    settings = load_settings(data_dir=folder, api_key=KEY, trusted_proxies="127.0.0.1", log_level="ERROR")
+    with embedded(settings) as url:
         yield url.removeprefix("http://")
 
 

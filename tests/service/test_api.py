@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from models.recognition import unit
 from models.risk import fpir_from_fmr
+from service.api.permissions import PERMISSIONS
 from service.client import Kith, KithClientError
 from service.server import embedded
 from service.settings import Settings, load_settings
@@ -315,14 +316,29 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
     assert by_json == by_form
 
 
+def test_head_is_answered_wherever_get_is(server: str) -> None:
+    """RFC 9110, 9.3.2: the same header fields, and no body."""
+    paths = [route.removeprefix("GET ") for route in PERMISSIONS if route.startswith("GET ") and "{" not in route]
+    assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
+    with httpx.Client(base_url=server) as client:
+        for path in [*paths, "/console/main.js", "/v1/galleries/nowhere", "/nowhere"]:
+            head, get = client.head(path), client.get(path)
+            assert (head.status_code, head.content) == (get.status_code, b""), path
+            assert head.headers.get("content-type") == get.headers.get("content-type"), path
+        assert client.head("/healthz").headers["content-length"] == client.get("/healthz").headers["content-length"]
+        assert client.head("/v1/detect").status_code == 405
+        assert client.post("/healthz").headers["allow"] == "GET, HEAD"
+
+
 def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
-    with embedded(load_settings(data_dir=tmp_path, api_key="secret", log_level="WARNING")) as url:
+    with embedded(load_settings(data_dir=tmp_path, api_key="secret" * 6, log_level="WARNING")) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/v1/galleries")
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         assert refused.headers["x-request-id"] == refused.json()["request_id"]
-        assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secre"}).status_code == 401
-        with Kith(url, "secret") as kith:
+        assert httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": "secret"}).status_code == 401
+        assert httpx.head(f"{url}/v1/galleries").status_code == 401
+        with Kith(url, "secret" * 6) as kith:
             assert list(kith.galleries()) == []
 
 

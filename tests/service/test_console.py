@@ -20,7 +20,9 @@ FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("console"), api_key="a key that nobody sends")
+    settings = load_settings(
+        data_dir=tmp_path_factory.mktemp("console"), api_key="a key that no test of this file sends"
+    )
     with embedded(settings) as url, httpx.Client(base_url=url) as client:
         yield client
 

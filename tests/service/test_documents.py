@@ -16,7 +16,9 @@ from service.settings import load_settings
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("documents"), api_key="a key that nobody sends")
+    settings = load_settings(
+        data_dir=tmp_path_factory.mktemp("documents"), api_key="a key that no test of this file sends"
+    )
     with embedded(settings) as url, httpx.Client(base_url=url) as client:
         yield client
 

@@ -197,8 +197,8 @@ def test_stats_and_metrics_of_a_real_service(
 
 
 def test_metrics_name_galleries_and_so_need_the_key(tmp_path: Path) -> None:
-    with embedded(load_settings(data_dir=tmp_path, api_key="secret", log_level="WARNING")) as url:
+    with embedded(load_settings(data_dir=tmp_path, api_key="secret" * 6, log_level="WARNING")) as url:
         assert httpx.get(f"{url}/metrics").status_code == 401
-        answer = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"})
+        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {'secret' * 6}"})
         assert answer.status_code == 200
         assert re.search(r"^# TYPE kith_identify_total counter$", answer.text, re.MULTILINE)

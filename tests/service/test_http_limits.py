@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -89,6 +90,7 @@ AMBIGUOUS = {
     "a header without name": HEALTH + b": c\r\n\r\n",
     "no Host": b"GET /healthz HTTP/1.1\r\n\r\n",
     "two Hosts": HEALTH + HOST + b"\r\n",
+    "two Hosts in HTTP/1.0": b"GET /healthz HTTP/1.0\r\n" + HOST + HOST + b"\r\n",
     "HTTP/0.9": b"GET /healthz\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/2 by number": b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n",
@@ -274,6 +276,21 @@ def test_connections_are_bounded(port: int) -> None:
             if answer.startswith(b"HTTP/1.1 200"):
                 return
         raise AssertionError("no connection was let in")
+
+
+def test_refused_connections_are_paced(port: int) -> None:
+    """A client that reconnects at once waits before each refusal."""
+    with ExitStack() as opened:
+        for _ in range(8):
+            opened.enter_context(connect(port)).sendall(HEALTH)
+        begin = time.monotonic()
+        refused = []
+        for _ in range(5):
+            with connect(port) as connection:
+                refused.append(read(connection))
+        waited_s = time.monotonic() - begin
+    assert [b"too_many_connections" in answer for answer in refused] == [True] * 5
+    assert waited_s >= 5 * PATIENCE_S / 4
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:

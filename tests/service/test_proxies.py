@@ -56,6 +56,10 @@ def test_proxies_are_named_by_address(wrong: str, tmp_path: Path) -> None:
         load_settings(data_dir=tmp_path, trusted_proxies=wrong)
 
 
-def test_none_may_be_named() -> None:
-    assert load_settings(trusted_proxies="").trusted_proxy_list == []
-    assert load_settings().trusted_proxy_list == ["127.0.0.1", "::1"]
+def test_no_proxy_is_trusted_by_default(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, api_key="x" * 32, log_level="ERROR")
+    assert settings.trusted_proxy_list == []
+    many = WRONG_KEYS.burst + 5
+    with embedded(settings) as address:
+        found = wrong_keys(address, "127.0.0.1", [f"198.51.{n}.1" for n in range(many)])
+    assert found == [401] * WRONG_KEYS.burst + [429] * 5
