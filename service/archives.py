@@ -37,6 +37,8 @@ MAX_COLUMNS: Final = 16
 """Columns of a manifest, and values of each of its entries in JSON."""
 MAX_HEADER_BYTES: Final = 100_000
 """Of a tar entry's extended header: a name, and little else."""
+MAX_GLOBAL_HEADER_BYTES: Final = 1000
+"""Of a tar's global header, of which several may stand before an entry: a comment."""
 EXTENDED_HEADERS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
@@ -190,6 +192,7 @@ def _tar(archive: Archive, kind: str, limits: ArchiveLimits) -> Iterator[tuple[s
         for count, info in enumerate(opened, start=1):
             _check_entries(count, limits)
             opened.members.clear()  # type: ignore[attr-defined]  # it keeps each of them
+            opened.pax_headers.clear()  # type: ignore[attr-defined]  # each further entry gets them
             if info.isreg():
                 yield info.name, lambda info=info: _tar_entry(opened, info, limits)  # type: ignore[misc]
 
@@ -258,7 +261,8 @@ class _SmallHeaders(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _SmallHeaders:
         info = super().frombuf(buf, encoding, errors)
-        if info.type in EXTENDED_HEADERS and info.size > MAX_HEADER_BYTES:
+        most = MAX_GLOBAL_HEADER_BYTES if info.type == tarfile.XGLTYPE else MAX_HEADER_BYTES
+        if info.type in EXTENDED_HEADERS and info.size > most:
             raise ArchiveTooLargeError(f"a header in the archive has {info.size} bytes")
         if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
             raise ArchiveInvalidError("sparse files are not read")
@@ -307,17 +311,23 @@ def _manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
         raise ArchiveTooLargeError(f"{name} has more than {entries} entries")
     try:
         text = payload.decode("utf-8-sig")
-        rows: Sequence[Any] = (
-            list(csv.DictReader(io.StringIO(text, newline="")))
-            if name.endswith(".csv")
-            else [_entry(line) for line in text.split("\n") if line.strip()]
-        )
+        rows = _csv_rows(text) if name.endswith(".csv") else (_entry(line) for line in text.split("\n") if line.strip())
+        subjects: dict[str, str] = {}
+        for number, row in enumerate(rows, start=1):
+            if not _is_row(row):
+                raise ArchiveInvalidError(f"{name}, entry {number}: 'file' and 'subject' are needed, and both are text")
+            subjects[str(_parts(row["file"]))] = row["subject"]
     except (ValueError, RecursionError, csv.Error) as error:
         raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
-    wrong = [n for n, row in enumerate(rows, start=1) if not _is_row(row)]
-    if wrong:
-        raise ArchiveInvalidError(f"{name}, entry {wrong[0]}: 'file' and 'subject' are needed, and both are text")
-    return {str(_parts(row["file"])): row["subject"] for row in rows}
+    return subjects
+
+
+def _csv_rows(text: str) -> Iterator[Any]:
+    """Raises ValueError: the header has too many columns, each of which every row gets, however short it is."""
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    if len(rows.fieldnames or ()) > MAX_COLUMNS:
+        raise ValueError(f"more than {MAX_COLUMNS} columns")
+    yield from rows
 
 
 def _entry(line: str) -> Any:

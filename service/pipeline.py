@@ -118,6 +118,9 @@ class Found:
             coarse_candidates(some, self.thresholds, self.known, self.comparisons, photo)
             for some in (first, candidates)
         )
+        if not photo:  # the order of those that are told the same would be their exact order
+            for some in (first, candidates):
+                some.sort(key=lambda candidate: (-candidate.similarity, candidate.subject_pk))
         best, runner_up, *_ = (*first, None, None)
         return replace(self, decision=Decision(decision.outcome, best, runner_up), candidates=candidates)
 

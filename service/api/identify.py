@@ -18,7 +18,7 @@ from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
 from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
-from service.api.permissions import Asking, Permitted
+from service.api.permissions import Asking, Caller, Permitted
 from service.api.photos import gather_photos
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
@@ -30,7 +30,7 @@ from service.gallery.index import Keys
 from service.gallery.subjects import Gallery, Named, SubjectFilter
 from service.liveness import verdict_of
 from service.pipeline import Face, Found, Photo
-from service.recognisers import check_recogniser, check_vectors
+from service.recognisers import Served, check_recogniser, check_vectors
 from service.shadow import Answered
 
 router = APIRouter(route_class=Permitted, tags=["identify"], responses=PROBLEMS)
@@ -49,7 +49,11 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith, caller: A
     by = kith.recognisers.of(found)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
-    await kith.probes.take(caller, found, len(body.embeddings))
+    async with kith.probes.taken(caller, found, len(body.embeddings)):
+        return await _identify(kith, found, by, body, caller)
+
+
+async def _identify(kith: Context, found: Gallery, by: Served, body: IdentifyIn, caller: Caller) -> Response:
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
     if body.filter is not None:
@@ -71,7 +75,7 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith, caller: A
     decided: dict[int, Found] = {}
     if searched:
         if photos:
-            found = _as_of(found, await kith.gallery(gallery))
+            found = _as_of(found, await kith.gallery(found.name))
         stacked = np.stack([probe for probe in probes if probe is not None])
         found_each, named = await _search(kith, found, stacked, target, body.top_k, among, not caller.may_export)
         decided = dict(zip(searched, found_each, strict=True))
@@ -90,14 +94,16 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith, caller: A
             caller, found, sum(found_one.near_miss for row, found_one in decided.items() if faces[row] is None)
         )
     await kith.audit.searched(found, results)
-    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results, decided))
+    told_exactly = [caller.may_export or face is not None for face in faces]
+    kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results, decided, told_exactly))
     return answer({"gallery": found.name, "model": by.pack.model_id, "recogniser": by.fingerprint, "results": results})
 
 
-def _decided(results: list[Document], searched: dict[int, Found]) -> Iterator[Decided]:
+def _decided(results: list[Document], searched: dict[int, Found], told_exactly: list[bool]) -> Iterator[Decided]:
+    """``told_exactly``: whether the similarity of a result counts. The mean of many equal embeddings would tell it."""
     for row, result in enumerate(results):
         found = searched.get(row)
-        if found is not None and found.decision.best is not None:
+        if found is not None and found.decision.best is not None and told_exactly[row]:
             yield Decided(result["outcome"], found.decision.best.similarity, found.thresholds.accept)
         elif result["outcome"] != "error":
             yield Decided(result["outcome"])

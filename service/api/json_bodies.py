@@ -36,7 +36,7 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Raises InvalidRequestError, json.JSONDecodeError."""
         body = await self.body()
-        return await _away_if_large(len(body), lambda: _parse(body))
+        return await away_if_large(len(body), lambda: _parse(body))
 
 
 async def read_json(request: Request, model: type[Body], photos: int, photo_bytes: int, numbers: int) -> Body:
@@ -51,10 +51,11 @@ async def read_json(request: Request, model: type[Body], photos: int, photo_byte
     reader = _Reader(JsonLimits(numbers=numbers), largest, 2 * photo_bytes)
     async for piece in request.stream():
         reader.feed(piece)
-    return await _away_if_large(reader.size, lambda: reader.parse(model))
+    return await away_if_large(reader.size, lambda: reader.parse(model))
 
 
-async def _away_if_large(size: int, parse: Callable[[], Result]) -> Result:
+async def away_if_large(size: int, parse: Callable[[], Result]) -> Result:
+    """Call ``parse`` of so many bytes, in a worker thread unless they are few."""
     return parse() if size <= SMALL_BYTES else await asyncio.to_thread(parse)
 
 

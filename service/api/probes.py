@@ -7,9 +7,12 @@ miss costs many times what another probe costs.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from service.api.permissions import Caller
@@ -32,11 +35,14 @@ NOTED_AGAIN_S: Final = 60.0
 
 @dataclass
 class _Tally:
-    """What a caller sent since the last line of the audit. ``exhausted_at``: time of the last line about its budget."""
+    """What a caller sent since the last line of the audit. ``exhausted_at``: time of the last line about its budget;
+    ``under_way``: probes whose outcome is not known yet; ``waiting``: requests that wait for one of those."""
 
     probes: int = 0
     near_misses: int = 0
     exhausted_at: float = -math.inf
+    under_way: int = 0
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class ProbeBudget:
@@ -49,18 +55,41 @@ class ProbeBudget:
         self._buckets = Buckets()
         self._tallies: dict[str, _Tally] = {}  # of callers with a valid key, who are few
 
-    async def take(self, caller: Caller, gallery: Gallery, probes: int) -> None:
-        """Take a token for each probe before it is compared.
+    @asynccontextmanager
+    async def taken(self, caller: Caller, gallery: Gallery | None, probes: int) -> AsyncIterator[None]:
+        """Take a token for each probe before it is compared. ``gallery``: None if there are none.
+
+        Until the block ends, each probe may turn out to be a near miss: a request waits while those under way could use
+        up the caller's tokens. Otherwise concurrent requests would all pass before the first of them is charged.
 
         Raises:
             ProbeBudgetError: the caller has too few.
             AuditUnwrittenError: as AuditWriter.probed.
         """
-        if not probes:
+        if gallery is None or not probes:
+            yield
             return
+        tally = self._tallies.setdefault(caller.name, _Tally())
+        while tally.under_way and NEAR_MISS_COST * (tally.under_way + probes) > self._left(caller):
+            tally.waiting.append(asyncio.get_running_loop().create_future())
+            await tally.waiting[-1]
+        await self._take(caller, gallery, probes, tally)
+        tally.under_way += probes
+        try:
+            yield
+        finally:
+            tally.under_way -= probes
+            waiting, tally.waiting = tally.waiting, []
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+
+    def _left(self, caller: Caller) -> float:
+        return self._buckets.left(caller.name, self._limit, time.monotonic())
+
+    async def _take(self, caller: Caller, gallery: Gallery, probes: int, tally: _Tally) -> None:
         now = time.monotonic()
         standing = self._buckets.take(caller.name, self._limit, now, probes)
-        tally = self._tallies.setdefault(caller.name, _Tally())
         if standing.passes:
             tally.probes += probes
             return

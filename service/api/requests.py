@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from service.api.forms import MOST_FIELD_BYTES, read_parts
-from service.api.json_bodies import read_json
+from service.api.json_bodies import away_if_large, read_json
 from service.api.problems import validation_error
 from service.api.schemas import Photos, Probes, Side, VerifyIn
 from service.errors import ImageTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
@@ -37,16 +37,14 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         numbers = settings.max_embeddings * dimension
         body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
     elif kind == "multipart/form-data":
-        document, files = await _read_form(request, settings)
-        _without_photos(document)
+        options, files = await _read_form(request, settings)
         wrong = {name for name, _ in files} - {"images", "image"}
         if wrong:
             raise InvalidRequestError(f"unknown file part {sorted(wrong)[0]!r}: photos come in parts named 'images'")
-        body = _validated(model, document).model_copy(update={"images": [payload for _, payload in files]})
+        body = await away_if_large(len(options), lambda: _validated(model, _without_photos(_json_object(options))))
+        body = body.model_copy(update={"images": [payload for _, payload in files]})
     elif kind.startswith("image/") or kind == "application/octet-stream":
-        document = _options(request)
-        _without_photos(document)
-        body = _validated(model, document)
+        body = _validated(model, _without_photos(_options(request)))
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
         raise _not_understood(kind)
@@ -68,12 +66,13 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
         return await read_json(request, VerifyIn, SIDES, settings.max_image_bytes, SIDES * dimension)
     if kind != "multipart/form-data":
         raise _not_understood(kind)
-    document, files = await _read_form(request, settings)
+    options, files = await _read_form(request, settings)
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
         raise InvalidRequestError("file parts of a verification are named 'a' and 'b', once each")
     # Stands in for the file until the rest is validated: base64 of nothing.
-    body = _validated(VerifyIn, {name: {"image": ""} for name in sides} | document)
+    beside: dict[str, Any] = {name: {"image": ""} for name in sides}
+    body = await away_if_large(len(options), lambda: _validated(VerifyIn, beside | _json_object(options)))
     return body.model_copy(update={name: Side.model_construct({"image"}, image=sides[name]) for name in sides})
 
 
@@ -105,25 +104,28 @@ async def _read_photo(request: Request, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-async def _read_form(request: Request, settings: Settings) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
+async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tuple[str, bytes]]]:
     """The JSON of part ``request``, and every file part as (name, content)."""
-    document: dict[str, Any] = {}
+    options: str | None = None
     files: list[tuple[str, bytes]] = []
     for part in await read_parts(request, settings.max_images + 1, settings.max_image_bytes):
         if part.name == OPTIONS:
             if len(part.payload) > MOST_FIELD_BYTES:  # sent as a file
                 raise InvalidRequestError(f"request: has more than {MOST_FIELD_BYTES} bytes")
-            document = _json_object(part.payload.decode("utf-8", "replace"))
+            if options is not None:
+                raise InvalidRequestError("request: stands once in a form")
+            options = part.payload.decode("utf-8", "replace")
         elif part.is_file:
             files.append((part.name, part.payload))
         else:
             raise InvalidRequestError(f"unknown form field {part.name!r}: options stand as JSON in a part {OPTIONS!r}")
-    return document, files
+    return "{}" if options is None else options, files
 
 
-def _without_photos(options: dict[str, Any]) -> None:
+def _without_photos(options: dict[str, Any]) -> dict[str, Any]:
     if "images" in options:
         raise InvalidRequestError("request: 'images' stand in JSON alone: here the photos are the body, or its files")
+    return options
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -214,7 +214,8 @@ async def _enrol(
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
 
-    results, templates = await _examine(kith, found, by, subject, body, caller)
+    async with kith.probes.taken(caller, found, len(body.embeddings)):
+        results, templates = await _examine(kith, found, by, subject, body, caller)
 
     def told(error: Callable[[KithError], Document]) -> str:
         each = [r | {"error": error(r["error"])} if "error" in r else r for r in results]
@@ -241,7 +242,6 @@ async def _examine(
         return await embed_for(gallery, payload, kith.pipeline, kith.recognisers)
 
     vectors = check_vectors(body.embeddings, by.dimension)
-    await kith.probes.take(caller, gallery, len(vectors))
     photos = await gather_photos(kith, body.photos, embed) if body.photos else []
     results: list[Document] = []
     templates: list[NewTemplate] = []

@@ -13,7 +13,7 @@ from service.api import answers
 from service.api.answers import DEFAULT_GATE, Document, answer, with_values
 from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS, body_of
-from service.api.permissions import Permitted, caller_of
+from service.api.permissions import Caller, Permitted, caller_of
 from service.api.photos import fetched, together
 from service.api.requests import read_verify
 from service.api.schemas import RiskIn, Side, VerifyIn, VerifyOut
@@ -61,8 +61,13 @@ async def verify(request: Request, kith: Kith) -> Response:
     galleries = {name: await kith.gallery(name) for name in names}
     # An enrolled embedding is a probe as well. Photos cannot be chosen as freely.
     probed = galleries[names[0]] if names and not any(_is_photo(side) for side in (body.a, body.b)) else None
-    if probed is not None:
-        await kith.probes.take(caller, probed, 1)
+    async with kith.probes.taken(caller, probed, 1):
+        return await _verify(kith, body, caller, galleries, probed)
+
+
+async def _verify(
+    kith: Context, body: VerifyIn, caller: Caller, galleries: dict[str, Gallery], probed: Gallery | None
+) -> Response:
     by = _recogniser(kith, body, list(galleries.values()))
     live_from = _live_from(kith, body, list(galleries.values()))
     a, b = await together([_side(kith, side, by, galleries, live_from) for side in (body.a, body.b)])

@@ -13,7 +13,7 @@ import orjson
 
 from models.network import Float
 from service.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.gallery.transfer import Header, Items, microseconds, moment, rows_in_block
+from service.gallery.transfer import MOST_DIMENSIONS, Header, Items, microseconds, moment, rows_in_block
 from service.json_limits import JsonLimits, check_json
 from service.security.sealing import VECTOR_TYPE
 
@@ -95,7 +95,7 @@ class Lines:
                 self._lines += 1
                 continue
             try:
-                document = orjson.loads(line)
+                document = orjson.loads(line) if _has_few_values(line, MOST_DIMENSIONS) else None  # an item
             except ValueError as error:
                 raise ImportFileError(f"line {self._lines + 1} is not JSON") from error
             if isinstance(document, dict) and "kith" in document:
@@ -126,6 +126,14 @@ class Lines:
             numbers.append(number)
         self._lines += len(lines)
         return _items(numbers, documents, header.dimension, malformed)
+
+
+def _has_few_values(line: bytes, dimension: int) -> bool:
+    try:
+        check_json(line, JsonLimits(numbers=dimension))
+    except ValueError:
+        return False
+    return True
 
 
 def _document(line: bytes, dimension: int) -> dict[str, Any]:

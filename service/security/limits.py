@@ -64,6 +64,10 @@ class Buckets:
         """Take ``cost`` tokens whether the bucket has them or not."""
         self._put(name, self._tokens(name, limit, now) - cost, now)
 
+    def left(self, name: str, limit: Limit, now: float) -> float:
+        """Return the tokens that a bucket has; below 0 they are a debt."""
+        return self._tokens(name, limit, now)
+
     def wait_s(self, name: str, limit: Limit, now: float) -> int:
         """Until a request would pass; nothing is taken."""
         tokens = self._tokens(name, limit, now)

@@ -55,6 +55,15 @@ def test_deep_json_beside_photos(server: str, gallery: str, path: str, body: byt
     check(httpx.post(url, content=form, headers=headers), 422, "invalid_request")
 
 
+@pytest.mark.parametrize("path", ["/v1/detect", IDENTIFY, ENROL, "/v1/verify"])
+def test_options_stand_once_in_a_form(server: str, gallery: str, path: str) -> None:
+    """Each part was parsed while every other request waited: seventeen of 1 MB took a second."""
+    options = ("request", ("options.json", b"{}", "application/json"))
+    photo = ("a" if path == "/v1/verify" else "images", ("a.jpg", b"no photo"))
+    answer = httpx.post(server + path.format(gallery=gallery), files=[options, options, photo])
+    assert "once" in check(answer, 422, "invalid_request")["detail"]
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,47 @@ def test_an_identified_embedding_says_nothing_of_other_subjects(house: House) ->
     house.admin.delete_subject(STAFF, "own")
 
 
+def test_an_uncertain_embedding_does_not_rank_subjects(house: House) -> None:
+    """A caller that enrolled many embeddings would read the similarity of another subject from its rank among them."""
+    for n in (1, 3):  # thresholds depend on the number of subjects
+        house.admin.enrol(STAFF, f"known-{n}", embeddings=[house.near(0.0, seed=n)])
+    (own,) = house.admin.identify(STAFF, embeddings=[house.near(0.0)]).results
+    assert own.threshold is not None and own.review_threshold is not None
+    step = (own.threshold - own.review_threshold) / 4
+    probe = house.near(own.review_threshold + 2 * step, seed=5)
+    for n, rank in enumerate((3, 1)):
+        house.admin.delete_subject(STAFF, f"known-{rank}")
+        similarity = own.review_threshold + rank * step
+        across = house.near(0.0, seed=n + 7)
+        across -= (across @ probe) * probe
+        across *= np.sqrt(1 - similarity**2) / np.linalg.norm(across)
+        house.admin.enrol(STAFF, f"known-{rank}", embeddings=[similarity * probe + across], allow_duplicate=True)
+    (exact,) = house.admin.identify(STAFF, embeddings=[probe]).results
+    assert [one.subject for one in exact.candidates[:3]] == ["known-3", "ada", "known-1"]
+    with house.key("identify") as key:
+        (coarse,) = key.identify(STAFF, embeddings=[probe]).results
+    assert coarse.outcome == "uncertain"
+    assert [one.subject for one in coarse.candidates] == ["ada", "known-3", "known-1"], "in order of their creation"
+    assert coarse.runner_up is not None and coarse.runner_up.subject == "known-3"
+    for rank in (3, 1):
+        house.admin.delete_subject(STAFF, f"known-{rank}")
+
+
+def test_the_mean_similarity_of_a_gallery_leaves_out_embeddings(house: House) -> None:
+    """Of a hundred equal ones it would be their similarity, with four digits in its ``z``, and no near miss."""
+    probes = [house.near(0.9137)] * 16
+    with house.key("identify", "read") as key:
+        for _ in range(7):
+            assert {result.outcome for result in key.identify(STAFF, embeddings=probes).results} == {"identified"}
+        drift = key.gallery(STAFF).drift
+    assert drift is not None and drift.mated_similarity is None
+    assert drift.window["identified"] >= 100
+    for _ in range(7):
+        house.admin.identify(STAFF, embeddings=probes)
+    known = house.admin.gallery(STAFF).drift
+    assert known is not None and known.mated_similarity is not None, "whoever may export may know it"
+
+
 def test_photos_give_no_more_than_embeddings(house: House, actor: NDArray[np.uint8]) -> None:
     with house.key("identify") as key:
         (result,) = key.identify(STAFF, jpeg(actor)).results
@@ -257,6 +300,30 @@ def test_the_budget_ends_probes_and_the_audit_says_so(guarded: House, guarded_ca
     assert "probe_budget" in [line.outcome for line in guarded.admin.audit(event="access_refused")]
     metrics = httpx.get(f"{guarded.url}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"}).text
     assert 'kith_probed_total{reason="exhausted"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("route", ["verify", "identify", "enrol"])
+def test_concurrent_requests_do_not_pass_the_budget_together(guarded: House, route: str) -> None:
+    """Each is charged when its outcome is known; the others wait until then."""
+    (own,) = guarded.admin.identify(STAFF, embeddings=[guarded.near(0.0)]).results
+    assert own.threshold is not None and own.review_threshold is not None
+    border = guarded.near((own.threshold + own.review_threshold) / 2).tolist()
+    path, body = {
+        "verify": ("verify", {"a": {"embedding": border}, "b": {"subject": {"gallery": STAFF, "subject": "ada"}}}),
+        "identify": (f"galleries/{STAFF}/identify", {"embeddings": [border], "filter": {}}),
+        "enrol": (f"galleries/{STAFF}/subjects/ada/templates", {"embeddings": [guarded.near(0.0).tolist()]}),
+    }[route]
+    headers = {"Authorization": f"Bearer {guarded.token('identify', 'enrol')}"}
+
+    def ask(_: int) -> str:
+        document = httpx.post(f"{guarded.url}/v1/{path}", json=body, headers=headers, timeout=60).json()
+        document |= document.get("results", [{}])[0]
+        return str(document.get("outcome") or document["code"])
+
+    with ThreadPoolExecutor(16) as threads:
+        told = Counter(threads.map(ask, range(32)))
+    near_miss = "inconsistent_template" if route == "enrol" else "uncertain"
+    assert told == {near_miss: 1, "probe_budget": 31}
 
 
 def test_photos_cost_nothing(guarded: House, actor: NDArray[np.uint8]) -> None:
