@@ -134,8 +134,9 @@ class Settings(BaseSettings):
     embedding_rate: float = Field(
         2.0,
         ge=1e-6,
-        description="Embeddings a second that each key may have compared with enrolled subjects, an hour's worth "
-        "at once; one that is refused or uncertain counts as 300 (docs/keys.md).",
+        description="Embeddings, and photos at a risk of the request's own, that each key may have compared with "
+        "enrolled subjects a second, an hour's worth at once; an uncertain or refused one counts as 300, a photo as 30 "
+        "(docs/keys.md).",
     )
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Largest archive of photos, in bytes.")
     max_archive_photos: int = Field(

@@ -20,6 +20,7 @@ from service.api.galleries import GalleryPath
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Asking, Caller, Permitted
 from service.api.photos import gather_photos
+from service.api.probes import PHOTO_NEAR_MISS_COST
 from service.api.requests import read_photos
 from service.api.schemas import IdentifyIn, IdentifyOut
 from service.decision import SIMILARITY_STEP, Candidate, IdentifyOutcome, RiskTarget
@@ -49,8 +50,17 @@ async def identify(gallery: GalleryPath, request: Request, kith: Kith, caller: A
     by = kith.recognisers.of(found)
     if body.recogniser is not None or body.embeddings:
         check_recogniser(found, body.recogniser)
-    async with kith.probes.taken(caller, found, len(body.embeddings)):
+    photos = len(body.photos) if _chooses_risk(body, found, caller) else 0
+    async with (
+        kith.probes.taken(caller, found, len(body.embeddings)),
+        kith.probes.taken(caller, found, photos, PHOTO_NEAR_MISS_COST),
+    ):
         return await _identify(kith, found, by, body, caller)
+
+
+def _chooses_risk(body: IdentifyIn, gallery: Gallery, caller: Caller) -> bool:
+    """Whether photos are compared at a risk that differs from the gallery's, by a caller that gets coarse answers."""
+    return body.risk is not None and body.risk.target("fpir") != gallery.settings.risk and not caller.may_export
 
 
 async def _identify(kith: Context, found: Gallery, by: Served, body: IdentifyIn, caller: Caller) -> Response:
@@ -90,9 +100,11 @@ async def _identify(kith: Context, found: Gallery, by: Served, body: IdentifyIn,
             seen = decided.items()
             answered = [Answered(face, found_one) for row, found_one in seen if (face := faces[row]) is not None]
             kith.shadow.observe(found, answered, target, among)
-        await kith.probes.settle(
-            caller, found, sum(found_one.near_miss for row, found_one in decided.items() if faces[row] is None)
-        )
+        of_photos = sum(found_one.near_miss for row, found_one in decided.items() if faces[row] is not None)
+        of_embeddings = sum(found_one.near_miss for found_one in decided.values()) - of_photos
+        await kith.probes.settle(caller, found, of_embeddings)
+        if _chooses_risk(body, found, caller):
+            await kith.probes.settle(caller, found, of_photos, PHOTO_NEAR_MISS_COST)
     await kith.audit.searched(found, results)
     told_exactly = [caller.may_export or face is not None for face in faces]
     kith.watches.of(found.pk, found.name, found.fingerprint).add(_decided(results, decided, told_exactly))

@@ -26,6 +26,9 @@ BURST_S: Final = 3600
 """Seconds of the rate that a caller may use at once: an hour, so that a busy one does not wait."""
 NEAR_MISS_COST: Final = 300
 """Tokens of a probe that ends uncertain or refused: at 2 tokens a second 24 at once, then one in 2.5 minutes."""
+PHOTO_NEAR_MISS_COST: Final = 30
+"""The same for a photo that is compared at a risk of the request's own: at 2 tokens a second 240 at once. Varied photos
+and chosen thresholds measure a similarity by bisection, and cameras send many uncertain photos."""
 NEAR_MISSES_NOTED: Final = 20
 """Near misses after which the audit is told, if they are at least the share below of the probes since the last line."""
 SUSPICIOUS_SHARE: Final = 0.1
@@ -36,7 +39,8 @@ NOTED_AGAIN_S: Final = 60.0
 @dataclass
 class _Tally:
     """What a caller sent since the last line of the audit. ``exhausted_at``: time of the last line about its budget;
-    ``under_way``: probes whose outcome is not known yet; ``waiting``: requests that wait for one of those."""
+    ``under_way``: tokens of the probes whose outcome is not known yet, if all are near misses; ``waiting``: requests
+    that wait for one of those."""
 
     probes: int = 0
     near_misses: int = 0
@@ -56,7 +60,9 @@ class ProbeBudget:
         self._tallies: dict[str, _Tally] = {}  # of callers with a valid key, who are few
 
     @asynccontextmanager
-    async def taken(self, caller: Caller, gallery: Gallery | None, probes: int) -> AsyncIterator[None]:
+    async def taken(
+        self, caller: Caller, gallery: Gallery | None, probes: int, near_miss_cost: int = NEAR_MISS_COST
+    ) -> AsyncIterator[None]:
         """Take a token for each probe before it is compared. ``gallery``: None if there are none.
 
         Until the block ends, each probe may turn out to be a near miss: a request waits while those under way could use
@@ -70,15 +76,16 @@ class ProbeBudget:
             yield
             return
         tally = self._tallies.setdefault(caller.name, _Tally())
-        while tally.under_way and NEAR_MISS_COST * (tally.under_way + probes) > self._left(caller):
+        possible = probes * near_miss_cost
+        while tally.under_way and tally.under_way + possible > self._left(caller):
             tally.waiting.append(asyncio.get_running_loop().create_future())
             await tally.waiting[-1]
         await self._take(caller, gallery, probes, tally)
-        tally.under_way += probes
+        tally.under_way += possible
         try:
             yield
         finally:
-            tally.under_way -= probes
+            tally.under_way -= possible
             waiting, tally.waiting = tally.waiting, []
             for each in waiting:
                 if not each.done():
@@ -97,15 +104,18 @@ class ProbeBudget:
             tally.exhausted_at = now
             await self._note(gallery, tally, "exhausted")
         raise ProbeBudgetError(
-            f"more than {self._limit.rate:g} embeddings a second, each near miss counted as {NEAR_MISS_COST}",
+            f"more than {self._limit.rate:g} probes a second, each near miss counted as {NEAR_MISS_COST} (photos: "
+            f"{PHOTO_NEAR_MISS_COST})",
             max(1, standing.next_s),
         )
 
-    async def settle(self, caller: Caller, gallery: Gallery, near_misses: int) -> None:
+    async def settle(
+        self, caller: Caller, gallery: Gallery, near_misses: int, near_miss_cost: int = NEAR_MISS_COST
+    ) -> None:
         """Charge the probes that were near misses. Raises AuditUnwrittenError as AuditWriter.probed."""
         if not near_misses:
             return
-        self._buckets.charge(caller.name, self._limit, time.monotonic(), near_misses * (NEAR_MISS_COST - 1))
+        self._buckets.charge(caller.name, self._limit, time.monotonic(), near_misses * (near_miss_cost - 1))
         tally = self._tallies.setdefault(caller.name, _Tally())
         tally.near_misses += near_misses
         if tally.near_misses < NEAR_MISSES_NOTED:

@@ -15,6 +15,7 @@ from service.api.context import Context, Kith
 from service.api.openapi import PROBLEMS, body_of
 from service.api.permissions import Caller, Permitted, caller_of
 from service.api.photos import fetched, together
+from service.api.probes import NEAR_MISS_COST, PHOTO_NEAR_MISS_COST
 from service.api.requests import read_verify
 from service.api.schemas import RiskIn, Side, VerifyIn, VerifyOut
 from service.decision import (
@@ -59,14 +60,17 @@ async def verify(request: Request, kith: Kith) -> Response:
     for name in names:
         caller.check_gallery(name)
     galleries = {name: await kith.gallery(name) for name in names}
-    # An enrolled embedding is a probe as well. Photos cannot be chosen as freely.
-    probed = galleries[names[0]] if names and not any(_is_photo(side) for side in (body.a, body.b)) else None
-    async with kith.probes.taken(caller, probed, 1):
-        return await _verify(kith, body, caller, galleries, probed)
+    # An enrolled embedding is a probe as well. Photos cannot be chosen as freely, but thresholds can.
+    photo = any(_is_photo(side) for side in (body.a, body.b))
+    cost = PHOTO_NEAR_MISS_COST if photo else NEAR_MISS_COST
+    chosen = body.risk is not None and not caller.may_export
+    probed = galleries[names[0]] if names and (chosen or not photo) else None
+    async with kith.probes.taken(caller, probed, 1, cost):
+        return await _verify(kith, body, caller, galleries, probed, cost)
 
 
 async def _verify(
-    kith: Context, body: VerifyIn, caller: Caller, galleries: dict[str, Gallery], probed: Gallery | None
+    kith: Context, body: VerifyIn, caller: Caller, galleries: dict[str, Gallery], probed: Gallery | None, cost: int
 ) -> Response:
     by = _recogniser(kith, body, list(galleries.values()))
     live_from = _live_from(kith, body, list(galleries.values()))
@@ -87,7 +91,7 @@ async def _verify(
         floor = lowest_review(usual, compared.known, compared.comparisons, compared.review_factor)
         if not caller.may_export:
             thresholds = thresholds.at_least(floor)
-            similarity = thresholds.coarse(compared.similarity, photo=probed is None)
+            similarity = thresholds.coarse(compared.similarity, photo=cost == PHOTO_NEAR_MISS_COST)
         near_miss = floor <= compared.similarity < thresholds.accept
     refused = {refusal for refusal, _ in refusals.values()}
     if thresholds.out_of_reach:
@@ -95,7 +99,7 @@ async def _verify(
     first = next((each for each in get_args(Refusal) if each in refused), None)
     outcome = first or decide_pair(compared.similarity, thresholds)
     if probed is not None:
-        await kith.probes.settle(caller, probed, int(near_miss))
+        await kith.probes.settle(caller, probed, int(near_miss), cost)
     await _write_down(kith, body, galleries, outcome)
     chance = None if similarity is None else false_alarm_probability(similarity, compared.known, compared.comparisons)
     return answer(

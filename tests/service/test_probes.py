@@ -193,28 +193,23 @@ def test_an_identified_embedding_says_nothing_of_other_subjects(house: House) ->
 
 def test_an_uncertain_embedding_does_not_rank_subjects(house: House) -> None:
     """A caller that enrolled many embeddings would read the similarity of another subject from its rank among them."""
-    for n in (1, 3):  # thresholds depend on the number of subjects
-        house.admin.enrol(STAFF, f"known-{n}", embeddings=[house.near(0.0, seed=n)])
-    (own,) = house.admin.identify(STAFF, embeddings=[house.near(0.0)]).results
-    assert own.threshold is not None and own.review_threshold is not None
-    step = (own.threshold - own.review_threshold) / 4
-    probe = house.near(own.review_threshold + 2 * step, seed=5)
-    for n, rank in enumerate((3, 1)):
-        house.admin.delete_subject(STAFF, f"known-{rank}")
-        similarity = own.review_threshold + rank * step
+    threshold = {"threshold": 0.95}  # above the gallery's own, which moves with its evidence
+    probe = house.near(0.96, seed=5)
+    for n, (subject, similarity) in enumerate((("above", 0.965), ("below", 0.955))):
         across = house.near(0.0, seed=n + 7)
         across -= (across @ probe) * probe
         across *= np.sqrt(1 - similarity**2) / np.linalg.norm(across)
-        house.admin.enrol(STAFF, f"known-{rank}", embeddings=[similarity * probe + across], allow_duplicate=True)
-    (exact,) = house.admin.identify(STAFF, embeddings=[probe]).results
-    assert [one.subject for one in exact.candidates[:3]] == ["known-3", "ada", "known-1"]
+        house.admin.enrol(STAFF, subject, embeddings=[similarity * probe + across], allow_duplicate=True)
+    (exact,) = house.admin.identify(STAFF, embeddings=[probe], risk=threshold).results
+    assert exact.outcome == "uncertain", "three subjects are nearer to each other than the least margin"
+    assert [one.subject for one in exact.candidates[:3]] == ["above", "ada", "below"]
     with house.key("identify") as key:
-        (coarse,) = key.identify(STAFF, embeddings=[probe]).results
+        (coarse,) = key.identify(STAFF, embeddings=[probe], risk=threshold).results
     assert coarse.outcome == "uncertain"
-    assert [one.subject for one in coarse.candidates] == ["ada", "known-3", "known-1"], "in order of their creation"
-    assert coarse.runner_up is not None and coarse.runner_up.subject == "known-3"
-    for rank in (3, 1):
-        house.admin.delete_subject(STAFF, f"known-{rank}")
+    assert [one.subject for one in coarse.candidates] == ["ada", "above", "below"], "in order of their creation"
+    assert coarse.runner_up is not None and coarse.runner_up.subject == "above"
+    for subject in ("above", "below"):
+        house.admin.delete_subject(STAFF, subject)
 
 
 def test_the_mean_similarity_of_a_gallery_leaves_out_embeddings(house: House) -> None:
@@ -331,6 +326,23 @@ def test_photos_cost_nothing(guarded: House, actor: NDArray[np.uint8]) -> None:
         for _ in range(4):
             key.identify(STAFF, jpeg(actor))
             key.verify(jpeg(actor), (STAFF, "ada"))
+
+
+def test_photos_at_a_chosen_risk_have_a_budget(guarded: House, actor: NDArray[np.uint8]) -> None:
+    """Bisection over thresholds would measure a similarity exactly."""
+    guarded.admin.enrol(STAFF, "tom", actor)
+    with guarded.key("identify") as key:
+        with pytest.raises(KithClientError) as refused:
+            for threshold in (0.99, 0.98, 0.97):
+                key.identify(STAFF, actor, risk={"threshold": threshold})
+        assert code(refused) == "probe_budget"
+        with pytest.raises(KithClientError) as refused:
+            key.verify(actor, (STAFF, "tom"), threshold=0.99)
+        assert code(refused) == "probe_budget"
+        assert key.identify(STAFF, actor).results[0].outcome == "identified", "the gallery's own risk stays free"
+    assert [line.outcome for line in guarded.audit("probed")] == ["exhausted"]
+    for _ in range(5):
+        guarded.admin.identify(STAFF, actor, risk={"threshold": 0.99})
 
 
 def test_near_misses_are_noted_once_there_are_many(house: House) -> None:
