@@ -1,29 +1,36 @@
-# Two commands matter: make demo, make test. Both set up what they need in .venv.
+# The main commands are make demo and make test. Both install their dependencies in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
+.PHONY: setup demo run test test-all test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
         bench-overload bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
 
-setup: $(INSTALLED)
-
-$(INSTALLED): pyproject.toml constraints.txt requirements/dev.txt Makefile
+# Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
+# does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
+$(SERVING): pyproject.toml constraints.txt requirements/serve.txt Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
-	@# Of what is left, Kith itself, torch with what it brings, and insightface below, versions are pinned, files are not
-	@# (docs/decisions/0042).
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt -e '.[cpu,postgres,milvus,tracing,training,demo,dev]'
-	@# Without its dependencies, which would overwrite onnxruntime-gpu and opencv-python-headless (docs/decisions/0002).
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps insightface
+	$(PIP) install --no-compile --no-deps --require-hashes -r requirements/serve.txt
+	$(PIP) install --no-compile --constraint constraints.txt --no-deps scikit-image insightface
+	$(PIP) install --no-compile --constraint constraints.txt -e '.[cpu]'
 	touch $@
 
-demo: setup
+setup: $(INSTALLED)
+
+$(INSTALLED): $(SERVING) requirements/dev.txt
+	$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
+	@# Versions of torch and its dependencies are pinned; their files are not (docs/decisions/0042).
+	$(PIP) install --constraint constraints.txt -e '.[cpu,arrow,plots,postgres,milvus,tracing,training,demo,dev]'
+	touch $@
+
+demo: $(SERVING)
 	$(BIN)/kith demo
 
-run: setup
+run: $(SERVING)
 	$(BIN)/kith serve
 
 test: setup
@@ -32,9 +39,13 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not long"
 
-# The console in a real Chromium, and its pictures in docs/images: docs/console.md, docs/decisions/0045.
+# The tests that take long; make test runs the others.
+test-all: setup
+	$(BIN)/pytest -m long --durations=20
+
+# Tests and screenshots of the console in Chromium: docs/console.md, docs/decisions/0043.
 test-browser: setup
 	@$(BIN)/python -m tests.browser.chromium
 	$(BIN)/pytest tests/browser
@@ -42,23 +53,23 @@ test-browser: setup
 screenshots: setup
 	$(BIN)/python -m tests.browser.screenshots
 
-# Known vulnerabilities, licences, and a bill of materials of what setup installed: docs/decisions/0042.
+# Check vulnerabilities and licenses, and write a bill of materials of the environment: docs/decisions/0042.
 supply: setup
 	$(BIN)/python -m requirements.check
 
-# The hashed requirements anew, after pyproject.toml or constraints.txt changed.
+# Update the hashed requirements after a change of pyproject.toml or constraints.txt.
 lock: setup
 	UV=$(BIN)/uv requirements/lock
 
-# The long version of what breaks: docs/faults.md.
+# The long version of the fault-injection tests: docs/faults.md.
 test-faults: setup
 	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
 
-# The image, built without a Docker engine, and put to use (as root; says what is missing): docs/deployment.md.
+# Build the image without a Docker engine and test it (as root; lists missing programs): docs/deployment.md.
 container-check: setup
 	PYTHON=$(BIN)/python docker/check cpu
 
-# Input that means harm, made up from what is known to be read in new ways: docs/security-tests.md.
+# Coverage-guided fuzzing with hostile input: docs/security-tests.md.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/test_openapi.py
@@ -66,7 +77,7 @@ fuzz: setup
 bench-floor: setup
 	$(BIN)/python -m bench.floor
 
-# Half an hour of everything at once, with faults: MINUTES=5 for a look, DATABASE=postgresql for the other database.
+# Soak test: half an hour of mixed load with faults. Shorter: MINUTES=5. Other database: DATABASE=postgresql.
 DATABASE ?= sqlite
 soak: setup
 	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) --database $(DATABASE)
@@ -74,14 +85,14 @@ soak: setup
 bench-memory: setup
 	$(BIN)/python -m bench.memory
 
-# Two minutes of it: ARGUMENTS=--quick
 bench-batching: setup
 	$(BIN)/python -m bench.batching
 
+# Two-minute version: ARGUMENTS=--quick
 bench-serving: setup
 	$(BIN)/python -m bench.serving $(ARGUMENTS)
 
-# PACKS names further packs to put beside the bundled one.
+# PACKS: more packs to compare with the bundled one.
 bench-accuracy: setup
 	$(BIN)/python -m bench.accuracy $(PACKS)
 
@@ -112,7 +123,7 @@ bench-fusion: setup
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
 
-# Looks at what is in the environment that runs it: docs/gpu.md.
+# Uses the current environment, not .venv: docs/gpu.md.
 bench-gpu:
 	$(PYTHON) -m bench.gpu
 

@@ -1,8 +1,8 @@
-"""Every accuracy figure of packs side by side, with the goals: the bundled pack, the reference models, and others.
+"""Compare the accuracy figures of packs with the goals: the bundled pack, the reference models, and others.
 
-Prints one table and writes it as Markdown, and all figures as JSON. The research data lie where KITH_DATA says, the
-reference models where KITH_REFERENCE says (default: a folder `shared` beside the checkout). What is absent is left
-out, and said.
+Prints one table, writes it as Markdown, and writes all figures as JSON. KITH_DATA names the folder of the research
+data, KITH_REFERENCE that of the reference models (default: a folder `shared` beside the checkout). Missing data are
+reported and skipped.
 
     python -m bench.accuracy [PACK ...] [--cache runs/cache]
 """
@@ -19,13 +19,17 @@ import numpy as np
 
 from bench.common import RESULTS, outside, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from models.detection import DEFAULT_SCORE
-from models.pack import DetectionSpec, ModelPack, Normalisation, load_pack
-from training.detection.evaluation import evaluate_detection
-from training.evaluate import Embedder, Embeddings, evaluate_pack, files_of, people_of, read_pairs, verify
-from training.metrics import bootstrap, fold_decisions
-from training.remembered import RememberingDetector
-from training.report import MEASURES, measured, megabytes
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.vision.detection import DEFAULT_MIN_SCORE
+from models.vision.specs import DetectionSpec, Normalization
+from training.evaluation.detection import evaluate_detection
+from training.evaluation.embedding import Embedder, Embeddings
+from training.evaluation.embedding_cache import CachedDetector
+from training.evaluation.lfw import files_of, people_of, read_pairs, verify
+from training.evaluation.metrics import bootstrap, fold_decisions
+from training.evaluation.pack_evaluation import evaluate_pack
+from training.export.model_card import MEASURES, megabytes, metric_rows
 
 YUNET: Final = "detector_yunet.onnx"
 LARGEST_DIFFERENCE: Final = 0.003
@@ -34,21 +38,20 @@ Metrics = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One pack, or a detector alone, with what :func:`evaluate_pack` says of it. ``extra``: values of rows that are not
-    the card's."""
+    """One pack, or a detector alone, with its results from :func:`evaluate_pack`. ``extra``: values of rows outside the
+    card."""
 
     title: str
     metrics: Metrics
     extra: Mapping[str, str]
 
     def values(self) -> dict[str, str]:
-        return {**self.extra, **dict(measured(self.metrics))}
+        return {**self.extra, **dict(metric_rows(self.metrics))}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a row should reach: ``met`` takes the pack's metrics and YuNet's, and raises KeyError where either lacks
-    what is needed."""
+    """Target of a row. ``met`` takes the metrics of the pack and of YuNet, and raises KeyError if one is missing."""
 
     text: str
     met: Callable[[Metrics, Metrics], bool]
@@ -84,44 +87,44 @@ GOALS: Final = {
     "Pictures of noise with a face reported": no_more_than_yunet("noise"),
     "Textures with a face reported": no_more_than_yunet("textures"),
 }
-NOTES: Final = """Everything goes through each pack's own detector and alignment at score {score}; nothing is
-flip-averaged. Intervals are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the first column.
+NOTES: Final = """Each pack uses its own detector and alignment at score {score}, without flip averaging. Intervals
+are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the first column.
 
-- View 2 is LFW's ten-fold protocol, each fold judged by the threshold of the other nine.
-- Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds by hindsight. Five strangers
-  are gallery people under another name, or mislabelled; FPIR 0.1 % is four false alarms.
+- View 2 is LFW's ten-fold protocol, with the threshold of each fold from the other nine.
+- Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds set in hindsight. Five
+  strangers are gallery people under another name, or mislabeled; FPIR 0.1 % is four false alarms.
 - WIDER: the 74 validation photos, at most 576 pixels wide; IoU 0.5.
 - Landmark error: mean over five points against YuNet's, which differ from themselves by 5 to 8 % when a photo is
   shifted or scaled (docs/decisions/0007).
 - Sizes: 60 LFW faces scaled onto a canvas of 640 pixels, IoU 0.5.
-- Upside down: whatever is reported has landmarks of no use. Noise: white and pink. Textures: LFW photos with random
+- Upside down: a reported face has unusable landmarks. Noise: white and pink. Textures: LFW photos with random
   phases, and shuffled in tiles of 25 pixels.
 """
 
 
 def main() -> None:
     parser = arguments()
-    parser.add_argument("packs", type=Path, nargs="*", help="further packs, or directories of ONNX files")
+    parser.add_argument("packs", type=Path, nargs="*", help="more packs, or directories of ONNX files")
     parser.add_argument("--output", type=Path, default=RESULTS / "accuracy.md")
     options = parser.parse_args()
     data = lfw_or_exit().parent
     packs = packs_beside_reference()
     judged = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
     columns = measure(judged, data, options.cache)
-    text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_SCORE)}"
+    text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
     figures = {column.title: dict(column.metrics) for column in columns}
     write(options.output, f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
     print(text)
 
 
 def measure(packs: Sequence[ModelPack], data: Path, cache: Path) -> list[Column]:
-    """A column a pack, and YuNet's, which is a detector alone."""
+    """Measure one column per pack, and one for YuNet, which is only a detector."""
     reference = outside("KITH_REFERENCE", "reference")
     yunet: DetectionSpec | None = None
     if (reference / YUNET).is_file():
-        yunet = DetectionSpec(reference / YUNET, None, Normalisation(0.0, 1.0, "BGR"), "yunet", "opencv-yunet-1")
+        yunet = DetectionSpec(reference / YUNET, None, Normalization(0.0, 1.0, "BGR"), "yunet")
     else:
-        say(f"There is no {YUNET} at {reference}: nothing is compared with YuNet.")
+        say(f"There is no {YUNET} at {reference}: the comparison with YuNet is skipped.")
     columns = [pack_column(pack, yunet, data, cache) for pack in packs]
     return columns + ([detector_column(yunet, data, cache)] if yunet else [])
 
@@ -131,7 +134,7 @@ def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache:
     metrics = evaluate_pack(pack, data, cache_dir=cache)
     extra = {
         "Detector": f"{pack.detection.path.name}, {megabytes(pack.detection.path):.2f} MB",
-        "Recogniser": f"{pack.recognition.path.name}, {megabytes(pack.recognition.path):.2f} MB",
+        "Recognizer": f"{pack.recognition.path.name}, {megabytes(pack.recognition.path):.2f} MB",
         "Dimensions": str(pack.recognition.dimension),
     }
     if yunet is not None:
@@ -145,21 +148,21 @@ def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache:
 
 def detector_column(yunet: DetectionSpec, data: Path, cache: Path) -> Column:
     say("YuNet")
-    detector = RememberingDetector(yunet, cache)
+    detector = CachedDetector(yunet, cache)
     metrics = evaluate_detection(detector, data)
-    detector.memory.save()
+    detector.cache.save()
     return Column("YuNet", metrics, {"Detector": f"{yunet.path.name}, {megabytes(yunet.path):.2f} MB"})
 
 
 def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path, cache: Path) -> dict[str, Any]:
-    """View 2 through another detector, and the accuracy through the own one less that: the same pairs, so that the
-    interval is much narrower than those of the two figures."""
+    """Measure View 2 with another detector, and the paired accuracy difference to the pack's own detector. The pairs
+    are the same, so the interval of the difference is much narrower than those of the two figures."""
     pairs = read_pairs(lfw / "pairs.txt")
 
     def embedded(by: ModelPack) -> Embeddings:
         embedder = Embedder(by, cache_dir=cache)
         found = embedder.embeddings(sorted(files_of(lfw, "view2")), lfw / "images")
-        embedder.remember()
+        embedder.save_cache()
         return found
 
     own, other = embedded(pack), embedded(replace(pack, detection=detection))
@@ -174,9 +177,9 @@ def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path, cache:
 
 
 def markdown(columns: Sequence[Column]) -> str:
-    """A row a figure; goals are judged for the first column."""
+    """Format one row per figure; goals are judged for the first column."""
     values = [column.values() for column in columns]
-    names = ["Detector", "Recogniser", "Dimensions", *(m.name for m in MEASURES)]
+    names = ["Detector", "Recognizer", "Dimensions", *(m.name for m in MEASURES)]
     names[4:4] = [THROUGH_YUNET, DIFFERENCE]
     yunet = next((column.metrics for column in columns if column.title == "YuNet"), {})
     lines = [["", *(column.title for column in columns), "Goal"], ["---"] * (len(columns) + 2)]

@@ -1,6 +1,8 @@
-"""What the audit costs: processor time of all threads for a write with its line and without, and for the line of a
-search, written soon, before the answer (alone, and many at once), or not at all. On SQLite; microseconds, the median of
-rounds by turns. Prints, and writes bench/results/audit.md.
+"""Measure the processor time of audit records on SQLite.
+
+Measures a write with and without its audit record. For a search, the record is written within half a second, before
+the answer (alone, and many at once), or not at all. Figures are processor microseconds of all threads: medians of
+interleaved rounds. Prints, and writes bench/results/audit.md.
 
     python -m bench.audit
 """
@@ -18,11 +20,11 @@ from typing import Final
 
 from bench.common import RESULTS
 from bench.machine import machine
-from service.audit_writer import AuditWriter, When
-from service.gallery.audit_log import record
-from service.gallery.database import Database
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings
+from service.domain.gallery import Gallery, GallerySettings
+from service.storage.audit.log import record
+from service.storage.audit.writer import AuditWriter, When
+from service.storage.db.engine import Database
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 TABLE: Final = RESULTS / "audit.md"
@@ -38,7 +40,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         closing(open_database(f"sqlite:///{Path(folder) / 'kith.db'}")) as database,
     ):
-        gallery = Store(database).create_gallery("g", "f", 8, GallerySettings())
+        gallery = Store(database).galleries.create("g", "f", 8, GallerySettings())
         kinds: dict[str, Callable[[], float]] = {
             "A change without a line": lambda: write_us(database, gallery, False),
             "A change with its line": lambda: write_us(database, gallery, True),

@@ -1,9 +1,9 @@
-"""What batches across requests give: closed loops of clients through the pipeline, photo to vectors, without HTTP.
+"""Measure batching across requests: closed loops of clients through the pipeline, photo to vectors, without HTTP.
 
-The same networks and photos, by turns: Kith's batches, on one device that both networks share; a device for each of
-them; two devices of one thread each, that both share; batches of one; and what others do, a batch after so many
-milliseconds, or when it is full. Prints photos a second and waiting times, medians over the rounds with their spread as
-ratios to batches of one, and what a batcher costs by itself; writes JSON.
+Compares configurations with the same networks and photos, in interleaved rounds: Kith's batches on one device that
+both networks share; one device per network; two devices of one thread each, both shared; batches of one; and the usual
+batcher, which waits a fixed number of milliseconds or until the batch is full. Prints photos a second and waiting
+times: medians over the rounds, with ratios to batches of one. Also measures the overhead of a batcher. Writes JSON.
 
     python -m bench.batching [--rounds 3] [--seconds 2] [--data ../shared/data]
 """
@@ -26,20 +26,21 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from bench.machine import machine
 from bench.photos import lfw_probes, people
-from models.detection import Detector
-from models.engines import Wish, open_network
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser
-from models.runtime import available_cores
-from service.batching import Batcher, Devices
-from service.catching_up import CatchingUp
-from service.gallery.follower import Followers
-from service.gallery.replicas import in_process
-from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store
-from service.imaging import ImageLimits
-from service.pipeline import Pipeline
-from service.recognisers import Served
+from models.engines.selection import EnginePreference, open_network
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import available_cores
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from service.index.catch_up import CatchUp
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.inference.batcher import Batcher, DevicePool
+from service.inference.images import ImageLimits
+from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.recognizers import ServedRecognizer
+from service.services.gallery_risks import GalleryRisks
+from service.services.pipeline import Pipeline
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 RESULT: Final = Path(__file__).parent / "results" / "batching.json"
@@ -48,8 +49,8 @@ CLIENTS: Final = (1, 4, 16, 64)
 WINDOW_S: Final = 0.005
 QUEUE: Final = 1000
 AT_ONCE: Final = 12
-"""Photos held decoded: as many as service.app has where there are two cores."""
-SIZES: Final = {"detector": (1, 2, 4, 8), "recogniser": (1, 2, 4, 8)}
+"""Limit on decoded photos in memory; service.app uses this value on two cores."""
+SIZES: Final = {"detector": (1, 2, 4, 8), "recognizer": (1, 2, 4, 8)}
 OVERHEAD_ITEMS: Final = 20_000
 
 Item = TypeVar("Item")
@@ -57,7 +58,7 @@ Result = TypeVar("Result")
 
 
 class Timed(Generic[Item, Result]):
-    """A batch leaves when it is full, or :data:`WINDOW_S` after its first item came."""
+    """Batcher that sends a batch when it is full, or :data:`WINDOW_S` after its first item."""
 
     def __init__(self, function: Callable[[list[Item]], Sequence[Result]], most: int, shape_of: Any = None) -> None:
         self._function = function
@@ -73,7 +74,7 @@ class Timed(Generic[Item, Result]):
         self._thread.shutdown()
 
     def admit(self, count: int, coming: int = 0) -> None:
-        """Everybody."""
+        """Admit every item."""
 
     async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
         loop = asyncio.get_running_loop()
@@ -90,7 +91,7 @@ class Timed(Generic[Item, Result]):
 
     def _leave(self, key: Hashable, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         if self._waiting.get(key) is not batch:
-            return  # it was full before its time
+            return  # the batch filled before its deadline
         del self._waiting[key]
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._function, [item for item, _ in batch])
 
@@ -105,22 +106,22 @@ Opener = Callable[[AsyncExitStack, dict[str, Any], Any], Any]
 
 
 async def shared(opened: AsyncExitStack, functions: dict[str, Any], shape_of: Any) -> list[Any]:
-    devices = opened.enter_context(Devices())
+    devices = opened.enter_context(DevicePool())
     return [await _batcher(opened, devices, name, [functions[name]], SIZES[name], shape_of) for name in SIZES]
 
 
 async def apart(opened: AsyncExitStack, functions: dict[str, Any], shape_of: Any) -> list[Any]:
-    each = {name: opened.enter_context(Devices()) for name in SIZES}
+    each = {name: opened.enter_context(DevicePool()) for name in SIZES}
     return [await _batcher(opened, each[name], name, [functions[name]], SIZES[name], shape_of) for name in SIZES]
 
 
 async def streams(opened: AsyncExitStack, functions: dict[str, Any], shape_of: Any) -> list[Any]:
-    devices = opened.enter_context(Devices(2))
+    devices = opened.enter_context(DevicePool(2))
     return [await _batcher(opened, devices, n, functions[f"{n}, one thread"], SIZES[n], shape_of) for n in SIZES]
 
 
 async def single(opened: AsyncExitStack, functions: dict[str, Any], shape_of: Any) -> list[Any]:
-    devices = opened.enter_context(Devices())
+    devices = opened.enter_context(DevicePool())
     return [await _batcher(opened, devices, name, [functions[name]], (1,), shape_of) for name in SIZES]
 
 
@@ -130,7 +131,7 @@ async def timed(opened: AsyncExitStack, functions: dict[str, Any], shape_of: Any
 
 
 async def _batcher(
-    opened: AsyncExitStack, devices: Devices, name: str, functions: Any, sizes: Sequence[int], shape_of: Any
+    opened: AsyncExitStack, devices: DevicePool, name: str, functions: Any, sizes: Sequence[int], shape_of: Any
 ) -> Any:
     shape = shape_of if name == "detector" else None
     return await opened.enter_async_context(Batcher(name, devices, functions, sizes, QUEUE, shape))
@@ -146,34 +147,34 @@ WAYS: Final[dict[str, Opener]] = {
 
 
 class Bench:
-    """The bundled pack's networks, opened once."""
+    """Networks of the bundled pack, opened once."""
 
     def __init__(self, data: Path) -> None:
-        self._pack = load_pack(BUNDLED)
+        self._pack = load_pack(BUNDLED_PACK)
         self._detection, self._recognition = self._open(None)
         narrow = [self._open(1) for _ in range(2)]
         self._functions: dict[str, Any] = {
             "detector": self._detection.run,
-            "recogniser": self._recognition.embed_each,
+            "recognizer": self._recognition.embed_each,
             "detector, one thread": [detector.run for detector, _ in narrow],
-            "recogniser, one thread": [recogniser.embed_each for _, recogniser in narrow],
+            "recognizer, one thread": [recognizer.embed_each for _, recognizer in narrow],
         }
         self._photos = lfw_probes(people(data))
 
-    def _open(self, threads: int | None) -> tuple[Detector, Recogniser]:
-        wish = Wish(threads=threads)
+    def _open(self, threads: int | None) -> tuple[Detector, Recognizer]:
+        wish = EnginePreference(threads=threads)
         detection, recognition = (open_network(spec, wish) for spec in (self._pack.detection, self._pack.recognition))
-        return Detector(detection, self._pack.detection), Recogniser(recognition, self._pack.recognition)
+        return Detector(detection, self._pack.detection), Recognizer(recognition, self._pack.recognition)
 
     async def run(self, way: Opener, clients: int, seconds: float) -> dict[str, float]:
         async with self._pipeline(way) as (pipeline, served):
             photos, waits = itertools.cycle(self._photos), list[float]()
-            await asyncio.gather(*(pipeline.embed(next(photos), served) for _ in range(2 * clients)))
+            await asyncio.gather(*(pipeline.photos.embed(next(photos), served) for _ in range(2 * clients)))
             begin, cpu = time.perf_counter(), time.process_time()
 
             async def client() -> None:
                 while (start := time.perf_counter()) < begin + seconds:
-                    await pipeline.embed(next(photos), served)
+                    await pipeline.photos.embed(next(photos), served)
                     waits.append((time.perf_counter() - start) * 1000)
 
             await asyncio.gather(*(client() for _ in range(clients)))
@@ -187,7 +188,7 @@ class Bench:
         }
 
     @asynccontextmanager
-    async def _pipeline(self, way: Opener) -> AsyncIterator[tuple[Pipeline, Served]]:
+    async def _pipeline(self, way: Opener) -> AsyncIterator[tuple[Pipeline, ServedRecognizer]]:
         async with AsyncExitStack() as opened:
             folder = opened.enter_context(tempfile.TemporaryDirectory())
             threads = opened.enter_context(ThreadPoolExecutor(max(4, 2 * available_cores())))
@@ -195,22 +196,23 @@ class Bench:
             opened.callback(store.close)
             followers = Followers(in_process(store))
             opened.callback(followers.close)
-            catching_up = await opened.enter_async_context(CatchingUp(QUEUE))
+            catching_up = await opened.enter_async_context(CatchUp(QUEUE))
             risks = GalleryRisks(store, {})
             opened.callback(risks.close)
             detecting, embedding = await way(opened, self._functions, lambda laid: laid.planes.shape)
-            network = open_network(self._pack.recognition, Wish())
-            served = Served(self._pack, network, self._recognition, None, embedding)
+            network = open_network(self._pack.recognition, EnginePreference())
+            served = ServedRecognizer(self._pack, network, self._recognition, None, embedding)
+            photos = PhotoPipeline(self._detection, detecting, LIMITS, 100, threads, AT_ONCE)
             yield (
-                Pipeline(self._detection, detecting, followers, catching_up, risks, LIMITS, 100, threads, AT_ONCE),
+                Pipeline(photos, followers, catching_up, risks),
                 served,
             )
 
 
 async def overhead(clients: int) -> float:
-    """Microseconds of CPU that an item costs where the network does nothing."""
-    with Devices() as devices:
-        async with Batcher[int, int]("none", devices, [list], SIZES["recogniser"], QUEUE) as batcher:
+    """Return the CPU microseconds per item when the network does nothing."""
+    with DevicePool() as devices:
+        async with Batcher[int, int]("none", devices, [list], SIZES["recognizer"], QUEUE) as batcher:
 
             async def client() -> None:
                 for item in range(OVERHEAD_ITEMS // clients):

@@ -1,9 +1,9 @@
-"""All photos of LFW into a gallery through a real server: how fast, what is refused, and what a kill changes.
+"""Import all photos of LFW into a gallery through a real server: throughput, refusals, and the effect of a kill.
 
-One server takes the whole folder as `kith enroll` sends it, while somebody asks who is in a photo once a second; then
-the first people again; then the first photos one request after the other, into another gallery. A second server takes
-the first people only and is killed halfway (SIGKILL), and must end with the same templates and the same refusals as the
-first, item by item. Prints, and writes bench/results/bulk.md and .json.
+One server takes the whole folder as `kith enroll` sends it, while a client identifies a photo once a second. Then the
+server takes the first people again. Finally it takes the first photos one request at a time, into another gallery. A
+second server takes only the first people and is killed halfway (SIGKILL). It must end with the same templates and the
+same refusals as the first server, item by item. Prints, and writes bench/results/bulk.md and .json.
 
     python -m bench.bulk [--limit 500] [--resumed 1500]
 """
@@ -29,16 +29,16 @@ from typing import Any, Final
 import httpx2 as httpx
 
 from bench.common import RESULTS, outside, say
-from models.runtime import available_cores
-from service.api.schemas import JobOut
-from service.client import Kith, KithClientError
-from service.gallery.job_store import JobStore
-from service.gallery.store import Store
-from service.photo_folders import FolderPhoto, TarStream, find_photos
+from kith import Kith, KithClientError
+from kith.wire.jobs import JobOut
+from models.runtime.onnx_runtime import available_cores
+from service.cli.tools.photo_folders import FolderPhoto, TarStream, find_photos
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import ENVIRONMENT, open_database
 
 ONE_BY_ONE: Final = 300
-"""Photos that are enrolled one request after the other, for comparison."""
+"""Photos that are enrolled with one request each, for comparison."""
 IDLE_QUESTIONS: Final = 40
 SAID_EVERY_S: Final = 15.0
 GALLERY: Final = "lfw"
@@ -61,10 +61,10 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", "service.cli", "serve"], env=self._environment)
+        self._process = subprocess.Popen([sys.executable, "-m", "service.cli.main", "serve"], env=self._environment)
         while True:
             if self._process.poll() is not None:
-                sys.exit("the server ended by itself")
+                sys.exit("the server exited unexpectedly")
             try:
                 if httpx.get(f"{self.url}/readyz").is_success:
                     return
@@ -93,13 +93,13 @@ def people_of(photos: Sequence[FolderPhoto]) -> set[str]:
 
 
 def whole_people(photos: Sequence[FolderPhoto], count: int) -> list[FolderPhoto]:
-    """The first so many, and the rest of the last one's."""
+    """Return the first ``count`` photos, completed with the remaining photos of the last person."""
     people = people_of(photos[:count])
     return [photo for photo in photos if photo.name.partition("/")[0] in people]
 
 
-def enrol(kith: Kith, photos: Sequence[FolderPhoto]) -> tuple[JobOut, float]:
-    """A finished job, and its seconds, the sending of the archive among them."""
+def enroll(kith: Kith, photos: Sequence[FolderPhoto]) -> tuple[JobOut, float]:
+    """Run a job to its end; return it and its seconds, including the upload of the archive."""
     start, said = time.perf_counter(), 0.0
 
     def show(job: JobOut) -> None:
@@ -108,19 +108,19 @@ def enrol(kith: Kith, photos: Sequence[FolderPhoto]) -> tuple[JobOut, float]:
             said = time.perf_counter()
             say(f"  {job.done} of {job.total}")
 
-    job = kith.wait_for(kith.enrol_archive(GALLERY, TarStream(photos), strip=0).id, seen=show)
+    job = kith.wait_for(kith.enroll_archive(GALLERY, TarStream(photos), strip=0).id, on_update=show)
     if job.state != "succeeded":
         sys.exit(f"the job {job.state}: {job.problem}")
     return job, time.perf_counter() - start
 
 
 def one_by_one(kith: Kith, photos: Sequence[FolderPhoto]) -> float:
-    """Photos a second."""
+    """Return the photos enrolled per second."""
     kith.create_gallery("one-by-one")
     start = time.perf_counter()
     for photo in photos:
         try:
-            kith.enrol("one-by-one", photo.name.partition("/")[0], photo.path)
+            kith.enroll("one-by-one", photo.name.partition("/")[0], photo.path)
         except KithClientError as error:
             if error.status >= 500:
                 raise
@@ -128,7 +128,7 @@ def one_by_one(kith: Kith, photos: Sequence[FolderPhoto]) -> float:
 
 
 def questions(kith: Kith, photo: Path, enough: threading.Event, pause_s: float, most: int | None = None) -> list[float]:
-    """Milliseconds of each search by photo until ``enough``, or so many."""
+    """Return the milliseconds of each search by photo, until ``enough`` is set or ``most`` searches are done."""
     taken: list[float] = []
     while not enough.wait(pause_s) and (most is None or len(taken) < most):
         start = time.perf_counter()
@@ -138,12 +138,12 @@ def questions(kith: Kith, photo: Path, enough: threading.Event, pause_s: float, 
 
 
 def kept(folder: Path, people: set[str]) -> tuple[list[Any], list[Any]]:
-    """Of some people: whose templates there are, and what the first job says of each photo."""
+    """Return subject and id of the templates of ``people``, and the first job's problem with each of their photos."""
     database = open_database(f"sqlite:///{folder / 'kith.db'}")
     store, jobs = Store(database), JobStore(database)
-    gallery, first = store.gallery(GALLERY), jobs.list_jobs(None, (), None, 1000)[-1]
-    keys = store.snapshot(gallery).template_pks.tolist()
-    blocks = (store.templates_by_pk(gallery, keys[start : start + 10_000]) for start in range(0, len(keys), 10_000))
+    gallery, first = store.galleries.get(GALLERY), jobs.list_jobs(None, (), None, 1000)[-1]
+    keys = store.changes.snapshot(gallery).template_pks.tolist()
+    blocks = (store.templates.by_pk(gallery, keys[start : start + 10_000]) for start in range(0, len(keys), 10_000))
     templates = sorted((one.subject, one.id) for block in blocks for one in block.values())
     items = sorted((item.item, item.problem) for item in jobs.items(first, None, len(keys) + 1_000_000))
     database.close()
@@ -163,14 +163,14 @@ def uninterrupted(photos: Sequence[FolderPhoto], first: Sequence[FolderPhoto]) -
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            job, seconds = enrol(kith, photos)
+            job, seconds = enroll(kith, photos)
         finally:
             enough.set()
             asking.join()
-        # Before the second run: what was refused in the first is looked at again, among more people.
+        # Read before the second run, which checks the refused photos again, among more people.
         expected = kept(folder, people_of(first))
-        say(f"{job.done / seconds:.1f} photos/s; once more, who is enrolled already")
-        again, again_s = enrol(kith, first)
+        say(f"{job.done / seconds:.1f} photos/s; sending enrolled people again")
+        again, again_s = enroll(kith, first)
         gallery = kith.gallery(GALLERY)
         figures = {
             "photos": job.done,
@@ -191,7 +191,7 @@ def uninterrupted(photos: Sequence[FolderPhoto], first: Sequence[FolderPhoto]) -
 def killed(photos: Sequence[FolderPhoto]) -> tuple[dict[str, Any], Any]:
     with serving() as (server, kith, folder):
         kith.create_gallery(GALLERY)
-        job = kith.enrol_archive(GALLERY, TarStream(photos), strip=0)
+        job = kith.enroll_archive(GALLERY, TarStream(photos), strip=0)
         while (done := kith.job(job.id).done) < len(photos) / 2:
             time.sleep(0.02)
         server.kill()
@@ -221,7 +221,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     whole, resumed = report["uninterrupted"], report["killed"]
     idle, busy = whole["search_ms_idle"], whole["search_ms_busy"]
     lines = [
-        "# Bulk enrolment",
+        "# Bulk enrollment",
         "",
         "`make bench-bulk`",
         "",
@@ -251,7 +251,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--limit", type=int, help="so many photos, instead of all")
+    parser.add_argument("--limit", type=int, help="number of photos; default: all")
     parser.add_argument("--resumed", type=int, default=1500, help="photos of the run that is killed halfway")
     parser.add_argument("--output", type=Path, default=RESULTS / "bulk.md")
     arguments = parser.parse_args()

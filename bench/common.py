@@ -1,6 +1,6 @@
-"""What benches have in common: where what they need and what they find lies, and a word while they run.
+"""Paths, output and progress messages that the benchmarks share.
 
-It imports nothing of Kith, so that a bench that trains nothing does not wait for torch.
+This module imports nothing of Kith, so a benchmark that trains nothing does not load torch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ RESULTS: Final = ROOT / "bench" / "results"
 
 
 def outside(variable: str, folder: str) -> Path:
-    """What no checkout holds: where the environment's ``variable`` says, or in ``shared`` beside the checkout."""
+    """Return a folder outside the checkout: the value of the environment's ``variable``, or one in ``shared`` beside
+    it."""
     return Path(os.environ.get(variable, ROOT.parent / "shared" / folder))
 
 
 def say(text: str) -> None:
-    """On standard error, since the result goes to standard output."""
+    """Print to standard error, because the result goes to standard output."""
     print(text, file=sys.stderr)
 
 
 def write(path: Path, text: str, figures: Mapping[str, Any] | None = None, indent: int | None = 1) -> None:
-    """A Markdown page and, beside it, its figures as JSON."""
+    """Write a Markdown page and, beside it, its figures as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     if figures is not None:

@@ -1,7 +1,7 @@
-"""What embedding a kept crop instead of its photo changes: the cosine between the two, for several sizes and qualities.
+"""Compare the embedding of a stored crop with that of its photo: the cosine between both, by size and quality.
 
-``python -m bench.crops`` writes bench/results/crops.md. Photos are those of LFW, as they are (faces of some 110 pixels)
-and enlarged four times, where the crop has to be shrunk; all that a pack's recogniser sees is cut by its own alignment.
+``python -m bench.crops`` writes bench/results/crops.md. The photos are those of LFW, in their own size (faces of about
+110 pixels) and enlarged four times, so that the crop has to be shrunk. Each pack's recognizer uses its own alignment.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models import dlib_pack
-from models.alignment import STANDARD, Alignment, align, similarity_transforms, transform_points
-from models.detection import Detector
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser
-from models.runtime import OnnxNetwork
-from service import crops
+from models.pack import dlib_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, similarity_transforms, transform_points
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from service.inference import crops
 
 Photo = NDArray[np.uint8]
 SIDES = (160, 224, 320, 448)
@@ -35,17 +35,17 @@ def opened(path: Path, factor: int) -> Photo:
     return np.asarray(cv2.resize(photo, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
-def measured(photos: list[Photo], detector: Detector, recogniser: Recogniser, side: int, quality: int) -> str:
-    """A row of the table."""
+def measured(photos: list[Photo], detector: Detector, recognizer: Recognizer, side: int, quality: int) -> str:
+    """Measure one row of the table."""
     cosines, sizes = [], []
     for photo in photos:
         (faces,) = detector.detect([photo])
         if not len(faces.scores):
             continue
-        crop = crops.cut(photo, faces.boxes_xyxy[0], faces.landmarks_xy[0], side, quality)
-        image, points = crops.read(crop)
-        direct = recogniser.embed(align(photo, faces.landmarks_xy[:1], recogniser.alignment))
-        again = recogniser.embed(align(image, points[None], recogniser.alignment))
+        crop = crops.cut_crop(photo, faces.boxes_xyxy[0], faces.landmarks_xy[0], side, quality)
+        image, points = crops.decode_crop(crop)
+        direct = recognizer.embed(align(photo, faces.landmarks_xy[:1], recognizer.alignment))
+        again = recognizer.embed(align(image, points[None], recognizer.alignment))
         cosines.append(float((direct @ again.T)[0, 0]))
         sizes.append(len(crop.image))
     low = np.quantile(cosines, [0.0, 0.01, 0.5])
@@ -53,7 +53,7 @@ def measured(photos: list[Photo], detector: Detector, recogniser: Recogniser, si
 
 
 def needed(photos: list[Photo], detector: Detector, alignment: Alignment) -> NDArray[np.float64]:
-    """By how much of its longer side each photo's first face box would have to grow to hold the aligned crop."""
+    """Return the margin that each first face box needs to hold the aligned crop, as a share of its longer side."""
     found = []
     side = alignment.size_px
     corners = np.array([[0, 0], [side, 0], [0, side], [side, side]])
@@ -71,15 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--photos", type=int, default=300)
-    parser.add_argument("--pack", type=Path, nargs="*", default=[BUNDLED])
+    parser.add_argument("--pack", type=Path, nargs="*", default=[BUNDLED_PACK])
     given = parser.parse_args()
     paths = sorted((given.data / "lfw" / "images").rglob("*.jpg"))
     chosen = [paths[i] for i in np.random.default_rng(0).permutation(len(paths))[: given.photos]]
-    detection = load_pack(BUNDLED).detection
+    detection = load_pack(BUNDLED_PACK).detection
     detector = Detector(OnnxNetwork(detection.path), detection)
     lines = ["# Kept crops", "", f"Cosine between a photo's vector and its kept crop's, {len(chosen)} photos of LFW."]
     photos = [opened(path, 1) for path in chosen]
-    for name, alignment in (("standard", STANDARD), ("dlib-resnet", dlib_pack.alignment())):
+    for name, alignment in (("standard", STANDARD_ALIGNMENT), ("dlib-resnet", dlib_pack.dlib_alignment())):
         low, high = np.quantile(needed(photos, detector, alignment), [0.5, 1])
         lines += [
             "",
@@ -88,14 +88,14 @@ def main() -> None:
         print(lines[-1], flush=True)
     for directory in given.pack:
         pack = load_pack(directory)
-        recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
+        recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
         for factor in (1, ENLARGED):
             photos = [opened(path, factor) for path in chosen[: len(chosen) // factor]]
             lines += ["", f"## {pack.model_id}, photos enlarged {factor} times ({len(photos)})", ""]
             lines += ["| Side px | WebP quality | kB | Median | 1 % | Lowest |", "|---|---|---|---|---|---|"]
             for side in SIDES:
                 for quality in QUALITIES:
-                    lines.append(measured(photos, detector, recogniser, side, quality))
+                    lines.append(measured(photos, detector, recognizer, side, quality))
                     print(lines[-1], flush=True)
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""What decoding as far as needed saves: each step beside what it took the place of, in one thread's core time.
+"""Compare each decoding step with the step that it replaced, in core time of one thread.
 
-The large photo is the package insightface's group photo, enlarged to 4000x2768, with grain.
+The large photo is the group photo of the package insightface, enlarged to 4000x2768, with grain.
 
     python -m bench.decoding [--rounds 7]
 """
@@ -20,9 +20,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from models.detection import shrink
-from service.demo import package_file
-from service.imaging import ImageLimits, open_photo
+from models.vision.detection import downscale
+from service.cli.tools.demo import package_file
+from service.inference.images import ImageLimits, open_photo
 
 LIMITS = ImageLimits(50_000_000, 50_000_000)
 LARGE_PX = (4000, 2768)
@@ -67,7 +67,7 @@ def main() -> None:
             lambda: open_photo(large, LIMITS).decode(),
         ),
         "shrinking by halves, for means over any area": (
-            lambda: shrink(pixels, scale),
+            lambda: downscale(pixels, scale),
             lambda: cv2.resize(pixels, canvas, interpolation=cv2.INTER_AREA),
         ),
     }

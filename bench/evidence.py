@@ -1,7 +1,7 @@
-"""What it costs to keep a gallery's risk true: deriving its evidence at 10,000 and 100,000 subjects, by rule of fusion.
+"""Measure the cost of a gallery's risk evidence at 10,000 and 100,000 subjects, by fusion rule.
 
-Prints, and writes bench/results/evidence.md. An enrolment's share is the cost of one derivation over the templates that
-may come before the next one.
+Prints, and writes bench/results/evidence.md. The cost per enrollment is that of one derivation, divided by the number
+of templates that may arrive before the next derivation.
 
     python -m bench.evidence [--subjects 10000 100000] [--repeats 3]
 """
@@ -17,14 +17,14 @@ from typing import Final, get_args
 import numpy as np
 
 from bench.common import RESULTS
-from models.gallery_risk import GalleryRisk
-from models.pack import BUNDLED, load_pack
-from models.recognition import unit
-from models.risk import Calibration
-from service.gallery.evidence import MAX_PROBES, impostor_evidence
-from service.gallery.fusion import Fusion
-from service.gallery.risks import STALE_SHARE
-from service.gallery.subjects import Snapshot
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from models.vision.recognition import l2_normalize
+from service.domain.evidence import MAX_PROBES, impostor_evidence
+from service.domain.fusion import Fusion
+from service.domain.gallery import Snapshot
+from service.services.gallery_risks import STALE_SHARE
 
 TEMPLATES: Final = 2
 SEED: Final = 3
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS / "evidence.md")
     options = parser.parse_args()
-    pack = load_pack(BUNDLED)
+    pack = load_pack(BUNDLED_PACK)
     assert pack.calibration is not None  # noqa: S101 - the bundled pack has one
     calibration = Calibration.from_document(pack.calibration)
     lines = [
@@ -70,19 +70,19 @@ def main() -> None:
 def simulated(subjects: int, dimension: int) -> Snapshot:
     rng = np.random.default_rng(SEED)
     m = TEMPLATES * subjects
-    vectors = unit(rng.normal(size=(m, dimension)).astype(np.float32) + 1.5)
+    vectors = l2_normalize(rng.normal(size=(m, dimension)).astype(np.float32) + 1.5)
     owners = np.repeat(np.arange(1, subjects + 1), TEMPLATES)
     return Snapshot(m, np.arange(1, m + 1), owners, vectors, rng.uniform(0.3, 1, m).astype(np.float32))
 
 
 def timed(snapshot: Snapshot, fusion: Fusion, calibration: Calibration) -> tuple[float, float, float]:
-    """Seconds for the evidence, of all processors together for it, and for the curve it gives."""
+    """Return seconds for the evidence, processor seconds for it, and seconds for its risk curve."""
     started, used = time.perf_counter(), time.process_time()
     evidence = impostor_evidence(snapshot, fusion)
-    derived, burnt = time.perf_counter() - started, time.process_time() - used
+    derived, burned = time.perf_counter() - started, time.process_time() - used
     started = time.perf_counter()
     GalleryRisk(evidence, calibration)
-    return derived, burnt, time.perf_counter() - started
+    return derived, burned, time.perf_counter() - started
 
 
 def spread(values: tuple[float, ...]) -> str:

@@ -1,5 +1,5 @@
-"""Draws what README.md shows out of bench/results and models/evidence: ``python -m bench.figures`` after they were
-measured anew. Nothing is measured here."""
+"""Draw the figures of README.md from bench/results and models/evidence, after a new measurement: ``python -m
+bench.figures``. This module measures nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 
 from bench.common import RESULTS, ROOT
 from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
-from models.dlib_pack import read_evidence
+from models.pack.dlib_pack import read_measurements
 
 FOLDER: Final = ROOT / "docs" / "images"
 INK, PAPER, GRID = "#1f2933", "#ffffff", "#d9dee3"
 OURS, OTHERS, THIRD = "#0b6e8a", "#c2571a", "#7a8691"
-"""Told apart in grey, and by whoever does not see red and green."""
+"""Colors that differ in gray and with red-green color blindness."""
 ASKED: Final = 0.01
 FIXED: Final = 0.4
 STYLE: Final[Any] = {
@@ -46,10 +46,10 @@ FONTS: Final = "font-family: system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def risk_kept(axes: Axes) -> None:
-    """FPIR over the size of the gallery: of a fixed cosine, and of a threshold that follows from 1 % asked; the latter
-    with the bundled recogniser too, by whose 0.4 every stranger is somebody."""
+    """Draw FPIR over gallery size for a fixed cosine and for a threshold set for 1 % FPIR. The bundled recognizer
+    appears only with the threshold: at a cosine of 0.4 it accepts every stranger."""
     measured = _read("open_set.json")
-    for pack, source, colour, marker, label, rise in (
+    for pack, source, color, marker, label, rise in (
         ("reference", "fixed", OTHERS, "s", f"MobileFaceNet, a fixed cosine of {FIXED:g}", 0),
         ("bundled", "both", THIRD, "^", "bundled pack, Kith asked for 1 %", 8),
         ("reference", "both", OURS, "o", "MobileFaceNet, Kith asked for 1 %", -6),
@@ -60,9 +60,9 @@ def risk_kept(axes: Axes) -> None:
                 by_size.setdefault(row["size"], []).append(100 * row["measured_fpir"])
         sizes = sorted(by_size)
         middle, low, high = (np.array([np.quantile(by_size[n], q) for n in sizes]) for q in (0.5, 0.1, 0.9))
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(sizes, middle, color=colour, marker=marker, linewidth=2)
-        axes.annotate(label, (sizes[-1], middle[-1]), (8, rise), textcoords="offset points", color=colour, va="center")
+        axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(sizes, middle, color=color, marker=marker, linewidth=2)
+        axes.annotate(label, (sizes[-1], middle[-1]), (8, rise), textcoords="offset points", color=color, va="center")
     axes.axhline(100 * ASKED, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
         title="Strangers called somebody, as the gallery grows",
@@ -75,8 +75,8 @@ def risk_kept(axes: Axes) -> None:
 
 
 def speed(axes: Axes) -> None:
-    """Photos a second as multiples of the naive server's, with the least and the most of the rounds: of the bundled
-    pack, which has INT8, and of networks without it, as packs to pull are."""
+    """Draw photos a second as multiples of the naive server, with the range over the rounds. Shows the bundled pack,
+    which has INT8, and networks without INT8, like the packs to pull."""
     sets = _read("serving.json")["sets"]
     rows: list[tuple[str, str, Mapping[str, float]]] = []
     for name, clients, many in (
@@ -91,27 +91,27 @@ def speed(axes: Axes) -> None:
         same = NAIVE_SMALL if f"{EMBED_PINNED} / {NAIVE_SMALL}" in ratios else NAIVE
         rows.append(("in the same fp32 and runtime", THIRD, ratios[f"{EMBED_PINNED} / {same}"]["photos_per_s"]))
     places = [place + 0.2 * (place % 2) for place in range(len(rows), 0, -1)]
-    for place, (_, colour, ratio) in zip(places, rows, strict=True):
+    for place, (_, color, ratio) in zip(places, rows, strict=True):
         middle = ratio["median"]
         reach = [[middle - ratio["min"]], [ratio["max"] - middle]]
-        axes.barh(place, middle, 0.7, color=colour, xerr=reach, error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})
+        axes.barh(place, middle, 0.7, color=color, xerr=reach, error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})
         axes.annotate(f"{middle:.1f} x", (ratio["max"], place), (6, 0), textcoords="offset points", va="center")
     axes.set_yticks(places, [row[0] for row in rows])
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
         title="Photos a second, in multiples of a minimal server's",
-        xlabel="two cores; bundled pack in INT8, MobileFaceNet in bf16\nblue: photo to decision; grey: to vector",
+        xlabel="two cores; bundled pack in INT8, MobileFaceNet in bf16\nblue: photo to decision; gray: to vector",
         xlim=(0, 7),
     )
     axes.tick_params(axis="y", length=0)
 
 
 def accuracy(axes: Axes) -> None:
-    """Shares of the right answer of three recognisers, with intervals."""
+    """Draw the accuracy of three recognizers, with intervals."""
     measured = _read("accuracy.json")
     packs = (
         ("bundled, kith-compact", measured["kith-compact"], THIRD),
-        ("pulled, dlib-resnet", read_evidence()["metrics"], OURS),
+        ("pulled, dlib-resnet", read_measurements()["metrics"], OURS),
         ("reference: SCRFD-500M, MobileFaceNet", measured["reference"], OTHERS),
     )
     measures: tuple[tuple[str, Callable[[Any], tuple[float, Sequence[float]]]], ...] = (
@@ -120,7 +120,7 @@ def accuracy(axes: Axes) -> None:
         ("Known people named,\nFPIR 1 %", lambda figures: _named(figures, "0.01")),
     )
     width = 0.26
-    for number, (label, figures, colour) in enumerate(packs):
+    for number, (label, figures, color) in enumerate(packs):
         for place, (_, of) in enumerate(measures):
             value, (low, high) = of(figures)
             x = place + (number - 1) * width
@@ -129,7 +129,7 @@ def accuracy(axes: Axes) -> None:
                 x,
                 100 * value,
                 width * 0.9,
-                color=colour,
+                color=color,
                 yerr=reach,
                 error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
                 label=label if place == 0 else None,
@@ -147,7 +147,7 @@ def _verification(figures: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
 
 
 def _named(figures: Mapping[str, Any], fpir: str) -> tuple[float, Sequence[float]]:
-    """1 - FNIR, whose interval turns about."""
+    """Return 1 - FNIR and its interval."""
     low, high = figures["lfw_open_set"]["fnir_intervals"][fpir]
     return 1 - figures["lfw_open_set"]["fnir"][fpir], (1 - high, 1 - low)
 
@@ -160,7 +160,7 @@ FIGURES: Final[Mapping[str, tuple[Callable[[Axes], None], tuple[float, float]]]]
 
 
 def draw(folder: Path) -> list[Path]:
-    """The same bytes from the same figures."""
+    """Draw all figures; the same input gives the same bytes."""
     written = []
     with matplotlib.rc_context(STYLE):
         for name, (drawn, size) in FIGURES.items():
@@ -168,7 +168,7 @@ def draw(folder: Path) -> list[Path]:
             drawn(figure.subplots())
             figure.savefig(folder / name, format="svg", metadata={"Date": None, "Creator": None})
             text = (folder / name).read_text(encoding="utf-8")
-            # Whoever looks has other fonts than whoever draws.
+            # A reader may not have the fonts of the machine that draws.
             lines = (line.rstrip() for line in FAMILY.sub(FONTS, text).splitlines())
             (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
             written.append(folder / name)

@@ -1,10 +1,12 @@
-"""What a photo costs at least on this machine, what it costs, stage by stage, and what it costs under load.
+"""Measure the lower bound of a photo's cost on this machine, its real cost by stage, and its cost under load.
 
-The floor of a network is its multiplications over the rate at which the machine multiplies large matrices in the same
-numbers, by the same runtime; that of what moves pixels and vectors is its bytes over the memory bandwidth; that of
-decoding is libjpeg-turbo's own time, and that of a request an empty one's. All in core-milliseconds a photo: processor
-time of all threads, so that two cores answer at most 2000 over their sum photos a second. Prints, and writes
-bench/results/floor.md and .json; what serving took under load is read from bench/results/serving.json.
+The floor of a network is its multiplications, divided by the rate at which the machine multiplies large matrices in the
+same numeric format and runtime. The floor of steps that move pixels and vectors is their bytes, divided by the memory
+bandwidth. The floor of decoding is libjpeg-turbo's own time; that of a request is the time of an empty one.
+
+All figures are core-milliseconds per photo: processor time of all threads. Two cores answer at most 2000 photos a
+second, divided by their sum. Prints, and writes bench/results/floor.md and .json. The cost under load is read from
+bench/results/serving.json.
 
     python -m bench.floor
 """
@@ -30,18 +32,18 @@ from bench.rates import bandwidth, core_ms, cores, matrix_rates
 from bench.servers import GALLERY, kith_server
 from bench.serving import IDENTIFY, SETS
 from bench.serving import RESULT as SERVING
-from models import quality
-from models.alignment import align
-from models.detection import Detector, Faces, Laid
-from models.engines import Wish, open_network
-from models.network import Float, Network
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser, unit
-from service.gallery.faiss_index import builders
-from service.gallery.segmented import SegmentedIndex
-from service.gallery.segments import Rows
-from service.imaging import ImageLimits, Picture, open_photo
-from service.pipeline import DECODED_OF_CANVAS
+from models.engines.selection import EnginePreference, open_network
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Float, Network
+from models.vision import quality
+from models.vision.alignment import align
+from models.vision.detection import Detector, Faces, PreparedPhoto
+from models.vision.recognition import Recognizer, l2_normalize
+from service.index.faiss_structures import builders
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Rows
+from service.inference.images import DecodedPhoto, ImageLimits, open_photo
+from service.inference.photo_pipeline import DECODE_SCALE
 
 RESULT: Final = RESULTS / "floor.json"
 TABLE: Final = RESULTS / "floor.md"
@@ -53,12 +55,12 @@ CLIENTS: Final = 16
 REQUEST_S: Final = 4.0
 BYTES_OF: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 GOAL: Final = 1.3
-"""Under load over the sum of the floors, as the design wants it."""
+"""Design goal: cost under load, divided by the sum of the floors."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Core-milliseconds a photo; ``measured``: median, least and most; ``limit``: what the floor is made of."""
+    """Core-milliseconds per photo. ``measured``: median, minimum and maximum; ``limit``: the parts of the floor."""
 
     name: str
     floor_ms: float
@@ -73,11 +75,12 @@ class Machine:
         self._bytes_a_second = max(self.bandwidth[str(cores())].values())
 
     def moving(self, moved: float) -> float:
-        """Core-milliseconds for so many bytes from and to memory."""
+        """Return the core-milliseconds to move ``moved`` bytes from and to memory."""
         return moved / self._bytes_a_second * cores() * 1000
 
     def computing(self, network: Network, item_shape: Sequence[int], items: float, batch: int) -> float:
-        """Core-milliseconds for so many items in batches: their operations, or the weights if those take longer."""
+        """Return the core-milliseconds of ``items`` in batches: their operations, or loading the weights if that is
+        slower."""
         work = work_of(network.path, item_shape)
         numbers = f"{network.engine} {network.precision}"
         operations_ms = work.operations * items / self.rates[numbers] * cores() * 1000
@@ -86,16 +89,16 @@ class Machine:
 
 def main() -> None:
     data = outside("KITH_DATA", "data")
-    pack = load_pack(BUNDLED)
+    pack = load_pack(BUNDLED_PACK)
     here = Machine()
-    nets = open_network(pack.detection, Wish()), open_network(pack.recognition, Wish())
+    nets = open_network(pack.detection, EnginePreference()), open_network(pack.recognition, EnginePreference())
     with ExitStack() as opened:
         gallery = gallery_of(people(data), pack, ROOT / "runs" / "cache")
         generator = opened.enter_context(Generator())
-        server = opened.enter_context(kith_server(BUNDLED, {}, gallery))
+        server = opened.enter_context(kith_server(BUNDLED_PACK, {}, gallery))
 
         def request_ms(request: bytes) -> dict[str, float]:
-            """Processor time of the server."""
+            """Return the server's processor time."""
             rounds = []
             for _ in range(3):
                 before = look_at(server.pid).cpu_s
@@ -114,7 +117,7 @@ def main() -> None:
         "operations_per_s": here.rates,
         "bytes_per_s": here.bandwidth,
         "networks": {
-            name: f"{net.engine} {net.precision}" for name, net in zip(("detector", "recogniser"), nets, strict=True)
+            name: f"{net.engine} {net.precision}" for name, net in zip(("detector", "recognizer"), nets, strict=True)
         },
         "stages": {name: [asdict(stage) for stage in each] for name, each in stages.items()},
     }
@@ -124,33 +127,33 @@ def main() -> None:
 
 
 def by_vector(vector: Float) -> bytes:
-    """Identification without photo and networks."""
+    """Build an identification request without photo and networks."""
     body = json.dumps({"embeddings": [[round(float(v), 6) for v in vector]]}).encode()
     head = f"POST /v1/galleries/{GALLERY}/identify HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequence[bytes]) -> list[Stage]:
-    """Of photos as they come, one after the other, and of the networks in the service's batches."""
+    """Measure the stages of photos taken one at a time, and the networks in the service's batches."""
     say(f"{len(payloads)} photos")
-    pack = load_pack(BUNDLED)
-    detector, recogniser = Detector(nets[0], pack.detection), Recogniser(nets[1], pack.recognition)
+    pack = load_pack(BUNDLED_PACK)
+    detector, recognizer = Detector(nets[0], pack.detection), Recognizer(nets[1], pack.recognition)
 
-    def decoded(payload: bytes) -> Picture:
+    def decoded(payload: bytes) -> DecodedPhoto:
         photo = open_photo(payload, LIMITS)
-        return photo.decode(min(1.0, DECODED_OF_CANVAS * detector.canvas(photo.height, photo.width).scale))
+        return photo.decode(min(1.0, DECODE_SCALE * detector.canvas(photo.height, photo.width).scale))
 
-    def laid_out(picture: Picture) -> Laid:
+    def laid_out(picture: DecodedPhoto) -> PreparedPhoto:
         canvas = detector.canvas(picture.photo.height, picture.photo.width)
-        return detector.place(picture.shrunk(canvas.scale), canvas, picture.photo.height, picture.photo.width)
+        return detector.place_on_canvas(picture.shrunk(canvas.scale), canvas, picture.photo.height, picture.photo.width)
 
-    def cut(picture: Picture, found: Faces) -> NDArray[np.uint8]:
-        return align(picture.pixels, picture.points_stored(found.landmarks_xy), recogniser.alignment)
+    def cut(picture: DecodedPhoto, found: Faces) -> NDArray[np.uint8]:
+        return align(picture.pixels, picture.points_stored(found.landmarks_xy), recognizer.alignment)
 
     images = [decoded(payload) for payload in payloads]
     laid = [laid_out(image) for image in images]
     answers = detector.run(laid)
-    faces = [detector.select(one, answer) for one, answer in zip(laid, answers, strict=True)]
+    faces = [detector.decode_faces(one, answer) for one, answer in zip(laid, answers, strict=True)]
     crops = [cut(image, found) for image, found in zip(images, faces, strict=True)]
     n, count = len(images), sum(map(len, faces))
     every_crop = np.concatenate(crops)
@@ -159,8 +162,8 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
     crop_bytes = every_crop.nbytes / n
     read = sum(output.nbytes for output in answers[0])
     detector_floor = sum(here.computing(nets[0], one.planes.shape, 1, 8) for one in laid[:8]) / len(laid[:8])
-    held = unit(np.random.default_rng(0).normal(size=(TEMPLATES, recogniser.dimension)))
-    index = SegmentedIndex(recogniser.dimension, "exact", 0.999, builders("cpu"), lambda _: None)
+    held = l2_normalize(np.random.default_rng(0).normal(size=(TEMPLATES, recognizer.dimension)))
+    index = SegmentedIndex(recognizer.dimension, "exact", 0.999, builders("cpu"), lambda _: None)
     index.load(Rows(np.arange(TEMPLATES), np.arange(TEMPLATES), held), 0)
 
     def each(function: Any, *columns: Sequence[Any]) -> dict[str, float]:
@@ -172,7 +175,7 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
         Stage("decoding", library, "libjpeg-turbo", each(decoded, payloads)),
         Stage("laying out", here.moving(pixels + canvases), "bytes", each(laid_out, images)),
         Stage("detector", detector_floor, "operations", core_ms(lambda: batches(detector.run, laid, 8), n)),
-        Stage("selection", here.moving(read), "bytes", each(detector.select, laid, answers)),
+        Stage("selection", here.moving(read), "bytes", each(detector.decode_faces, laid, answers)),
         Stage(
             "alignment",
             here.moving(2 * crop_bytes),
@@ -184,16 +187,18 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
             here.moving(crop_bytes),
             "bytes",
             each(
-                lambda cuts, found: [quality.measure(c, p) for c, p in zip(cuts, found.landmarks_xy, strict=True)],
+                lambda cuts, found: [
+                    quality.measure_quality(c, p) for c, p in zip(cuts, found.landmarks_xy, strict=True)
+                ],
                 crops,
                 faces,
             ),
         ),
         Stage(
-            "recogniser",
+            "recognizer",
             here.computing(nets[1], (3, *every_crop.shape[1:3]), count / n, 8),
             "operations",
-            core_ms(lambda: batches(recogniser.embed, every_crop, 8), n),
+            core_ms(lambda: batches(recognizer.embed, every_crop, 8), n),
         ),
         Stage(
             f"search of {TEMPLATES:,}",
@@ -210,7 +215,7 @@ def batches(function: Any, items: Any, size: int) -> None:
 
 
 def under_load() -> dict[str, float]:
-    """Core-milliseconds a photo of the server at 16 clients, by set of photos, as bench.serving found them."""
+    """Return the server's core-milliseconds per photo at 16 clients, by set of photos, from bench.serving."""
     if not SERVING.is_file():
         return {}
     sets = json.loads(SERVING.read_text(encoding="utf-8"))["sets"]
@@ -231,7 +236,7 @@ def report(document: Mapping[str, Any], loaded: Mapping[str, float]) -> str:
     lines += [f"Thousand million operations a second, by large products, all cores: {rates}.", ""]
     lines += [f"Thousand million bytes a second: {memory}.", ""]
     lines += [
-        f"Networks: detector {document['networks']['detector']}, recogniser {document['networks']['recogniser']}."
+        f"Networks: detector {document['networks']['detector']}, recognizer {document['networks']['recognizer']}."
     ]
     for name, stages in document["stages"].items():
         lines += [

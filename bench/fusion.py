@@ -1,8 +1,8 @@
-"""Which rule of fusion misses fewest: FNIR at equal FPIR on LFW with 1, 2, 3 and 5 templates a person.
+"""Compare fusion rules: FNIR at equal FPIR on LFW with 1, 2, 3 and 5 templates per person.
 
-A draw enrols 300 people who have photos enough, each with as many photos chosen at random; the rest of their photos are
-searched for, and the people with a single photo are the strangers, drawn with repetition. The threshold is hindsight's
-on these strangers, for every rule anew. Prints, and writes bench/results/fusion.md and .json.
+A draw enrolls 300 people who have enough photos, each with as many random photos. Their other photos are the mated
+probes. The people with a single photo are the strangers, drawn with repetition. The threshold is set on these strangers
+in hindsight, for each rule separately. Prints, and writes bench/results/fusion.md and .json.
 
     python -m bench.fusion [--cache runs/cache]
 """
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from bench.common import RESULTS, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from models.alignment import align
-from models.network import Float
-from models.pack import ModelPack
-from service.gallery.fusion import Fusion, scores, subject_vectors
-from training.evaluate import DOUBTFUL_STRANGERS, PARTS, Embedder, central_faces, files_of
-from training.metrics import Ints, fnir_at_fpir
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.vision.alignment import align
+from service.domain.fusion import Fusion, fuse_similarities, subject_vectors
+from training.evaluation.embedding import Embedder, central_faces
+from training.evaluation.lfw import DOUBTFUL_STRANGERS, PARTS, files_of
+from training.evaluation.metrics import Ints, fnir_at_fpir
 
 TEMPLATES: Final = (1, 2, 3, 5)
 Values = NDArray[np.floating]
@@ -34,22 +35,22 @@ HEADLINE: Final = FPIR.index(0.01)
 DRAWS: Final = 10
 SUBJECTS: Final = 300
 MOST_PHOTOS: Final = 20
-"""Of one person, as in LFW's open-set protocol: George W. Bush alone would otherwise have most of the probes."""
+"""Photos per person, as in LFW's open-set protocol: George W. Bush would otherwise have most of the probes."""
 COHORT: Final = 30
 RULES: Final[tuple[Fusion, ...]] = get_args(Fusion)
-NORMALISED: Final = ", s-norm"
+NORMALIZED: Final = ", s-norm"
 SPREAD: Final = (0.1, 0.9)
 NOTES: Final = f"""FNIR (rank 1), mean over {DRAWS} draws of {SUBJECTS} people and of their templates, with the 10 % and
-90 % quantiles; the last column is the difference to `max` in the same draw, in points. Thresholds are hindsight's on
-the strangers: people with a single photo, less the {len(DOUBTFUL_STRANGERS)} whose labels are wrong. FPIR 0.1 % is four
+90 % quantiles; the last column is the difference to `max` in the same draw, in points. Thresholds are set in hindsight
+on the strangers: people with one photo, less the {len(DOUBTFUL_STRANGERS)} whose labels are wrong. FPIR 0.1 % is four
 of them. `s-norm`: the score in standard deviations from its cohort's mean, averaged over probe and subject; the cohort
-are the {COHORT} other enrolled subjects most similar to either. Every pack goes through its own detector.
+are the {COHORT} other enrolled subjects most similar to either. Every pack uses its own detector.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """``vectors`` (n, d), ``people`` (n,) whom each shows, ``qualities`` (n,) scores in [0, 1]."""
+    """``vectors`` (n, d), ``people`` (n,) the person that each shows, ``qualities`` (n,) scores in [0, 1]."""
 
     vectors: Float
     people: NDArray[np.str_]
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def photos_of(pack: ModelPack, lfw: Path, cache: Path) -> Photos:
-    """Up to twenty photos of everybody in LFW's lists, those that show a face."""
+    """Return up to twenty photos of each person in LFW's lists; photos without a face are left out."""
     by_person = defaultdict(list)
     for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
         by_person[file.split("/")[0]].append(file)
@@ -88,16 +89,16 @@ def photos_of(pack: ModelPack, lfw: Path, cache: Path) -> Photos:
     embedder = Embedder(pack, cache_dir=cache)
     vectors, people, qualities = [], [], []
     for face in central_faces(embedder.detector, files, lfw / "images"):
-        crop = align(face.photo, face.landmarks_xy[None], embedder.recogniser.alignment)
-        vectors.append(embedder.recogniser.embed(crop)[0])
+        crop = align(face.photo, face.landmarks_xy[None], embedder.recognizer.alignment)
+        vectors.append(embedder.recognizer.embed(crop)[0])
         people.append(face.file.split("/")[0])
         qualities.append(face.quality.score)
-    embedder.remember()
+    embedder.save_cache()
     return Photos(np.stack(vectors), np.array(people), np.array(qualities, np.float32))
 
 
 def measure(photos: Photos) -> dict[int, dict[str, list[list[float]]]]:
-    """FNIR by number of templates and rule: a row a draw, a column an FPIR."""
+    """Measure FNIR by number of templates and rule: one row per draw, one column per FPIR."""
     found: dict[int, dict[str, list[list[float]]]] = {}
     for count in TEMPLATES:
         by_rule = defaultdict(list)
@@ -109,7 +110,7 @@ def measure(photos: Photos) -> dict[int, dict[str, list[list[float]]]]:
 
 
 def draw(people: NDArray[np.str_], count: int, rng: np.random.Generator, subjects: int = SUBJECTS) -> Draw:
-    """``count`` templates of each of ``subjects`` people (all, if fewer have a photo to spare)."""
+    """Draw ``count`` templates of each of ``subjects`` people (all, if fewer have a photo to spare)."""
     names, photos = np.unique(people, return_counts=True)
     eligible = names[photos > count]
     gallery = rng.choice(eligible, min(subjects, len(eligible)), replace=False)
@@ -125,24 +126,24 @@ def draw(people: NDArray[np.str_], count: int, rng: np.random.Generator, subject
 
 
 def fnir_by_rule(photos: Photos, drawn: Draw) -> dict[str, list[float]]:
-    """FNIR at each of :data:`FPIR` for each rule, plain and normalised."""
+    """Return FNIR at each of :data:`FPIR` for each rule, plain and normalized."""
     vectors, qualities = photos.vectors[drawn.templates], photos.qualities[drawn.templates]
     found: dict[str, list[float]] = {}
     for rule in RULES:
-        # What meets the cohort on the subjects' side is what meets the probes.
+        # The cohort and the probes are compared with the same vectors of each subject.
         if rule == "centroid" or rule == "quality_weighted":
             enrolled = subject_vectors(vectors, drawn.subjects, qualities, rule)
             owners: Ints = np.arange(len(enrolled))
         else:
             enrolled, owners = vectors, drawn.subjects
         to_mates, to_strangers, to_enrolled = (
-            scores(probes, vectors, drawn.subjects, qualities, rule)
+            fuse_similarities(probes, vectors, drawn.subjects, qualities, rule)
             for probes in (photos.vectors[drawn.probes], photos.vectors[drawn.strangers], enrolled)
         )
         found[rule] = rates(to_mates, to_strangers, drawn.mates)
         mean, deviation = cohort_of_subjects(to_enrolled, owners)
-        found[rule + NORMALISED] = rates(
-            normalised(to_mates, mean, deviation), normalised(to_strangers, mean, deviation), drawn.mates
+        found[rule + NORMALIZED] = rates(
+            normalized(to_mates, mean, deviation), normalized(to_strangers, mean, deviation), drawn.mates
         )
     return found
 
@@ -154,8 +155,9 @@ def rates(mated: Values, strangers: Values, mates: Ints) -> list[float]:
 
 
 def cohort_of_subjects(similarities: Values, owners: Ints, size: int = COHORT) -> tuple[Values, Values]:
-    """Mean and standard deviation, (s,) each, of what a subject's cohort scores: (e, s) fused similarities of enrolled
-    vectors to all subjects, ``owners`` (e,) ascending; a subject's are averaged over its vectors."""
+    """Return mean and standard deviation, (s,) each, of a subject's cohort scores. Takes (e, s) fused similarities of
+    enrolled vectors to all subjects, and their ``owners`` (e,) ascending. The scores are averaged over the vectors of a
+    subject."""
     others = similarities.copy()
     others[np.arange(len(owners)), owners] = -np.inf
     highest = np.partition(others, -size, axis=1)[:, -size:]
@@ -165,14 +167,13 @@ def cohort_of_subjects(similarities: Values, owners: Ints, size: int = COHORT) -
     return mean, deviation
 
 
-def normalised(similarities: Values, mean: Values, deviation: Values, size: int = COHORT) -> Values:
-    """Adaptive s-norm (P. Matejka et al., "Analysis of score normalization in multilingual speaker recognition",
-    Interspeech 2017, equation 5) of (q, s) fused similarities; ``mean`` and ``deviation`` (s,) are the subjects'.
-
-    A probe's cohort for a subject are the ``size`` other subjects that it is most similar to.
+def normalized(similarities: Values, mean: Values, deviation: Values, size: int = COHORT) -> Values:
+    """Normalize (q, s) fused similarities by adaptive s-norm (P. Matejka et al., "Analysis of score normalization in
+    multilingual speaker recognition", Interspeech 2017, equation 5). ``mean`` and ``deviation`` (s,) are the subjects'.
+    A probe's cohort for a subject are the ``size`` other subjects most similar to the probe.
     """
     highest = np.partition(similarities, -size - 1, axis=1)[:, -size - 1 :]
-    # Of one more than the cohort, the subject itself goes where it is among them, else the last.
+    # Of the highest size + 1 values, drop the subject itself if it is among them, else the last.
     gone = np.maximum(similarities, highest[:, :1])
     probe_mean = (highest.sum(1, keepdims=True) - gone) / size
     squares = ((highest**2).sum(1, keepdims=True) - gone**2) / size
@@ -191,7 +192,7 @@ def tables(figures: Mapping[str, Mapping[int, Mapping[str, list[list[float]]]]])
 def table(found: Mapping[str, list[list[float]]]) -> str:
     lines = [["Rule", *(f"FNIR at FPIR {rate:.1%}" for rate in FPIR), f"less max at {FPIR[HEADLINE]:.0%}"], ["---"] * 5]
     reference = np.array(found["max"])[:, HEADLINE]
-    for name, drawn in sorted(found.items(), key=lambda item: NORMALISED in item[0]):
+    for name, drawn in sorted(found.items(), key=lambda item: NORMALIZED in item[0]):
         values = 100 * np.array(drawn)
         difference = values[:, HEADLINE] - 100 * reference
         lines.append([name, *(spread(column, "", " %") for column in values.T), spread(difference, "+", "")])
@@ -199,7 +200,7 @@ def table(found: Mapping[str, list[list[float]]]) -> str:
 
 
 def spread(values: Values, sign: str, unit: str) -> str:
-    """Mean and 80 % of the draws, for a table's cell."""
+    """Format the mean and the central 80 % of the draws, for a table cell."""
     low, high = np.quantile(values, SPREAD)
     return f"{values.mean():{sign}.2f}{unit} ({low:{sign}.2f} to {high:{sign}.2f})"
 

@@ -1,7 +1,8 @@
-"""Searching a large gallery, beside faiss.IndexFlatIP in the same run, and what following the change log costs.
+"""Measure searches in a large gallery, beside faiss.IndexFlatIP in the same run, and the cost of following the change
+log.
 
-Simulated people of two photos each: clusters of cosine 0.67 around random centres; probes are third photos. Prints, and
-writes bench/results/gallery.json and .md.
+Uses simulated people with two photos each: clusters of cosine 0.67 around random centers. Probes are third photos.
+Prints, and writes bench/results/gallery.json and .md.
 
     python -m bench.gallery [--templates 1000000] [--kinds exact compact graph] [--graph-templates 200000]
                             [--galleries 10000] [--quick]
@@ -31,21 +32,23 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from bench.common import RESULTS
-from models.network import Float
-from models.recognition import unit
-from models.runtime import available_cores
-from service.gallery.faiss_index import api as faiss
-from service.gallery.faiss_index import builders
-from service.gallery.follower import Followers
-from service.gallery.index import Kind
-from service.gallery.replicas import in_process, stand_back
-from service.gallery.sealed_rows import About, close_about, lookup_of
-from service.gallery.segmented import Batch, SegmentedIndex
-from service.gallery.segments import Rows
-from service.gallery.store import ROWS_AT_ONCE, Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
-from service.gallery.tables import changes, galleries, subjects, templates, vectors
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import available_cores
+from models.vision.recognition import l2_normalize
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.index.faiss_structures import api as faiss
+from service.index.faiss_structures import builders
+from service.index.follower import Followers
+from service.index.protocol import Kind
+from service.index.replicas import in_process, lower_thread_priority
+from service.index.segment_builder import Batch
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Rows
 from service.security.sealing import Seal
+from service.storage.db.row_sealing import SubjectRecord, seal_subject, subject_lookup
+from service.storage.db.tables import changes, galleries, subjects, templates, vectors
+from service.storage.repositories.change_log import ROWS_PER_READ
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 DIMENSION: Final = 512
@@ -55,10 +58,10 @@ BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
 MOST_S: Final = 180
-"""Of putting in order."""
+"""Timeout of index maintenance."""
 OTHER_PROCESS: Final = """
 import sys, numpy, bench.gallery as bench
-bench.enrol_for_each_line(*sys.argv[1:])
+bench.enroll_for_each_line(*sys.argv[1:])
 """
 Row = dict[str, Any]
 
@@ -72,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--galleries", type=int, default=10_000)
     parser.add_argument("--people", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to try the script")
+    parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to test the script")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.quick:
@@ -101,34 +104,34 @@ def main() -> None:
 
 
 def people(count: int, rng: np.random.Generator) -> Iterator[Float]:
-    """Unit vectors, 16,384 at a time."""
+    """Yield unit vectors, 16,384 at a time."""
     for start in range(0, count, 16_384):
         yield rng.standard_normal((min(16_384, count - start), DIMENSION), np.float32) / np.sqrt(DIMENSION)
 
 
-def photos(centres: Float, rng: np.random.Generator) -> Float:
-    noise = rng.standard_normal(centres.shape, np.float32) / np.sqrt(DIMENSION)
-    return unit(centres + np.float32(SPREAD) * noise)
+def photos(centers: Float, rng: np.random.Generator) -> Float:
+    noise = rng.standard_normal(centers.shape, np.float32) / np.sqrt(DIMENSION)
+    return l2_normalize(centers + np.float32(SPREAD) * noise)
 
 
 @cache
 def gallery(size: int) -> tuple[Float, Float, NDArray[np.int64]]:
-    """(size, d) templates, person by person; (PROBES, d) other photos of some; and whose these are."""
+    """Return (size, d) templates, person by person; (PROBES, d) probes from other photos; and the probes' subjects."""
     rng = np.random.default_rng(SEED)
     held, probes, owners = np.empty((size, DIMENSION), np.float32), [], []
     start = 0
-    for centres in people(size // 2, rng):
+    for centers in people(size // 2, rng):
         for photo in (0, 1):
-            held[start + photo : start + 2 * len(centres) : 2] = photos(centres, rng)
-        chosen = rng.choice(len(centres), min(len(centres), -(-PROBES * 2 * len(centres) // size)), replace=False)
-        probes.append(photos(centres[chosen], rng))
+            held[start + photo : start + 2 * len(centers) : 2] = photos(centers, rng)
+        chosen = rng.choice(len(centers), min(len(centers), -(-PROBES * 2 * len(centers) // size)), replace=False)
+        probes.append(photos(centers[chosen], rng))
         owners.append(start // 2 + chosen)
-        start += 2 * len(centres)
+        start += 2 * len(centers)
     order = rng.permutation(sum(map(len, probes)))[:PROBES]
     return held, np.concatenate(probes)[order], np.concatenate(owners)[order]
 
 
-# Searches beside FAISS's own
+# Searches beside FAISS
 
 
 def compared(size: int, kinds: list[Kind]) -> list[Row]:
@@ -153,7 +156,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
         index = SegmentedIndex(DIMENSION, kind, 0.999, builders("cpu"), lambda _: None)
         index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
         loaded = time.perf_counter()
-        while index._round():  # what compact does before it measures recall
+        while index.merge_next():  # merge without measuring recall
             pass
         ready = time.perf_counter()
         index.compact()
@@ -187,7 +190,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
 
 
 def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row:
-    """Latency of one query, ms, and best queries a second in batches."""
+    """Measure the latency of one query in ms, and the highest rate of queries in batches."""
     for _ in range(3):
         search(probes[:1])
     single = [timed(search, probes[i % len(probes)][None]) for i in range(singles)]
@@ -207,12 +210,12 @@ def timed(function: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-# Order
+# Index maintenance
 
 
 def in_order(size: int) -> Row:
-    """Searches while a fifth of the gallery is replaced, and its segments are made anew behind them."""
-    say("putting in order under searches")
+    """Search while a fifth of the gallery is replaced and its segments are rebuilt in the background."""
+    say("index maintenance under searches")
     held, probes, _ = gallery(size)
     index = SegmentedIndex(DIMENSION, "compact", 0.999, builders("cpu"), lambda _: None)
     index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
@@ -221,7 +224,7 @@ def in_order(size: int) -> Row:
     done, replaced = threading.Event(), list[int]()
 
     def order() -> None:
-        stand_back()
+        lower_thread_priority()
         keys = np.arange(0, size, 4)[: size // 5]
         for part in np.array_split(keys, max(1, len(keys) // 20_000)):
             if time.perf_counter() - started > MOST_S:
@@ -255,16 +258,16 @@ def in_order(size: int) -> Row:
 
 
 def following(size: int) -> Row:
-    """A gallery in SQLite: the first catching-up, what another process' writes cost the next search, and writes."""
-    say(f"following the log of {size:,} templates")
+    """Measure a gallery in SQLite: initial load, the next search's cost after another process' writes, and writes."""
+    say(f"reading the change log of {size:,} templates")
     held, probes, _ = gallery(size)
     with database() as (store, url):
-        made = store.create_gallery("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        made = store.galleries.create("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         with open_database(url).engine.execution_options(write=True).begin() as connection:
             fill(connection, made.pk, made.seal, held, 2)
         gc.collect()
-        found = store.gallery("large")
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
+        found = store.galleries.get("large")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
         before = resident()
         followers = Followers(in_process(store))
         follower = followers.of(found)
@@ -277,9 +280,9 @@ def following(size: int) -> Row:
         enrolled, deleted, seen = [], [], []
         for number in range(50):
             new = NewTemplate(uuid.uuid4().hex, photos(np.zeros((1, DIMENSION), np.float32), own)[0], "embedding")
-            enrolled.append(timed(store.enrol, found, f"new{number}", [new], None))
+            enrolled.append(timed(store.templates.enroll, found, f"new{number}", [new], None))
             seen.append(timed(follower.search, new.vector[None], K))
-            deleted.append(timed(store.delete_subject, found, f"new{number}"))
+            deleted.append(timed(store.subjects.delete, found, f"new{number}"))
             follower.search(probes[:1], K)
         lag = after_another_process(url, follower.search)
         stats = follower.stats()
@@ -294,8 +297,8 @@ def following(size: int) -> Row:
         "peak_bytes": peak - before,
         "search_p50_ms": float(np.median(plain)),
         "search_p99_ms": float(np.percentile(plain, 99)),
-        "enrol_p50_ms": float(np.median(enrolled)),
-        "enrol_p99_ms": float(np.percentile(enrolled, 99)),
+        "enroll_p50_ms": float(np.median(enrolled)),
+        "enroll_p99_ms": float(np.percentile(enrolled, 99)),
         "delete_p50_ms": float(np.median(deleted)),
         "delete_p99_ms": float(np.percentile(deleted, 99)),
         "after_own_write_ms": float(np.median(seen)),
@@ -306,7 +309,7 @@ def following(size: int) -> Row:
 
 
 def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list[float]:
-    """Of the first search that sees what another process has just enrolled, ms."""
+    """Return the ms of the first search after each enrollment by another process."""
     command = [sys.executable, "-c", OTHER_PROCESS, url, "large"]
     taken = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -325,26 +328,26 @@ def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list
     return taken
 
 
-def enrol_for_each_line(url: str, name: str) -> None:
-    """The other process: for each seed on standard input one subject, and a line when it is stored."""
+def enroll_for_each_line(url: str, name: str) -> None:
+    """Run the other process: for each seed on standard input, enroll one subject and print a line when it is stored."""
     store = Store(open_database(url))
     for line in sys.stdin:
         template = NewTemplate(uuid.uuid4().hex, stranger(int(line)), "embedding")
-        store.enrol(store.gallery(name), f"other{int(line)}", [template], None)
+        store.templates.enroll(store.galleries.get(name), f"other{int(line)}", [template], None)
         print("stored", flush=True)
     store.close()
 
 
 def stranger(seed: int) -> Float:
-    return np.asarray(unit(np.random.default_rng(1000 + seed).standard_normal((1, DIMENSION)))[0], np.float32)
+    return np.asarray(l2_normalize(np.random.default_rng(1000 + seed).standard_normal((1, DIMENSION)))[0], np.float32)
 
 
 def many(count: int, size: int) -> Row:
-    """Many small galleries, each searched once, and then again."""
+    """Search many small galleries once each, and then again."""
     say(f"{count:,} galleries of {size} people")
     rng = np.random.default_rng(SEED)
     with database() as (store, url):
-        first_pk = store.create_gallery("first", "f" * 32, DIMENSION, GallerySettings()).pk
+        first_pk = store.galleries.create("first", "f" * 32, DIMENSION, GallerySettings()).pk
         another = open_database(url)
         with another.engine.execution_options(write=True).begin() as connection:
             for pk in range(first_pk + 1, first_pk + 1 + count):
@@ -384,14 +387,14 @@ def database() -> Iterator[tuple[Store, str]]:
 
 
 def every(store: Store) -> Iterator[Gallery]:
-    page: list[Gallery] = store.list_galleries(None, 1000)
+    page: list[Gallery] = store.galleries.list_page(None, 1000)
     while page:
         yield from page
-        page = store.list_galleries(page[-1].name, 1000)
+        page = store.galleries.list_page(page[-1].name, 1000)
 
 
 def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, each: int) -> None:
-    """Write a gallery's rows as enrolment would, many in one transaction."""
+    """Write a gallery's rows as enrollment would, many in one transaction."""
     now = datetime.now(UTC)
     here = {"gallery_pk": gallery_pk}
     first_subject = (connection.execute(sa.select(sa.func.max(subjects.c.pk))).scalar() or 0) + 1
@@ -399,16 +402,16 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
     count = -(-len(held) // each)
     of_subject = {**here, "created_at": now, "updated_at": now}
     of_template = {**here, "kind": "embedding", "created_at": now}
-    for start in range(0, count, ROWS_AT_ONCE):
-        block = range(start, min(count, start + ROWS_AT_ONCE))
-        named = (About(f"s{i}", None, {}, []) for i in block)
-        rows = [{"lookup": lookup_of(seal, about.id), "sealed": close_about(seal, about)} for about in named]
+    for start in range(0, count, ROWS_PER_READ):
+        block = range(start, min(count, start + ROWS_PER_READ))
+        named = (SubjectRecord(f"s{i}", None, {}, []) for i in block)
+        rows = [{"lookup": subject_lookup(seal, about.id), "sealed": seal_subject(seal, about)} for about in named]
         connection.execute(
             subjects.insert(),
             [{**of_subject, **row, "pk": first_subject + i} for i, row in zip(block, rows, strict=True)],
         )
-    for start in range(0, len(held), ROWS_AT_ONCE):
-        block = range(start, min(len(held), start + ROWS_AT_ONCE))
+    for start in range(0, len(held), ROWS_PER_READ):
+        block = range(start, min(len(held), start + ROWS_PER_READ))
         pks = [(i, first_template + i, first_subject + i // each) for i in block]
         connection.execute(
             templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for _, t, s in pks]
@@ -465,17 +468,17 @@ def text(report: Row) -> str:
     return "\n".join(
         [
             *lines,
-            f"\nPutting in order: {order['replaced']:,} of {order['templates']:,} vectors replaced and their segments "
-            f"made anew in {order['seconds']:.0f} s, under {order['searches']:,} searches: p50 "
+            f"\nIndex maintenance: {order['replaced']:,} of {order['templates']:,} vectors replaced and their segments "
+            f"rebuilt in {order['seconds']:.0f} s, under {order['searches']:,} searches: p50 "
             f"{order['busy_p50_ms']:.1f} ms (quiet {order['quiet_p50_ms']:.1f}), p99 {order['busy_p99_ms']:.1f}, "
             f"longest {order['longest_ms']:.1f}: a stall of {order['stall_ms']:.1f} ms.",
             f"\nFollowing SQLite with {log['templates']:,} templates: the first search takes "
             f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the "
             f"highest. A search takes {log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after "
             f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 "
-            f"{log['after_others_write_p99_ms']:.2f}): a lag of {log['lag_ms']:.2f} ms. Enrol "
-            f"{log['enrol_p50_ms']:.2f} ms (p99 {log['enrol_p99_ms']:.2f}), delete {log['delete_p50_ms']:.2f} ms (p99 "
-            f"{log['delete_p99_ms']:.2f}), each flushed to disk.",
+            f"{log['after_others_write_p99_ms']:.2f}): a lag of {log['lag_ms']:.2f} ms. Enroll "
+            f"{log['enroll_p50_ms']:.2f} ms (p99 {log['enroll_p99_ms']:.2f}), delete {log['delete_p50_ms']:.2f} ms "
+            f"(p99 {log['delete_p99_ms']:.2f}), each flushed to disk.",
             f"\n{small['galleries']:,} galleries of {small['people']} people: {small['times_raw']:.2f} times the raw "
             f"vectors resident; a gallery's first search {small['first_p50_ms']:.2f} ms (p99 "
             f"{small['first_p99_ms']:.2f}), later ones {small['again_p50_ms']:.2f} ms (p99 "

@@ -1,6 +1,7 @@
-"""What it costs to find out who sends a request: CPU time of the gate around an application that answers at once.
+"""Measure the CPU time of authentication: the gate around an application that answers at once.
 
-Beside it what it costs to carry the caller into a thread. CPU time, not wall time; the least of some rounds.
+Also measures the cost of passing the caller's identity into a thread. CPU time, not wall time; the minimum of several
+rounds.
 
     python -m bench.gate [--requests 20000]
 """
@@ -21,13 +22,13 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.middleware import Gate
-from service.gallery.key_store import KeyStore
-from service.key_uses import KeyUses
-from service.measures import Measures
-from service.security.acting import in_context
-from service.security.keys import Rights
+from service.api.http.gate import Gate
+from service.core.actor import run_in_thread
+from service.observability.metrics import Metrics
+from service.security.api_keys import Rights
+from service.services.key_usage import KeyUses
 from service.settings import load_settings
+from service.storage.repositories.api_keys import KeyStore
 from tests.databases import open_database
 
 ROUNDS = 5
@@ -50,7 +51,7 @@ async def _measured(folder: Path, requests: int) -> dict[str, float]:
     found = {"nothing around it": await _microseconds(_app, {}, requests)}
     with closing(open_database(f"sqlite:///{folder / 'empty.db'}")) as empty:
         scope = _scope(KeyStore(empty), {})
-        found["no key is asked for"] = await _microseconds(Gate(_app, plain, Measures()), scope, requests)
+        found["no key is asked for"] = await _microseconds(Gate(_app, plain, Metrics()), scope, requests)
     with closing(open_database(f"sqlite:///{folder / 'keys.db'}")) as database:
         store, read = KeyStore(database), Rights(frozenset({"read"}), frozenset({"staff"}))
         tokens = [store.create("k", read)[1] for _ in range(KEYS)]
@@ -62,18 +63,18 @@ async def _measured(folder: Path, requests: int) -> dict[str, float]:
         }
         for what, (settings, token) in asked.items():
             found[what] = await _microseconds(
-                Gate(_app, settings, Measures()), _scope(store, {"x-api-key": token}), requests
+                Gate(_app, settings, Metrics()), _scope(store, {"x-api-key": token}), requests
             )
         version = database.file_version
         database.file_version = lambda wait=True: None  # type: ignore[method-assign]
         found["the same where another wrote (SQLite)"] = await _microseconds(
-            Gate(_app, plain, Measures()), _scope(store, {"x-api-key": limited}), requests // 20
+            Gate(_app, plain, Metrics()), _scope(store, {"x-api-key": limited}), requests // 20
         )
         database.file_version = version  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as threads:
         loop = asyncio.get_running_loop()
         found["to a thread and back"] = await _each(lambda: loop.run_in_executor(threads, int), requests)
-        found["the same with its caller"] = await _each(lambda: in_context(threads, int), requests)
+        found["the same with its caller"] = await _each(lambda: run_in_thread(threads, int), requests)
     return found
 
 

@@ -1,5 +1,7 @@
-"""What GPUs give: the same results as the CPU, how fast, in how much memory. Prints a table, the last thing, and writes
-bench/results/gpu-NAME.json of each part; says so and ends well where no GPU is. docs/gpu.md says how to read it.
+"""Compare GPU and CPU: equality of results, speed, and memory.
+
+Prints a table as its last output, and writes bench/results/gpu-NAME.json for each part. Without a GPU it reports that
+and exits with 0. docs/gpu.md explains the figures.
 
     python -m bench.gpu [parity embedding detector identity memory search] [--templates 1000000 10000000]
                         [--minutes 10] [--rounds 7] [--rehearse]
@@ -32,41 +34,41 @@ from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, lfw_probes, people, read
 from bench.servers import GALLERY, kith_server
-from models.alignment import align
-from models.cuda import visible_gpus, why_not_cuda
-from models.cuda_network import CudaNetwork, Device, Numbers
-from models.detection import CANVAS_BUCKETS_PX, Detector, Faces
+from models.engines.gpus import PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
-from models.gpus import PHOTO_BATCHES, open_on
-from models.network import Float
-from models.pack import BUNDLED, ModelPack, load_pack
-from models.recognition import Recogniser
-from models.runtime import BATCH_BUCKETS, OnnxNetwork
-from service.gallery.faiss_index import builders, exact, similarities_at
-from service.gallery.index import Kind
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
+from models.runtime.cuda import diagnose_cuda, visible_gpus
+from models.runtime.cuda_network import CudaNetwork, CudaOptions, Device
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
+from models.vision.alignment import align
+from models.vision.detection import CANVAS_BUCKETS_PX, Detector, Faces
+from models.vision.recognition import Recognizer
+from service.index.faiss_structures import builders, exact, similarities_at
+from service.index.protocol import Kind
 
 PLAIN: Final = "fp32"
 CONFIGURATIONS: Final = {
-    PLAIN: Numbers(half=False, graphs=False, tensorrt=False),
-    "fp32, graphs": Numbers(half=False, tensorrt=False),
-    "fp16": Numbers(graphs=False, tensorrt=False),
-    "fp16, graphs": Numbers(tensorrt=False),
-    "fp16, graphs, channels last": Numbers(nhwc=True, tensorrt=False),
-    "fp16, TensorRT": Numbers(graphs=False),
+    PLAIN: CudaOptions(half=False, graphs=False, tensorrt=False),
+    "fp32, graphs": CudaOptions(half=False, tensorrt=False),
+    "fp16": CudaOptions(graphs=False, tensorrt=False),
+    "fp16, graphs": CudaOptions(tensorrt=False),
+    "fp16, TensorRT": CudaOptions(graphs=False),
 }
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CLIENTS: Final = (1, 16, 64)
 SIDE_PX: Final = 112
 PROMISED_RECALL: Final = 0.999
 SAMPLES: Final = 100
-"""Of memory."""
+"""Number of GPU memory samples."""
 MB: Final = 1e6
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``rehearsal``: everything small and on the CPU, to try the script; nothing is written."""
+    """``rehearsal``: run everything small and on the CPU, to test the script; write nothing."""
 
     templates: Sequence[int]
     seconds: float
@@ -93,7 +95,7 @@ def main() -> None:
     parser.add_argument("--templates", nargs="+", type=int, default=[1_000_000, 10_000_000])
     parser.add_argument("--minutes", type=float, default=10, help="of varied shapes, for memory")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rehearse", action="store_true", help="small and on the CPU, to try the script")
+    parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, to test the script")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no part {min(unknown)}: there are {', '.join(PARTS)}")
@@ -116,24 +118,24 @@ def main() -> None:
             if not plan.rehearsal:
                 (RESULTS / f"gpu-{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             tables.append(PARTS[name].table(document))
-    print(f"\n{machine()}; {'; '.join(_gpus()) or 'no GPU: a rehearsal on the CPU, its figures mean nothing'}")
+    print(f"\n{machine()}; {'; '.join(_gpus()) or 'no GPU: this is a rehearsal on the CPU, with meaningless figures'}")
     for lines in tables:
         print("\n" + "\n".join(lines))
 
 
 class Missing(Exception):  # noqa: N818
-    """Something that a part needs is not on this machine."""
+    """A dependency of a part is missing on this machine."""
 
 
 def _trouble() -> str | None:
     try:
-        return why_not_cuda()
+        return diagnose_cuda()
     except RuntimeUnavailableError as error:
         return str(error)
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each, as nvidia-smi says."""
+    """Return name, memory and driver of each GPU, from nvidia-smi."""
     try:
         said = _smi("name,memory.total,driver_version")
     except OSError:
@@ -157,8 +159,8 @@ def _lfw() -> Path:
 
 
 def parity(plan: Plan, folder: Path) -> Document:
-    """The same photos on both: boxes by pairs, vectors of the same crops; and which provider ran which nodes."""
-    pack, data = load_pack(BUNDLED), _lfw()
+    """Compare GPU and CPU on the same photos: paired boxes, vectors of the same crops, and each node's provider."""
+    pack, data = load_pack(BUNDLED_PACK), _lfw()
     found = [person.photos[0] for person in people(data)][: plan.photos]
     photos = [read(path) for path in found]
     detectors = [
@@ -175,7 +177,7 @@ def parity(plan: Plan, folder: Path) -> Document:
     )
     on_gpu = _opened(pack, "recognition", plan, folder)
     vectors = [
-        Recogniser(network, pack.recognition).embed(crops)
+        Recognizer(network, pack.recognition).embed(crops)
         for network in (on_gpu, OnnxNetwork(pack.recognition.path, "CPUExecutionProvider"))
     ]
     cosines = (vectors[0] * vectors[1]).sum(1)
@@ -195,11 +197,12 @@ def parity(plan: Plan, folder: Path) -> Document:
 
 
 def _opened(pack: ModelPack, task: str, plan: Plan, folder: Path) -> CudaNetwork:
-    return open_on(pack.detection if task == "detection" else pack.recognition, plan.device, folder)
+    return open_on_device(pack.detection if task == "detection" else pack.recognition, plan.device, folder)
 
 
 def _paired(there: Sequence[Faces], here: Sequence[Faces]) -> tuple[list[float], int]:
-    """How far each box here is from the nearest one there, in pixels; and how many faces have no partner within 10."""
+    """Return the distance in pixels from each box to the nearest reference box, and the number of faces without a
+    partner within 10 pixels."""
     shifts, alone = [], 0
     for a, b in zip(there, here, strict=True):
         alone += abs(len(a) - len(b))
@@ -229,24 +232,24 @@ def parity_table(document: Document) -> list[str]:
 
 
 def embedding(plan: Plan, folder: Path) -> Document:
-    """The recogniser alone, from crops in memory to vectors in memory: copies there and back are in it."""
-    files = {"bundled": BUNDLED / "recogniser.onnx"}
+    """Measure the recognizer alone, from crops in memory to vectors in memory, including copies to and from the GPU."""
+    files = {"bundled": BUNDLED_PACK / "recognizer.onnx"}
     if importlib.util.find_spec("torch") is not None and not plan.rehearsal:
-        heavy = heavy_pack(BUNDLED / "detector.onnx", ROOT / "runs" / "cache")
+        heavy = heavy_pack(BUNDLED_PACK / "detector.onnx", ROOT / "runs" / "cache")
         files["IResNet-50, random weights"] = heavy / "recognizer.onnx"
     shapes = [(size, 3, SIDE_PX, SIDE_PX) for size in plan.sizes]
     return {"networks": {name: _rates(file, shapes, plan, folder) for name, file in files.items()}}
 
 
 def detector(plan: Plan, folder: Path) -> Document:
-    """The detector alone, from canvases in memory to its raw outputs in memory."""
+    """Measure the detector alone, from canvases in memory to its raw outputs in memory."""
     sides = (CANVAS_BUCKETS_PX[0],) if plan.rehearsal else (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
-    shapes = [(size, 3, side, side) for side in sides for size in PHOTO_BATCHES if size <= max(plan.sizes)]
-    return {"networks": {"bundled": _rates(BUNDLED / "detector.onnx", shapes, plan, folder)}}
+    shapes = [(size, 3, side, side) for side in sides for size in PHOTO_BATCH_SIZES if size <= max(plan.sizes)]
+    return {"networks": {"bundled": _rates(BUNDLED_PACK / "detector.onnx", shapes, plan, folder)}}
 
 
 def _rates(file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan, folder: Path) -> Document:
-    """Items a second by configuration and shape: medians of rounds taken by turns, ratios within a round."""
+    """Return items a second by configuration and shape: medians of interleaved rounds, ratios within a round."""
     opened: dict[str, CudaNetwork] = {}
     left_out: dict[str, str] = {}
     for name, numbers in CONFIGURATIONS.items():
@@ -315,8 +318,8 @@ def rates_table(document: Document) -> list[str]:
 
 
 def identity(plan: Plan, _: Path) -> Document:
-    """LFW's photos, and groups, through a real server on loopback, networks on the GPU and on the CPU by turns."""
-    data, pack = _lfw(), BUNDLED
+    """Identify LFW's photos and group photos through a real server, with networks on GPU and CPU in turn."""
+    data, pack = _lfw(), BUNDLED_PACK
     everybody = people(data)
     held = {} if plan.rehearsal else gallery_of(everybody, load_pack(pack), ROOT / "runs" / "cache")
     clients = (1,) if plan.rehearsal else CLIENTS
@@ -360,8 +363,8 @@ def identity_table(document: Document) -> list[str]:
 
 
 def memory(plan: Plan, folder: Path) -> Document:
-    """Batches of every size and canvas in random order; the GPU's memory as nvidia-smi counts it."""
-    pack = load_pack(BUNDLED)
+    """Run batches of every size and canvas in random order; read the GPU's memory from nvidia-smi."""
+    pack = load_pack(BUNDLED_PACK)
     networks = [_opened(pack, "detection", plan, folder), _opened(pack, "recognition", plan, folder)]
     rng = np.random.default_rng(0)
     used, items = [_used_mb(plan)], 0
@@ -369,7 +372,7 @@ def memory(plan: Plan, folder: Path) -> Document:
         while time.monotonic() < end:
             sides = rng.choice(CANVAS_BUCKETS_PX, 2).tolist()
             for network, most, shape in (
-                (networks[0], PHOTO_BATCHES[-1], (3, *sides)),
+                (networks[0], PHOTO_BATCH_SIZES[-1], (3, *sides)),
                 (networks[1], 2 * BATCH_BUCKETS[-1], (3, SIDE_PX, SIDE_PX)),
             ):
                 count = int(rng.integers(1, most + 1))
@@ -401,8 +404,8 @@ def memory_table(document: Document) -> list[str]:
 
 
 def search(plan: Plan, _: Path) -> Document:
-    """As galleries search: candidates by the GPU, compared once more in full. The depth is the least that keeps the
-    promise of recall; the structures alone, without SQL."""
+    """Search as galleries do: candidates from the GPU, then an exact comparison. The depth is the smallest that meets
+    the recall target. Uses the index structures alone, without SQL."""
     rows: list[Document] = []
     kinds: tuple[Kind, ...] = ("exact", "compact")
     build = builders("cpu" if plan.rehearsal else "gpu")
@@ -441,7 +444,7 @@ def search(plan: Plan, _: Path) -> Document:
 
 
 def _searched(index: Any, held: Float, depth: int, probes: Float) -> Float:
-    """(q, K) similarities, best first."""
+    """Return (q, K) similarities, best first."""
     _, rows = index.candidates(probes, depth)
     similarities = similarities_at(probes, held, rows)
     best: Float = -np.sort(-similarities, axis=1)[:, :K]

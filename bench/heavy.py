@@ -1,4 +1,4 @@
-"""Networks as heavy as those that are deployed, for speed alone: IResNet-50 with random weights."""
+"""Networks as heavy as those in production, for speed alone: IResNet-50 with random weights."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Final
 
 DIMENSION: Final = 512
 SETTLING: Final = 20
-"""Batches that batch normalisation sees."""
+"""Batches that set the statistics of batch normalization."""
 
 
 def heavy_pack(detector: Path, cache: Path) -> Path:
-    """A directory with a copy of ``detector`` and the recogniser."""
-    directory = heavy_recogniser(cache).parent
+    """Return a directory with a copy of ``detector`` and the recognizer."""
+    directory = heavy_recognizer(cache).parent
     shutil.copy(detector, directory / "detector.onnx")
     return directory
 
 
-def heavy_recogniser(cache: Path) -> Path:
-    """Made once."""
-    recogniser = cache / "heavy" / "recognizer.onnx"
-    if not recogniser.is_file():
+def heavy_recognizer(cache: Path) -> Path:
+    """Create the recognizer once, and cache it."""
+    recognizer = cache / "heavy" / "recognizer.onnx"
+    if not recognizer.is_file():
         import torch
 
         from training.backbones import build_backbone
         from training.config import BackboneConfig
 
-        recogniser.parent.mkdir(parents=True, exist_ok=True)
+        recognizer.parent.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(0)
         network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=DIMENSION))
-        # Untrained, each block's numbers are larger than the last one's, out of fp16's range in the end.
+        # Without training, the activations grow from block to block and leave the range of fp16.
         with torch.no_grad():
             for _ in range(SETTLING):
                 network(2 * torch.rand(8, 3, 112, 112) - 1)
         network.eval()
-        unfinished = recogniser.with_suffix(".unfinished")
+        unfinished = recognizer.with_suffix(".unfinished")
         torch.onnx.export(
             network,
             (torch.rand(2, 3, 112, 112),),
@@ -45,5 +45,5 @@ def heavy_recogniser(cache: Path) -> Path:
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             external_data=False,
         )
-        unfinished.rename(recogniser)
-    return recogniser
+        unfinished.rename(recognizer)
+    return recognizer

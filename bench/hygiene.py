@@ -1,9 +1,9 @@
-"""How much of the hygiene report is right: duplicates and mislabelled templates planted among real people of LFW.
+"""Measure the precision and recall of the hygiene report: duplicates and mislabeled templates planted among people of
+LFW.
 
-350 people with two to six photos, nobody of whom the calibration has seen; thirty are split under two ids, thirty get a
-photo of somebody else: twenty of somebody enrolled, ten of somebody who is not. Settings were chosen on seeds 0 to 9,
-other draws from the same 712 people; reported are seeds 100 to 119. Prints, and writes bench/results/hygiene.md and
-.json.
+Uses 350 people with two to six photos, all outside the calibration data. Thirty are split under two ids. Thirty get a
+photo of another person: twenty of an enrolled person, ten of a stranger. Settings were chosen on seeds 0 to 9, other
+draws from the same 712 people; seeds 100 to 119 are reported. Prints, and writes bench/results/hygiene.md and .json.
 
     python -m bench.hygiene [--cache runs/cache] [--speed]
 """
@@ -24,20 +24,21 @@ from numpy.typing import NDArray
 from bench.common import RESULTS, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from bench.quality import others_than_view1
-from models.network import Float
-from models.pack import ModelPack
-from models.risk import Calibration
-from service.gallery.hygiene import Finding, Levels, inspect
-from service.gallery.subjects import Snapshot
-from training.calibrate import calibrate
-from training.evaluate import Embedder, people_of, read_pairs
+from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration
+from models.runtime.network import Float
+from service.domain.gallery import Snapshot
+from service.domain.hygiene import HygieneFinding, HygieneThresholds, find_problems
+from training.evaluation.embedding import Embedder
+from training.evaluation.lfw import people_of, read_pairs
+from training.export.calibrate import calibrate
 
 SEEDS: Final = range(100, 120)
 PEOPLE: Final = 350
 PLANTED: Final = 30
 OF_NOBODY: Final = 10
 MOST_PHOTOS: Final = 6
-OF_ANOTHER: Final = "not who it is labelled as, to the eye"
+OF_ANOTHER: Final = "not who it is labeled as, to the eye"
 SWAPPED: Final = "exchanged with one of Nora Bendijo, to the eye"
 KNOWN_ERRORS: Final[Mapping[str, str]] = {
     "Elisabeth_Schumacher/Elisabeth_Schumacher_0001.jpg": OF_ANOTHER,
@@ -48,15 +49,15 @@ KNOWN_ERRORS: Final[Mapping[str, str]] = {
     "Nora_Bendijo/Nora_Bendijo_0002.jpg": SWAPPED,
     "Mahmoud_Abbas/Mahmoud_Abbas_0012.jpg": OF_ANOTHER,
 }
-"""Photos that LFW gets wrong, seen when the report's findings on other seeds and these were looked at. It is our
-list, made after the fact: the figures that leave them out are the kinder ones. The errors that the open-set
-protocol documents (training.evaluate.DOUBTFUL_STRANGERS) are of people with one photo, who are not enrolled here."""
+"""Wrong labels in LFW, found by reviewing the report on other seeds and on these. This is our own list, made after the
+fact: the figures without these photos are the more favorable ones. The errors that the open-set protocol documents
+(training.evaluation.lfw.DOUBTFUL_STRANGERS) concern people with one photo, who are not enrolled here."""
 SECOND_ID: Final = " (2)"
 
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """LFW's photos of people who have two or more and were not calibrated on: ``files`` (n,), ``vectors`` (n, d)."""
+    """LFW photos of people with two or more photos, outside the calibration: ``files`` (n,), ``vectors`` (n, d)."""
 
     files: NDArray[np.str_]
     vectors: Float
@@ -65,18 +66,18 @@ class Photos:
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A gallery; its template keys are rows of the photos. ``ids``: of subjects, by key. ``duplicates``: those who have
-    a second id. ``mislabelled``: true owner by row, None where that is nobody enrolled."""
+    """A gallery whose template keys are rows of the photos. ``ids``: subjects by key. ``duplicates``: subjects with a
+    second id. ``mislabeled``: true owner by row, None if the owner is not enrolled."""
 
     snapshot: Snapshot
     ids: Sequence[str]
     duplicates: frozenset[str]
-    mislabelled: Mapping[int, str | None]
+    mislabeled: Mapping[int, str | None]
 
 
 def main() -> None:
     parser = arguments()
-    parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 made-up subjects")
+    parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 generated subjects")
     options = parser.parse_args()
     lfw = lfw_or_exit()
     figures: dict[str, Any] = {}
@@ -101,8 +102,8 @@ def photos_of(
     files: Sequence[str] | None = None,
     calibrated_on: int | None = None,
 ) -> Photos:
-    """``files``: some of the photos; all by default. A pack without calibration is calibrated on View 1's training
-    list, as the bundled one was, or on its first ``calibrated_on`` pairs."""
+    """Load ``files``, all photos by default. A pack without calibration is calibrated on View 1's training list, like
+    the bundled one, or on its first ``calibrated_on`` pairs."""
     embedder = Embedder(pack, cache_dir=cache)
     chosen = several(others_than_view1(lfw)) if files is None else list(files)
     embeddings = embedder.embeddings(chosen, lfw / "images")
@@ -114,7 +115,7 @@ def photos_of(
         evidence = calibrate(seen.vectors[seen.found], names, "LFW View 1, pairsDevTrain")
     else:
         evidence = dict(pack.calibration)
-    embedder.remember()
+    embedder.save_cache()
     found = embeddings.found
     return Photos(np.array(chosen)[found], embeddings.vectors[found], Calibration.from_document(evidence))
 
@@ -127,7 +128,7 @@ def several(files: Sequence[str]) -> list[str]:
 def plant(
     photos: Photos, seed: int, people: int = PEOPLE, planted: int = PLANTED, of_nobody: int = OF_NOBODY
 ) -> Planted:
-    """A gallery of ``people`` with ``planted`` errors of each kind."""
+    """Build a gallery of ``people`` with ``planted`` errors of each kind."""
     rng = np.random.default_rng(seed)
     owners = people_of(photos.files.tolist())
     names, counts = np.unique(owners, return_counts=True)
@@ -139,53 +140,55 @@ def plant(
     for name in duplicates:
         cut = int(rng.integers(1, len(rows[name])))
         enrolled[name], enrolled[name + SECOND_ID] = rows[name][:cut], rows[name][cut:]
-    # Who receives a photo has two true ones left, who gives one too.
+    # Receivers and donors keep at least two correct photos each.
     hosts = chosen[planted : 2 * planted]
     donors = [name for name in chosen[2 * planted :] if len(rows[name]) >= 3][: planted - of_nobody]
-    mislabelled: dict[int, str | None] = {}
+    mislabeled: dict[int, str | None] = {}
     for host, owner in zip(hosts, [*donors, *nobody], strict=True):
         row = enrolled[owner].pop() if owner in enrolled else rows[owner][0]
-        mislabelled[row] = owner if owner in enrolled else None
+        mislabeled[row] = owner if owner in enrolled else None
         enrolled[host].append(row)
     ids = list(enrolled)
     templates = np.array([row for name in ids for row in enrolled[name]], np.int64)
     subjects = np.array([key for key, name in enumerate(ids) for _ in enrolled[name]], np.int64)
     snapshot = Snapshot(1, templates, subjects, photos.vectors[templates], np.full(len(templates), np.nan, np.float32))
-    return Planted(snapshot, ids, frozenset(duplicates), mislabelled)
+    return Planted(snapshot, ids, frozenset(duplicates), mislabeled)
 
 
 def judge(photos: Photos, planted: Planted) -> dict[str, Any]:
-    """Counts of what was found rightly and wrongly; wrong ones by name."""
-    findings = inspect(planted.snapshot, photos.calibration, Levels.of(photos.calibration, len(planted.ids)))
+    """Count correct and wrong findings; list the wrong ones by name."""
+    findings = find_problems(
+        planted.snapshot, photos.calibration, HygieneThresholds.of(photos.calibration, len(planted.ids))
+    )
     pairs = [{planted.ids[s] for s in finding.subjects} for finding in findings if finding.kind == "duplicate_subjects"]
     right_pairs = {name for name in planted.duplicates if {name, name + SECOND_ID} in pairs}
-    strays = [(row, f) for f in findings if f.kind == "mislabelled_template" for row in f.templates]
-    right_strays = {row for row, _ in strays if row in planted.mislabelled}
+    strays = [(row, f) for f in findings if f.kind == "mislabeled_template" for row in f.templates]
+    right_strays = {row for row, _ in strays if row in planted.mislabeled}
     return {
         "duplicates": len(right_pairs),
         "wrong duplicates": [
             " = ".join(sorted(pair)) for pair in pairs if not any(pair == {n, n + SECOND_ID} for n in right_pairs)
         ],
-        "mislabelled": len(right_strays),
-        "wrong mislabelled": [str(photos.files[row]) for row, _ in strays if row not in right_strays],
+        "mislabeled": len(right_strays),
+        "wrong mislabeled": [str(photos.files[row]) for row, _ in strays if row not in right_strays],
         "sent home": sum(_sent_home(row, finding, planted) for row, finding in strays),
-        "to be sent home": sum(owner is not None for owner in planted.mislabelled.values()),
+        "to be sent home": sum(owner is not None for owner in planted.mislabeled.values()),
         "inconsistent": sum(f.kind == "inconsistent_subject" for f in findings),
         "lookalikes": sum(f.kind == "lookalikes" for f in findings),
         "planted": len(planted.duplicates),
     }
 
 
-def _sent_home(row: int, finding: Finding, planted: Planted) -> bool:
-    owner = planted.mislabelled.get(row)
+def _sent_home(row: int, finding: HygieneFinding, planted: Planted) -> bool:
+    owner = planted.mislabeled.get(row)
     return owner is not None and finding.belongs_to is not None and planted.ids[finding.belongs_to] == owner
 
 
 def summary(photos: Photos, draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     planted = sum(draw["planted"] for draw in draws)
-    levels = Levels.of(photos.calibration, PEOPLE + PLANTED)
+    levels = HygieneThresholds.of(photos.calibration, PEOPLE + PLANTED)
     result: dict[str, Any] = {"levels": vars(levels), "draws": len(draws)}
-    for kind in ("duplicates", "mislabelled"):
+    for kind in ("duplicates", "mislabeled"):
         right = sum(draw[kind] for draw in draws)
         wrong = Counter(name for draw in draws for name in draw[f"wrong {kind}"])
         own = sum(count for name, count in wrong.items() if name not in KNOWN_ERRORS)
@@ -204,7 +207,7 @@ def summary(photos: Photos, draws: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def seconds(calibration: Calibration, subjects: int) -> float:
-    """For made-up subjects of two templates each, 128 dimensions."""
+    """Measure generated subjects of two templates each, 128 dimensions."""
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(subjects, 128)).astype(np.float32), 2, 0)
     vectors += 0.3 * rng.normal(size=vectors.shape).astype(np.float32)
@@ -212,27 +215,27 @@ def seconds(calibration: Calibration, subjects: int) -> float:
     pks = np.arange(2 * subjects)
     snapshot = Snapshot(1, pks, pks // 2, vectors, np.full(2 * subjects, np.nan, np.float32))
     begun = time.perf_counter()
-    inspect(snapshot, calibration, Levels.of(calibration, subjects))
+    find_problems(snapshot, calibration, HygieneThresholds.of(calibration, subjects))
     return time.perf_counter() - begun
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
     lines = ["# Hygiene", "", "`make bench-hygiene`", ""]
     lines += [
-        f"{PEOPLE} people of LFW with two to {MOST_PHOTOS} photos, none of whom was calibrated on. {PLANTED} are split "
-        f"under two ids; {PLANTED} have a photo of somebody else, {OF_NOBODY} of these of somebody not enrolled. "
-        f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. In brackets the worst "
-        "draw.",
+        f"{PEOPLE} people of LFW with two to {MOST_PHOTOS} photos, all outside the calibration. {PLANTED} are split "
+        f"under two ids; {PLANTED} have a photo of another person, {OF_NOBODY} of them of a stranger. "
+        f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. The worst draw is "
+        "in brackets.",
         "",
-        "LFW's own errors are those listed below as such: found by looking at what was reported, so the last column is "
-        "the kinder one.",
+        "LFW's own errors are marked in the lists below. They were found by reviewing the reports, so the last column "
+        "is the more favorable one.",
         "",
         "| | Recall | Precision | Precision without LFW's own errors |",
         "| --- | --- | --- | --- |",
     ]
     packs = {name: found for name, found in figures.items() if name != "seconds"}
     for name, found in packs.items():
-        for kind in ("duplicates", "mislabelled"):
+        for kind in ("duplicates", "mislabeled"):
             part = found[kind]
             lines.append(
                 f"| {name}: {kind} | {part['recall']:.1%} ({part['least recall']:.0%}) | {part['precision']:.1%} "
@@ -246,7 +249,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
             f"Besides, a draw has {found['inconsistent']:.1f} inconsistent subjects and {found['lookalikes']:.1f} "
             "lookalikes.",
         ]
-        for kind in ("duplicates", "mislabelled"):
+        for kind in ("duplicates", "mislabeled"):
             wrong = [
                 f"{Path(file).stem} ({', '.join(filter(None, (str(count), KNOWN_ERRORS.get(file))))})"
                 for file, count in found[kind]["wrong"].items()

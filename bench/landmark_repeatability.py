@@ -1,7 +1,7 @@
-"""How far a detector's landmarks differ from its own on the same photo shifted, mirrored or scaled.
+"""Measure how repeatable a detector's landmarks are on the same photo shifted, mirrored or scaled.
 
-A bound on how well two detectors can be expected to agree. Prints the median over photos of the mean distance of the
-five points, in eye distances, and writes JSON.
+This bounds the agreement that two detectors can reach. Prints the median over photos of the mean distance of the five
+points, in eye distances, and writes JSON.
 
     python -m bench.landmark_repeatability --pack DIRECTORY --photos LFW_IMAGES [--detector FILE --yunet]
 """
@@ -18,11 +18,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.detection import Detector
-from models.pack import BUNDLED, Normalisation, load_pack
-from models.runtime import OnnxNetwork
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import Detector
+from models.vision.specs import Normalization
 from training.data.identities import read_rgb
-from training.detection.data import MIRRORED
+from training.detection.data import MIRRORED_LANDMARKS
 
 Image = NDArray[np.uint8]
 Points = NDArray[np.float64]
@@ -38,7 +39,7 @@ def scaled(factor: float) -> tuple[Callable[[Image], Image], Callable[[Points, i
     )
 
 
-# How the photo is changed, and how landmarks found there are brought back (given the photo's width).
+# Each change of the photo, and its inverse for landmarks (given the photo's width).
 CHANGES: dict[str, tuple[Callable[[Image], Image], Callable[[Points, int], Points]]] = {
     f"shifted {SHIFT_PX} px": (
         lambda image: np.pad(image, ((SHIFT_PX, 0), (SHIFT_PX, 0), (0, 0))),
@@ -46,7 +47,7 @@ CHANGES: dict[str, tuple[Callable[[Image], Image], Callable[[Points, int], Point
     ),
     "mirrored": (
         lambda image: np.ascontiguousarray(image[:, ::-1]),
-        lambda points, width: np.stack([width - 1 - points[..., 0], points[..., 1]], -1)[:, MIRRORED],
+        lambda points, width: np.stack([width - 1 - points[..., 0], points[..., 1]], -1)[:, MIRRORED_LANDMARKS],
     ),
     **{f"scaled {factor:g}": scaled(factor) for factor in (0.5, 0.75, 1.5, 2.0)},
 }
@@ -54,7 +55,7 @@ CHANGES: dict[str, tuple[Callable[[Image], Image], Callable[[Points, int], Point
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pack", type=Path, default=BUNDLED)
+    parser.add_argument("--pack", type=Path, default=BUNDLED_PACK)
     parser.add_argument("--detector", type=Path, help="another detector file")
     parser.add_argument("--yunet", action="store_true", help="the detector file has YuNet's head")
     parser.add_argument("--photos", type=Path, required=True)
@@ -63,7 +64,7 @@ def main() -> None:
     if options.detector:
         spec = replace(spec, path=options.detector)
     if options.yunet:
-        spec = replace(spec, head="yunet", normalisation=Normalisation(0.0, 1.0, "BGR"))
+        spec = replace(spec, head="yunet", normalization=Normalization(0.0, 1.0, "BGR"))
     detector = Detector(OnnxNetwork(spec.path), spec)
 
     every = sorted(options.photos.glob("*/*.jpg"))

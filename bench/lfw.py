@@ -1,4 +1,4 @@
-"""How the benches on LFW begin: the folder where answers are kept, the photos, and the packs that are judged."""
+"""Shared setup of the benchmarks on LFW: the cache folder, the photos, and the packs to measure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.common import ROOT, outside, say
-from models.pack import BUNDLED, ModelPack, load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
 
 
 def arguments() -> argparse.ArgumentParser:
-    """A parser of ``--cache``, to which a bench adds its own."""
+    """Create a parser with ``--cache``; a benchmark adds its own options."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--cache", type=Path, default=ROOT / "runs" / "cache", help="what networks answered is kept here"
-    )
+    parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache", help="folder for cached network outputs")
     return parser
 
 
 def lfw_or_exit() -> Path:
-    """LFW's folder in the research data; without its photos nothing can be measured."""
+    """Return LFW's folder in the research data, or exit if the photos are missing."""
     data = outside("KITH_DATA", "data")
     if not (data / "lfw" / "images").is_dir():
         sys.exit(f"The research data are not at {data}: set KITH_DATA (docs/training.md says what it must hold).")
@@ -29,8 +28,8 @@ def lfw_or_exit() -> Path:
 
 
 def packs_beside_reference(load_reference: Callable[[Path], ModelPack] = load_pack) -> dict[str, ModelPack]:
-    """``bundled``, and ``reference`` where the reference models are; that they are absent is said."""
-    packs = {"bundled": load_pack(BUNDLED)}
+    """Load ``bundled``, and ``reference`` if the reference models are present; report their absence."""
+    packs = {"bundled": load_pack(BUNDLED_PACK)}
     reference = outside("KITH_REFERENCE", "reference")
     if any(reference.glob("*.onnx")):
         packs["reference"] = load_reference(reference)

@@ -1,7 +1,7 @@
-"""A closed loop of HTTP clients over loopback, cheap enough to share the machine with the server it loads.
+"""A closed loop of HTTP clients over loopback, cheap enough to share the machine with the server that it loads.
 
-Requests are prebuilt bytes, sent over connections that stay open; each client sends its next one when its answer is
-there. It runs in a process of its own, whose share of the processors is part of the result.
+Requests are prebuilt bytes on keep-alive connections. Each client sends its next request after the answer arrives. The
+loop runs in a separate process, so its own processor time can be reported.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final, Self
 HOST: Final = "127.0.0.1"
 BOUNDARY: Final = "kith-bench-7MA4YWxkTrZu0gW"
 DRAIN_S: Final = 120.0
-"""What the slowest server may still take to answer what is on its way when the time is up."""
+"""Time for the slowest server to answer the pending requests after the measurement."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """So many ``clients`` at ``port`` for ``seconds``, after ``warm_up_s`` that do not count. ``marker``: stands in an
-    answer's body once a face. ``limit``: most requests, None: no bound but the time."""
+    """A load of ``clients`` on ``port`` for ``seconds``, after ``warm_up_s`` that do not count. ``marker``: a string
+    that occurs in an answer once per face. ``limit``: maximum number of requests, None for no limit."""
 
     port: int
     requests: Sequence[bytes]
@@ -40,8 +40,8 @@ class Order:
 
 @dataclass
 class Tally:
-    """What was answered in ``seconds``; ``latencies_ms``: of status 200 alone; ``served``: status 200 before and after
-    them, too; ``cpu_s``: processor seconds of the generator itself."""
+    """Answers within ``seconds``. ``latencies_ms``: of status 200 only; ``served``: status 200, including warm-up and
+    drain; ``cpu_s``: processor seconds of the generator itself."""
 
     seconds: float = 0.0
     faces: int = 0
@@ -60,7 +60,7 @@ class Tally:
 
 
 def multipart(path: str, payload: bytes, part: str = "images", options: bytes | None = None) -> bytes:
-    """A whole POST request with one photo, and ``options`` as its part ``request``."""
+    """Build a complete POST request with one photo, and ``options`` as its part ``request``."""
     dash = f"--{BOUNDARY}\r\n".encode()
     head = f'Content-Disposition: form-data; name="{part}"; filename="photo"\r\nContent-Type: image/jpeg\r\n\r\n'
     body = dash + head.encode() + payload + b"\r\n"
@@ -117,7 +117,7 @@ class _Client(asyncio.Protocol):
 
 
 def content_length(head: bytes) -> int:
-    """Of an answer's head. Raises ValueError where it does not say: servers here know how long their answers are."""
+    """Return the length from an answer's head. Raise ValueError if it is missing: all measured servers send it."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length":
@@ -160,7 +160,7 @@ class _Run:
 
 
 async def load(order: Order) -> Tally:
-    """Raises ConnectionError: the server hung up; TimeoutError: it did not answer."""
+    """Run the load. Raise ConnectionError if the server hangs up, TimeoutError if it does not answer."""
     run, loop = _Run(order), asyncio.get_running_loop()
     cpu_s = time.process_time()
     clients = [
@@ -182,7 +182,7 @@ def _serve_orders(orders: Connection) -> None:
 
 
 class Worker:
-    """A process of its own that takes orders, ``target(orders, *arguments)``, until one is None; a context manager."""
+    """A process that runs ``target(orders, *arguments)`` and takes orders until it gets None; a context manager."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
@@ -203,13 +203,13 @@ class Worker:
 
 
 class Generator(Worker):
-    """The loop, working."""
+    """A running load loop."""
 
     def __init__(self) -> None:
         super().__init__(_serve_orders)
 
     def run(self, order: Order) -> Tally:
-        """Raises as :func:`load`; EOFError where its process ended."""
+        """Run an order. Raise the errors of :func:`load`, and EOFError if the process ended."""
         self._orders.send(order)
         result = self._orders.recv()
         if isinstance(result, Exception):
@@ -220,7 +220,7 @@ class Generator(Worker):
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """Of a running process: processor seconds so far, resident bytes now and at most."""
+    """Processor seconds so far, resident bytes now, and peak resident bytes of a running process."""
 
     cpu_s: float
     rss_bytes: int

@@ -1,4 +1,4 @@
-"""In words, the machine and the code that figures were taken on."""
+"""Describe the machine and the commit that figures were taken on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from models.runtime import available_cores
+from models.runtime.onnx_runtime import available_cores
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 TOLD: Final = {"amx_tile": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI", "avx2": "AVX2"}
-"""Flags of what decides about numeric formats."""
+"""CPU flags that matter for numeric formats."""
 
 
 def machine() -> str:
@@ -23,7 +23,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The checkout's, with a plus where code or packs are others than its; *unknown* outside of a checkout."""
+    """Return the checkout's commit, with a plus if code or packs differ from it; *unknown* outside of a checkout."""
     head, changed = (_git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain", "--", "*.py", "models"))
     return "unknown" if head is None else f"{head}{'+' if changed else ''}"
 

@@ -1,9 +1,9 @@
-"""Does the server's memory stay flat over many requests of varied sizes?
+"""Check that the server's memory stays flat over many requests of varied sizes.
 
-Photos of LFW scaled to between 80 and 2000 pixels, group photos, other formats, and what is no photo, asked for in a
-random order; the server's resident memory is looked at after each part. Before them all are asked for, so that
-networks are compiled for every canvas. Flat means: once warm, a straight line through it rises by no more than 2 MB in
-10,000 requests. Prints, and writes bench/results/memory.json and .png.
+The requests are photos of LFW scaled to between 80 and 2000 pixels, group photos, other formats, and invalid images, in
+a random order. After each part, the script reads the server's resident memory. Before the measurement it sends every
+payload once, so that networks are compiled for every canvas. Memory counts as flat if, once warm, its regression line
+rises by at most 2 MB in 10,000 requests. Prints, and writes bench/results/memory.json and .png.
 
     python -m bench.memory [--requests 100000] [--clients 8]
 """
@@ -31,19 +31,19 @@ from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, people
 from bench.servers import GALLERY, kith_server
-from models.pack import BUNDLED, load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
 
 RESULT: Final = RESULTS / "memory.json"
 PLOT: Final = RESULTS / "memory.png"
 SIDES_PX: Final = (80, 2000)
 POOL: Final = 400
 PASSES: Final = 2
-"""Through the pool before anything counts."""
+"""Warm-up passes through the pool."""
 PARTS: Final = 200
 WARM: Final = 0.4
-"""Of the requests: caches fill, allocators find their size."""
+"""Share of the requests that warm up: caches fill, allocators find their size."""
 MOST_MB: Final = 2.0
-"""Per 10,000 requests, once warm."""
+"""Maximum growth per 10,000 requests, once warm."""
 FORMATS: Final = (("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGBA"), ("WEBP", "RGB"))
 PATHS: Final = (f"/v1/galleries/{GALLERY}/identify", "/v1/embed", "/v1/detect")
 Figures = dict[str, Any]
@@ -61,9 +61,9 @@ def main() -> None:
         sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
     chance = random.Random(0)
     requests = [multipart(chance.choice(PATHS), payload) for payload in varied(data, chance)]
-    vectors = gallery_of(people(data), load_pack(BUNDLED), ROOT / "runs" / "cache")
-    with Generator() as generator, kith_server(BUNDLED, {}, vectors) as server:
-        # Each time in another order, so that small canvases leave alone and in batches.
+    vectors = gallery_of(people(data), load_pack(BUNDLED_PACK), ROOT / "runs" / "cache")
+    with Generator() as generator, kith_server(BUNDLED_PACK, {}, vectors) as server:
+        # Each pass has another order, so that small canvases run alone and in batches.
         for _ in range(PASSES):
             chance.shuffle(requests)
             generator.run(Order(server.port, requests, options.clients, 3600.0, 0.0, b"", limit=len(requests)))
@@ -75,8 +75,7 @@ def main() -> None:
 
 
 def varied(data: Path, chance: random.Random) -> list[bytes]:
-    """A pool of payloads: small photos are commoner than large ones, one in twelve shows a group, one in twenty is no
-    photo."""
+    """Build a pool of payloads: mostly small photos; one in twelve shows a group, one in twenty is not a photo."""
     everybody, together = people(data), groups(data)
     pool: list[bytes] = []
     while len(pool) < POOL:
@@ -94,7 +93,7 @@ def varied(data: Path, chance: random.Random) -> list[bytes]:
 
 def scaled(path: Path, chance: random.Random) -> bytes:
     low, high = (math.log(side) for side in SIDES_PX)
-    # The smaller of two, which makes one in fifty of them larger than 1500 pixels.
+    # The smaller of two draws: one in fifty is then larger than 1500 pixels.
     longest = math.exp(min(chance.uniform(low, high), chance.uniform(low, high)))
     width, height = (round(longest * chance.uniform(0.6, 1)), round(longest))
     kind, mode = chance.choice(FORMATS)
@@ -138,7 +137,7 @@ def ask(
 
 
 def slope(asked: Sequence[int], resident_mb: Sequence[float]) -> float:
-    """MB per 10,000 requests, by least squares through what came after the warm-up."""
+    """Return MB per 10,000 requests, by least squares over the values after the warm-up."""
     requests, mb = (np.array(values, np.float64) for values in (asked, resident_mb))
     warm: NDArray[np.bool_] = requests >= WARM * requests[-1]
     return float(np.polyfit(requests[warm] / 10_000, mb[warm], 1)[0])
@@ -163,7 +162,7 @@ def draw(figures: Figures, path: Path) -> None:
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(figures["requests"], figures["rss_mb"])
-    axes.axvline(WARM * figures["requests"][-1], linestyle=":", color="grey")
+    axes.axvline(WARM * figures["requests"][-1], linestyle=":", color="gray")
     axes.set(
         xlabel="requests, of 80 to 2000 pixels, some of them no photos",
         ylabel="resident memory of the server, MB",

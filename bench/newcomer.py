@@ -1,6 +1,7 @@
-"""What a newcomer does, in an empty home, and how long each step takes: clone, ``make setup``, ``make demo``, a server,
-the first people enrolled, the first face identified. Writes docs/newcomer.md; needs a package index, some gigabytes of
-disk, and minutes."""
+"""Time the first steps of a new user in an empty home directory.
+
+The steps are clone, ``make setup``, ``make demo``, a server, the first people enrolled, and the first face identified.
+Writes docs/newcomer.md. Needs a package index, some gigabytes of disk, and minutes."""
 
 from __future__ import annotations
 
@@ -27,19 +28,19 @@ TARGET: Final = ROOT / "docs" / "newcomer.md"
 READY_S: Final = 120.0
 PIP_CONFIGURATION: Final = Path.home() / ".config" / "pip" / "pip.conf"
 WHO: Final = "eileen"
-ABOUT: Final = """# A newcomer's log
+ABOUT: Final = """# Time to the first identified face
 
-From a clone to the first identified face, in an empty home without anybody's caches, each step and its time. `python -m
-bench.newcomer` does it anew and writes this page.
+Each [tutorial](tutorial.md) step takes this time in an empty home directory. `python -m bench.newcomer` writes
+this page.
 
-| Step | Waited | Processor | What came of it |
-|---|---|---|---|
+| Step | Time | Result |
+|---|---|---|
 """
 
 
 @dataclass(frozen=True)
 class Step:
-    """``waited_s``: by the clock; ``worked_s``: of the processor, of all processes of the step that ended."""
+    """``waited_s``: wall time; ``worked_s``: processor time of all processes of the step that ended."""
 
     command: str
     waited_s: float
@@ -48,7 +49,7 @@ class Step:
 
 
 def run(folder: Path) -> list[Step]:
-    """Raises SystemExit: a step failed, or answered something else."""
+    """Run all steps. Raise SystemExit if a step fails or gives an unexpected answer."""
     clone, home = folder / "kith", folder / "home"
     home.mkdir()
     port = _free_port()
@@ -56,7 +57,7 @@ def run(folder: Path) -> list[Step]:
         name: value for name, value in os.environ.items() if not name.startswith(("KITH_", "PYTHON", "VIRTUAL_ENV"))
     }
     environment = kept | {"HOME": str(home), "COLUMNS": "150", "KITH_PORT": str(port)}
-    if PIP_CONFIGURATION.exists():  # which says where packages are, and is no cache
+    if PIP_CONFIGURATION.exists():  # names the package index; this is no cache
         environment["PIP_CONFIG_FILE"] = str(PIP_CONFIGURATION)
     url = f"http://127.0.0.1:{port}"
     at = environment | {"KITH_URL": url}
@@ -81,10 +82,17 @@ def run(folder: Path) -> list[Step]:
     step("make setup", "make", f"PYTHON={_base_python()}", "setup")
     came(f"{_size(clone / '.venv')} of packages")
     told = step("make demo", "make", f"PYTHON={_base_python()}", "demo")
-    came(f"{told.split().count('right')} decisions, all right; a picture")
+    came(f"{told.split().count('right')} decisions, all correct; a picture")
     with _server(kith, clone, environment, url) as waited:
         steps.append(Step("make run", waited, 0.0, "the server is ready"))
-        step("python -m service.tutorial_photos .", python, "-m", "service.tutorial_photos", ".", env=at)
+        step(
+            "python -m service.cli.tools.tutorial_photos .",
+            python,
+            "-m",
+            "service.cli.tools.tutorial_photos",
+            ".",
+            env=at,
+        )
         came("photos of four people")
         report = json.loads(
             step(
@@ -104,13 +112,13 @@ def run(folder: Path) -> list[Step]:
         (face,) = answer["visitor.jpg"]["results"]
         if (face["outcome"], face["subject"]) != ("identified", WHO):
             raise SystemExit(f"expected {WHO}: {face}")
-        came(f"{face['subject']}, a stranger's chance of it {face['false_alarm_probability']:.1g}")
+        came(f"{face['subject']}, false alarm probability {face['false_alarm_probability']:.1g}")
     return steps
 
 
 @contextmanager
 def _server(kith: str, clone: Path, environment: dict[str, str], url: str) -> Iterator[float]:
-    """A server; how long until it was ready."""
+    """Start a server; yield the seconds until it was ready."""
     began = time.perf_counter()
     with subprocess.Popen([kith, "serve"], cwd=clone, env=environment, stderr=subprocess.DEVNULL) as server:
         try:
@@ -131,7 +139,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _base_python() -> str:
-    """The one that environments are made of, not an environment's."""
+    """Return the base interpreter, not that of a virtual environment."""
     return str(Path(sys.base_prefix) / "bin" / "python3")
 
 
@@ -152,17 +160,13 @@ def _size(folder: Path) -> str:
 
 
 def page(steps: list[Step], cloned: str) -> str:
-    """``cloned``: the commit."""
-    rows = [
-        f"| `{step.command}` | {_seconds(step.waited_s)} | {_seconds(step.worked_s) if step.worked_s else ''} | "
-        f"{step.outcome} |"
-        for step in steps
-    ]
+    """Format the page; ``cloned`` is the commit."""
+    rows = [f"| `{step.command}` | {_seconds(step.waited_s)} | {step.outcome} |" for step in steps]
     total = sum(step.waited_s for step in steps)
-    ready = f"| **in all** | **{_seconds(total)}** | | |"
-    about = f"{time.strftime('%Y-%m-%d')}, commit {cloned}, {machine()}, Python {platform.python_version()}."
+    ready = f"| **total** | **{_seconds(total)}** | |"
+    about = f"Measured {time.strftime('%Y-%m-%d')}, commit {cloned}, {machine()}, Python {platform.python_version()}."
     load = os.getloadavg()[2]
-    others = f" The machine was not alone: on average {load:.0f} processes wanted its cores." if load > 1.5 else ""
+    others = f" The machine was shared: on average {load:.0f} processes were ready to run." if load > 1.5 else ""
     return f"{ABOUT}{chr(10).join([*rows, ready])}\n\n{about}{others}\n"
 
 
@@ -172,7 +176,7 @@ def _seconds(seconds: float) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="kith-newcomer-") as place:
-        cloned = commit().removesuffix("+")  # what is not committed is not cloned
+        cloned = commit().removesuffix("+")  # a clone holds only committed files
         text = page(run(Path(place)), cloned)
         TARGET.write_text(text, encoding="utf-8")
         print(text)

@@ -1,4 +1,4 @@
-"""How much a network has to compute, counted from its graph and the shapes that it really has."""
+"""Count the operations of a network, from its graph and its real tensor shapes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from models.runtime import OnnxNetwork
+from models.runtime.onnx_runtime import OnnxNetwork
 
 MULTIPLYING: Final = ("Conv", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one item of a batch: multiplications with an addition each. Of the file, whatever the batch: its weights."""
+    """Operations of one item of a batch: each is a multiplication and an addition. The weights are those of the file,
+    for any batch size."""
 
     multiply_adds: int
     weights: int
@@ -31,8 +32,8 @@ class Work:
 
 
 def work_of(path: Path, item_shape: Sequence[int]) -> Work:
-    """Convolutions and matrix products of a network on an item of this shape, (channels, height, width); what is left
-    out, activations, additions, pooling, is next to nothing of it."""
+    """Count convolutions and matrix products of a network for an item of this shape, (channels, height, width).
+    Activations, additions and pooling are left out: their share is negligible."""
     graph = onnx.load(str(path)).graph
     products = [node for node in graph.node if node.op_type in MULTIPLYING]
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
@@ -43,8 +44,8 @@ def work_of(path: Path, item_shape: Sequence[int]) -> Work:
 
 
 def _run(path: Path, names: Sequence[str], item_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of what the network computes on its way. They are taken from a run, since inference stumbles over what
-    exporters do to shapes."""
+    """Return the shapes of intermediate tensors. They come from a run, because shape inference fails on some exporters'
+    graphs."""
     model = onnx.load(str(path))
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)

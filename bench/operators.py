@@ -1,6 +1,6 @@
-"""Where the two networks spend their time, as the runtimes' own profilers have it: by operator, the dearest first.
+"""Profile the two networks with the runtimes' own profilers: time by operator, the slowest first.
 
-Both runtimes that are installed, in the numbers that Kith chooses and in fp32. Prints, and writes
+Covers both installed runtimes, in the numeric format that Kith chooses and in fp32. Prints, and writes
 bench/results/operators.md.
 
     python -m bench.operators
@@ -9,6 +9,7 @@ bench/results/operators.md.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -16,20 +17,21 @@ import numpy as np
 
 from bench.common import RESULTS
 from bench.machine import commit, machine
-from models.engines import Wish, open_network
-from models.network import Float
-from models.openvino_network import OpenVinoNetwork, is_installed
-from models.pack import BUNDLED, DetectionSpec, RecognitionSpec, load_pack
-from models.runtime import OnnxNetwork
+from models.engines.selection import EnginePreference, open_network
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork, profile_nodes
+from models.runtime.openvino_network import OpenVinoNetwork, is_installed
+from models.vision.specs import DetectionSpec, RecognitionSpec
 
 TABLE: Final = RESULTS / "operators.md"
-SIDES_PX: Final = {"detector": 256, "recogniser": 112}
+SIDES_PX: Final = {"detector": 256, "recognizer": 112}
 RUNS: Final = 9
 TOLD: Final = 4
 
 
 def main() -> None:
-    pack = load_pack(BUNDLED)
+    pack = load_pack(BUNDLED_PACK)
     lines = [
         "# Operators",
         "",
@@ -37,7 +39,7 @@ def main() -> None:
     ]
     lines += [f"one crop, milliseconds by each runtime's own profiler, medians of {RUNS} runs, and shares.", ""]
     lines += ["| Network | runs by | ms | dearest operators |", "|---|---|---|---|"]
-    for name, spec in (("detector", pack.detection), ("recogniser", pack.recognition)):
+    for name, spec in (("detector", pack.detection), ("recognizer", pack.recognition)):
         batch = np.random.default_rng(0).uniform(-1, 1, (1, 3, SIDES_PX[name], SIDES_PX[name])).astype(np.float32)
         lines += [row(name, network, batch) for network in networks(spec)]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -47,16 +49,29 @@ def main() -> None:
 def networks(spec: DetectionSpec | RecognitionSpec) -> Iterator[OpenVinoNetwork | OnnxNetwork]:
     yield OnnxNetwork(spec.path, "CPUExecutionProvider")
     if is_installed():
-        chosen = open_network(spec, Wish(engine="openvino"))
+        chosen = open_network(spec, EnginePreference(engine="openvino"))
         yield OpenVinoNetwork(spec.path)
         if isinstance(chosen, OpenVinoNetwork) and chosen.precision != "fp32":
             yield chosen
 
 
 def row(name: str, network: OpenVinoNetwork | OnnxNetwork, batch: Float) -> str:
-    runs = [network.operators_ms(batch) for _ in range(RUNS)]
+    runs = [operators_ms(network, batch) for _ in range(RUNS)]
     taken = {operator: statistics.median(run.get(operator, 0.0) for run in runs) for operator in runs[0]}
     return f"| {name} | {network.engine} {network.precision} | {sum(taken.values()):.2f} | {dearest(taken)} |"
+
+
+def operators_ms(network: OpenVinoNetwork | OnnxNetwork, batch: Float) -> dict[str, float]:
+    """Return the milliseconds of one run by operator, from the runtime's profiler."""
+    total_ms: defaultdict[str, float] = defaultdict(float)
+    if isinstance(network, OnnxNetwork):
+        options = network.session_options()
+        for node in profile_nodes(options, lambda: network.open_session(network.providers, options), batch, warm=True):
+            total_ms[node.operator] += node.ms
+    else:
+        for info in network.profile(batch):
+            total_ms[info.node_type] += info.real_time.total_seconds() * 1000
+    return dict(total_ms)
 
 
 def dearest(taken: Mapping[str, float]) -> str:

@@ -1,9 +1,11 @@
-"""What a request costs without its networks: CPU time of a server whose photos are answered from memory.
+"""Measure the cost of a request without its networks: CPU time of a server that reads results from memory.
 
-The same server as ever (uvicorn, the gate, the routes, the database, the index), but for decoding and networks, which
-are replaced by what they said of one photo before. Beside it the routes as FastAPI's manual writes them, without
-anything around them: an UploadFile or a pydantic body, a response model (``plain`` below); and ``bare``, which only
-receives the body. CPU time, not wall time: it says what is left for the networks. Writes JSON.
+The server is the real one (uvicorn, the gate, the routes, the database, the index). Only decoding and networks are
+replaced by stored results for one photo.
+
+Two other servers are the comparison. ``plain`` has routes in the style of FastAPI's manual, without middleware: an
+UploadFile or a pydantic body, a response model. ``bare`` only receives the body. CPU time, not wall time, shows how
+much processor time remains for the networks. Writes JSON.
 
     python -m bench.overhead [--requests 2000] [--clients 16]
 """
@@ -35,15 +37,17 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, UploadFile
 
-from models.gate import QualityGate
-from models.runtime import available_cores
-from service.api.schemas import DetectIn, FaceOut, FacesOut, PhotoOut, QualityOut
+from kith import Kith
+from kith.wire.faces import FaceOut, FacesOut, PhotoOut, QualityOut
+from models.runtime.onnx_runtime import available_cores
+from models.vision.quality_gate import QualityGate
 from service.app import create_app
-from service.client import Kith
-from service.demo import package_file
-from service.pipeline import Face, Photo, Pipeline
-from service.recognisers import Served
+from service.cli.tools.demo import package_file
+from service.inference.photo_pipeline import Face, Photo
+from service.inference.recognizers import ServedRecognizer
+from service.schemas.faces import DetectIn
 from service.server import bind
+from service.services.pipeline import Pipeline
 from service.settings import Settings, load_settings
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
@@ -60,7 +64,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--profile", help="route and kind of body, as embed/multipart: prints a profile instead")
+    parser.add_argument("--profile", help="route and body type, such as embed/multipart: print a profile instead")
     parser.add_argument("--serve", choices=["bare", "kith", "plain"], help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,11 +76,11 @@ def main() -> None:
         measure(arguments)
 
 
-# What is measured
+# Payloads
 
 
 def photos() -> dict[str, bytes]:
-    """A photo of a web page's size, and one from a camera; both show one face."""
+    """Return a photo of the size of a web page's, and one from a camera; both show one face."""
     picture = cv2.imread(str(package_file("skimage", "data", "astronaut.png")))
     assert picture is not None  # noqa: S101
     small = cv2.resize(picture, (250, 250), interpolation=cv2.INTER_AREA)
@@ -117,7 +121,7 @@ BODIES: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
 
 
 class Remembering(Pipeline):
-    """Photos were seen before."""
+    """Pipeline with stored results for known photos."""
 
     seen: Photo
     embedded: Photo
@@ -162,23 +166,23 @@ def kith(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with inner(app):
             context = app.state.context
-            await _remember(context.pipeline, context.recognisers.default)
+            await _remember(context.pipeline, context.recognizers.default)
             yield
 
     app.router.lifespan_context = lifespan
     return app
 
 
-async def _remember(pipeline: Any, by: Served) -> Photo:
+async def _remember(pipeline: Any, by: ServedRecognizer) -> Photo:
     photo = photos()["20 kB"]
-    embedded: Photo = await pipeline.embed(photo, by)
-    seen = await pipeline.detect(photo)
+    embedded: Photo = await pipeline.photos.embed(photo, by)
+    seen = await pipeline.photos.detect(photo)
     pipeline.__class__, pipeline.seen, pipeline.embedded = Remembering, seen, embedded
     return embedded
 
 
 def plain(settings: Settings) -> FastAPI:
-    """The routes in FastAPI's own words."""
+    """Build the routes in the style of FastAPI's manual."""
     remembered: dict[str, Photo] = {}
     inner = create_app(settings)
 
@@ -186,7 +190,7 @@ def plain(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with inner.router.lifespan_context(inner):
             context = inner.state.context
-            remembered["embed"] = await _remember(context.pipeline, context.recognisers.default)
+            remembered["embed"] = await _remember(context.pipeline, context.recognizers.default)
             remembered["detect"] = replace(
                 remembered["embed"], faces=[replace(face, vector=None) for face in remembered["embed"].faces]
             )
@@ -233,7 +237,7 @@ def _face(face: Face) -> FaceOut:
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """The floor: a body comes, two words go."""
+    """Receive a body and answer two words: the lower bound."""
     if scope["type"] == "lifespan":
         return
     while (await receive()).get("more_body"):
@@ -280,7 +284,7 @@ async def cpu_seconds(port: int) -> float:
 
 
 async def cpu_ms(port: int, message: bytes, clients: int, requests: int) -> float:
-    """The server's CPU time per request."""
+    """Return the server's CPU time per request."""
     before = await cpu_seconds(port)
     await exchange(port, message, clients, requests)
     return (await cpu_seconds(port) - before) * 1000 / requests
@@ -311,16 +315,16 @@ def _wait_until_ready(port: int) -> None:
     raise SystemExit("the server did not start")
 
 
-def enrol(port: int) -> None:
+def enroll(port: int) -> None:
     vectors = np.random.default_rng(1).normal(size=(PEOPLE, 1024))
     with Kith(f"http://127.0.0.1:{port}") as kith:
         kith.create_gallery(GALLERY, risk={"fpir": 0.01})
         for i, vector in enumerate(vectors[:, : kith.model().dimension]):
-            kith.enrol(GALLERY, f"person-{i}", embeddings=[vector], allow_duplicate=True)
+            kith.enroll(GALLERY, f"person-{i}", embeddings=[vector], allow_duplicate=True)
 
 
 def cases() -> dict[str, tuple[str, str, str, str]]:
-    """By name: server, path, kind of body, size of the photo."""
+    """Return server, path, kind of body and size of the photo, by name of the case."""
     found = {}
     for size in photos():
         found[f"bare raw {size}"] = ("bare", "/", "raw", size)
@@ -340,13 +344,13 @@ def measure(arguments: argparse.Namespace) -> None:
             kind: opened.enter_context(server(kind, Path(tempfile.mkdtemp(dir=folder))))
             for kind in ("bare", "plain", "kith")
         }
-        enrol(ports["kith"])
+        enroll(ports["kith"])
         for turn in range(arguments.rounds + 1):
             for name, (kind, path, body, size) in cases().items():
                 message = request(path, body, pictures[size])
                 number = arguments.requests // (1 if size == "20 kB" else 10) // (1 if turn else 10)
                 spent = asyncio.run(cpu_ms(ports[kind], message, arguments.clients, max(number, arguments.clients)))
-                if turn:  # the first one warms up
+                if turn:  # the first turn warms up
                     taken[name].append(spent)
     report = {
         "machine": f"{platform.machine()}, {available_cores()} cores",
@@ -379,7 +383,7 @@ def profile(arguments: argparse.Namespace) -> None:
     route, kind = arguments.profile.split("/")
     message = request(ROUTES[route], kind, photos()["20 kB"])
     with tempfile.TemporaryDirectory() as folder, server("kith", Path(folder), "--profile", "1") as port:
-        enrol(port)
+        enroll(port)
         asyncio.run(exchange(port, message, arguments.clients, 100))
         asyncio.run(exchange(port, b"GET /profile HTTP/1.1\r\nHost: localhost\r\n\r\n", 1, 1))
         asyncio.run(exchange(port, message, arguments.clients, arguments.requests))

@@ -1,4 +1,4 @@
-"""Latency of /healthz and of refusals, and the rate of accepted work, under overload.
+"""Measure the latency of /healthz and of refusals, and the rate of accepted work, under overload.
 
 A real server gets photos from as many clients as saturate it, then from four times as many. A refused client retries at
 once, on the same connection if the server keeps it open. A probe in another process opens a new connection to /healthz
@@ -31,14 +31,14 @@ from bench.load import HOST, Worker, content_length, look_at
 from bench.machine import commit, machine
 from bench.overhead import photos, request
 from bench.servers import Running, kith_server
-from models.pack import BUNDLED
+from models.pack.loading import BUNDLED_PACK
 
 RESULT: Final = RESULTS / "overload.json"
 OVERLOAD: Final = 4
 """Clients under overload, in multiples of those that saturate the server."""
 PROBES_PER_S: Final = 10
 PROBE_HOST: Final = "127.0.0.2"
-"""An orchestrator has an address of its own, which the limit on connections of the load's address leaves alone."""
+"""Address of the orchestrator; the connection limit counts it apart from the load's address."""
 PROBE_TIMEOUT_S: Final = 60.0
 DRAIN_S: Final = 60.0
 HEALTH: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -61,7 +61,7 @@ class Answers:
 
 
 async def load(port: int, message: bytes, clients: int, seconds: float, warm_up_s: float) -> Answers:
-    """Raises TimeoutError: a client still waits for an answer ``DRAIN_S`` after the end."""
+    """Run the load. Raise TimeoutError if a client still waits for an answer ``DRAIN_S`` after the end."""
     begin = time.perf_counter() + warm_up_s
     end, answers = begin + seconds, Answers(seconds)
 
@@ -104,7 +104,7 @@ def _serve_orders(orders: Connection) -> None:
 
 
 class Load(Worker):
-    """:func:`load` in a process of its own."""
+    """Process that runs :func:`load`."""
 
     def __init__(self) -> None:
         super().__init__(_serve_orders)
@@ -116,8 +116,8 @@ class Load(Worker):
 
 
 class Probe(threading.Thread):
-    """Requests to /healthz at a fixed rate, each on a new connection, until ``enough`` is set. Every probe has a thread
-    of its own, so that a slow one does not thin out those that would follow it (coordinated omission)."""
+    """Requests to /healthz at a fixed rate, each on a new connection, until ``enough`` is set. Every probe has its own
+    thread, so that a slow one does not delay the next (coordinated omission)."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Probe(threading.Thread):
 
 @dataclass
 class Measured:
-    """One number of clients, all rounds."""
+    """All rounds at one number of clients."""
 
     rates: list[float] = field(default_factory=list)
     per_cpu_s: list[float] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Measured:
 
 
 def measure(server: Running, clients: int, rounds: int, seconds: float) -> tuple[Measured, Measured]:
-    """With ``clients``, and with :data:`OVERLOAD` times as many."""
+    """Measure with ``clients``, and with :data:`OVERLOAD` times as many."""
     message = request("/v1/embed", "raw", photos()["20 kB"])
     saturated, overloaded = Measured(), Measured()
     with Load() as generator:
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     arguments = parser.parse_args()
     seconds = arguments.rounds * arguments.seconds
-    with kith_server(BUNDLED, {}, {}) as server:
+    with kith_server(BUNDLED_PACK, {}, {}) as server:
         saturated, overloaded = measure(server, arguments.clients, arguments.rounds, arguments.seconds)
         about = {"networks": server.networks()}
     ratios = _ratios(overloaded.rates, saturated.rates)

@@ -1,4 +1,4 @@
-"""The photos that benchmarks of serving ask about, and the people of the gallery they are looked for in."""
+"""Photos for the serving benchmarks, and the people of their gallery."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.alignment import align
-from models.detection import Detector
-from models.engines import Wish, open_network
-from models.network import Float
-from models.pack import ModelPack
-from models.recognition import Recogniser, unit
-from service.demo import package_file
+from models.engines.selection import EnginePreference, open_network
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.vision.alignment import align
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer, l2_normalize
+from service.cli.tools.demo import package_file
 
 PEOPLE: Final = 3000
 PROBES: Final = 200
@@ -35,13 +35,13 @@ class Person:
 
 
 def people(data: Path) -> list[Person]:
-    """Of LFW, in order of their names."""
+    """Return the people of LFW, sorted by name."""
     folders = sorted(path for path in (data / "lfw" / "images").iterdir() if path.is_dir())
     return [Person(folder.name, sorted(folder.glob("*.jpg"))) for folder in folders]
 
 
 def lfw_probes(everybody: Sequence[Person], count: int = PROBES) -> list[bytes]:
-    """As many second photos of people of the gallery as photos of strangers, by turns."""
+    """Return second photos of enrolled people and photos of strangers, in turn and in equal numbers."""
     enrolled, rest = everybody[:PEOPLE], everybody[PEOPLE:]
     mated = [person.photos[1] for person in enrolled if len(person.photos) > 1][: count // 2]
     strangers = [person.photos[0] for person in rest][: count // 2]
@@ -49,7 +49,7 @@ def lfw_probes(everybody: Sequence[Person], count: int = PROBES) -> list[bytes]:
 
 
 def groups(data: Path, count: int = GROUPS) -> list[bytes]:
-    """insightface's sample photo of six, and photos of WIDER with four to twenty faces, as JPEG files."""
+    """Return insightface's sample photo of six, and photos of WIDER with four to twenty faces, as JPEG files."""
     lines = (data / "wider" / "annotations.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [a for line in lines if len((a := json.loads(line))["boxes_xyxy"]) in GROUP_FACES][: count - 1]
     sample = package_file("insightface", "data", "images", "t1.jpg").read_bytes()
@@ -61,7 +61,7 @@ def as_jpeg(path: Path) -> bytes:
 
 
 def read(path: Path) -> NDArray[np.uint8]:
-    """(H, W, 3) RGB."""
+    """Return the image as (H, W, 3) RGB."""
     image = cv2.imread(str(path))
     if image is None:
         raise ValueError(f"{path} is no photo")
@@ -69,20 +69,20 @@ def read(path: Path) -> NDArray[np.uint8]:
 
 
 def made_up(dimension: int) -> dict[str, Float]:
-    """As many people of random vectors: for a recogniser whose own mean nothing."""
-    vectors = unit(np.random.default_rng(0).normal(size=(PEOPLE, dimension)).astype(np.float32))
+    """Return random vectors as a gallery, for a recognizer with random weights."""
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(PEOPLE, dimension)).astype(np.float32))
     return {f"person {row}": vector for row, vector in enumerate(vectors)}
 
 
 def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dict[str, Float]:
-    """A vector of each of the first people's first photo, by name; remembered by the recogniser's fingerprint."""
+    """Return a vector of each person's first photo, by name; cached by the recognizer's fingerprint."""
     remembered = cache / f"serving-{pack.recognition.fingerprint()}.npz"
     if remembered.is_file():
         with np.load(remembered) as stored:
             return dict(zip(stored["names"].tolist(), stored["vectors"], strict=True))
     enrolled = everybody[:PEOPLE]
-    detector = Detector(open_network(pack.detection, Wish()), pack.detection)
-    recogniser = Recogniser(open_network(pack.recognition, Wish()), pack.recognition)
+    detector = Detector(open_network(pack.detection, EnginePreference()), pack.detection)
+    recognizer = Recognizer(open_network(pack.recognition, EnginePreference()), pack.recognition)
     vectors: dict[str, Float] = {}
     for start in range(0, len(enrolled), BATCH):
         batch = enrolled[start : start + BATCH]
@@ -90,8 +90,8 @@ def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dic
         for person, image, faces in zip(batch, images, detector.detect(images), strict=True):
             if len(faces):
                 row = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
-                crop = align(image, faces.landmarks_xy[row : row + 1], recogniser.alignment)
-                vectors[person.name] = recogniser.embed(crop)[0]
+                crop = align(image, faces.landmarks_xy[row : row + 1], recognizer.alignment)
+                vectors[person.name] = recognizer.embed(crop)[0]
     cache.mkdir(parents=True, exist_ok=True)
     np.savez(remembered, names=np.array(list(vectors)), vectors=np.stack(list(vectors.values())))
     return vectors

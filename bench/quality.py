@@ -1,7 +1,7 @@
-"""Whether the quality score tells which photos fail: error-versus-reject curves on LFW, and degraded copies.
+"""Measure the quality score's prediction of failures: error-versus-reject curves on LFW, and degraded copies.
 
-The bundled pack's detector aligns; the bundled recogniser and the reference one judge, at the threshold of FMR 0.1 %
-among the photos judged. Settings were chosen on the people of View 1's training list; reported is everybody else.
+The bundled pack's detector aligns. The bundled recognizer and the reference one compare, at the threshold of FMR 0.1 %
+on the measured photos. Settings were chosen on the people of View 1's training list; all other people are reported.
 Prints, and writes bench/results/quality.md, .json and .png.
 
     python -m bench.quality [--cache runs/cache]
@@ -21,17 +21,19 @@ from numpy.typing import NDArray
 
 from bench.common import RESULTS, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from models.alignment import align
-from models.pack import ModelPack, RecognitionSpec
-from models.quality import measure
-from models.runtime import OnnxNetwork
-from training import plots
-from training.evaluate import PARTS, Embedder, central_faces, files_of, people_of, read_pairs
-from training.metrics import Floats, Ints, bootstrap, error_versus_reject
-from training.remembered import Memory, digest
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import align
+from models.vision.quality import measure_quality
+from models.vision.specs import RecognitionSpec
+from training.evaluation import plots
+from training.evaluation.embedding import Embedder, central_faces
+from training.evaluation.embedding_cache import ArrayCache, image_key
+from training.evaluation.lfw import PARTS, files_of, people_of, read_pairs
+from training.evaluation.metrics import Floats, Ints, bootstrap, error_versus_reject
 
 MOST_PHOTOS: Final = 20
-"""Of one person: George W. Bush alone would otherwise have most of the pairs."""
+"""Photos per person: George W. Bush would otherwise have most of the pairs."""
 FMR: Final = 1e-3
 REJECTED: Final = (0.02, 0.05, 0.1, 0.2)
 HEADLINE: Final = REJECTED.index(0.05)
@@ -45,8 +47,8 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """``similarities`` (P,) of mated pairs, ``pairs`` (P, 2) their photos' rows, ``owners`` (P,) whom each shows,
-    ``threshold`` of FMR 0.1 %; ``measures``: values of photos, larger is better."""
+    """``similarities`` (P,) of mated pairs, ``pairs`` (P, 2) their photos' rows, ``owners`` (P,) the person of each
+    pair, ``threshold`` of FMR 0.1 %; ``measures``: values of photos, larger is better."""
 
     similarities: Floats
     pairs: Ints
@@ -58,7 +60,7 @@ class Evidence:
         return error_versus_reject(self.similarities[rows], values[self.pairs[rows]], self.threshold, rejected)
 
     def by_chance(self, rejected: Sequence[float], rounds: int) -> Floats:
-        """(rounds, shares) FNMR when photos have random values."""
+        """Return (rounds, shares) FNMR for random values of the photos."""
         rng = np.random.default_rng(0)
         photos = int(self.pairs.max()) + 1
         return np.array([self.fnmr(rng.random(photos), rejected) for _ in range(rounds)])
@@ -87,7 +89,7 @@ def main() -> None:
 
 
 def others_than_view1(lfw: Path) -> list[str]:
-    """Up to twenty photos of everybody in LFW's lists who is not in View 1's training list."""
+    """Return up to twenty photos of each person of LFW's lists outside View 1's training list."""
     chosen_on = read_pairs(lfw / "pairsDevTrain.txt")
     known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
     by_person = defaultdict(list)
@@ -97,7 +99,7 @@ def others_than_view1(lfw: Path) -> list[str]:
 
 
 def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> Evidence:
-    """All mated pairs among the photos of ``files`` that show a face; the threshold from all non-mated ones."""
+    """Build all mated pairs of the photos in ``files`` that show a face; the threshold is from all non-mated pairs."""
     embedder = Embedder(pack, cache_dir=cache)
     embeddings = embedder.embeddings(files, lfw / "images")
     vectors, people = embeddings.vectors[embeddings.found], people_of(files)[embeddings.found]
@@ -109,7 +111,7 @@ def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> E
         "sharpness": np.array([face.quality.sharpness for face in seen]),
         "contrast": np.array([face.quality.contrast for face in seen]),
     }
-    embedder.remember()
+    embedder.save_cache()
     first, second = np.triu_indices(len(vectors), 1)
     same = people[first] == people[second]
     similarities = (vectors @ vectors.T)[first, second]
@@ -119,14 +121,14 @@ def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> E
 
 
 def of_the_network(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> dict[str, Floats]:
-    """What the recogniser would tell by itself of the same photos, for two more runs of it."""
+    """Return quality measures of the recognizer itself for the same photos, at the cost of two more runs."""
     embedder = Embedder(pack, cache_dir=cache)
     crops = [face.crop for face in central_faces(embedder.detector, files, lfw / "images")]
     plain, mirrored = (
-        np.stack([embedder.recogniser.embed(np.ascontiguousarray(crop[None, :, ::step]))[0] for crop in crops])
+        np.stack([embedder.recognizer.embed(np.ascontiguousarray(crop[None, :, ::step]))[0] for crop in crops])
         for step in (1, -1)
     )
-    embedder.remember()
+    embedder.save_cache()
     return {
         "likeness to the mirror image": np.einsum("nd,nd->n", plain, mirrored, dtype=np.float64),
         "length of the embedding": lengths(pack.recognition, crops, cache),
@@ -134,28 +136,29 @@ def of_the_network(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path
 
 
 def lengths(spec: RecognitionSpec, crops: Sequence[Image], cache: Path) -> Floats:
-    """(n,) of embeddings as the network gives them, of RGB crops of its own size."""
-    memory = Memory(cache / f"lengths-{spec.fingerprint()[:16]}.npz")
+    """Return the (n,) norms of the raw embeddings of RGB crops in the network's size."""
+    memory = ArrayCache(cache / f"lengths-{spec.fingerprint()[:16]}.npz")
     network = OnnxNetwork(spec.path)
-    keys = [digest(crop) for crop in crops]
+    keys = [image_key(crop) for crop in crops]
     for key, crop in zip(keys, crops, strict=True):
         if key not in memory:
             planes = (
-                crop.transpose(2, 0, 1)[None].astype(np.float32) - spec.normalisation.mean
-            ) / spec.normalisation.std
+                crop.transpose(2, 0, 1)[None].astype(np.float32) - spec.normalization.mean
+            ) / spec.normalization.std
             memory[key] = np.linalg.norm(network.run(np.asarray(planes, np.float32))[0], axis=-1).ravel()
     memory.save()
     return np.array([memory[key][0] for key in keys], np.float64)
 
 
 def summary(found: Evidence) -> dict[str, Any]:
-    """FNMR with nothing rejected and with each share rejected, by measure and by chance; and how far the score lies
-    below each at 5 %, with its interval over people."""
+    """Return FNMR with no rejection and for each rejected share, by measure and by chance. Also returns the score's
+    advantage over each at 5 %, with its interval over people."""
     chance = found.by_chance(REJECTED, ROUNDS)
     score = found.measures[SCORE]
 
     def below(rows: Ints) -> Floats:
-        """The score's FNMR at 5 %: less that with none rejected (what chance keeps to), less the eye distance's."""
+        """Return the score's FNMR at 5 %, less the FNMR without rejection (equal to chance), and less the eye
+        distance's."""
         at = REJECTED[HEADLINE]
         none, own = found.fnmr(score, (0.0, at), rows)
         (eyes,) = found.fnmr(found.measures[EYES], (at,), rows)
@@ -225,13 +228,14 @@ KINDS: Final[Mapping[str, Callable[[Image], Image]]] = {
     **{f"darkened to {gain:g}": dark(gain) for gain in (0.4, 0.2, 0.1)},
     **{f"contrast {gain:g}": flat(gain) for gain in (0.4, 0.2, 0.1)},
     **{f"brightened by {gain:g}": bright(gain) for gain in (1.5, 2, 3, 5)},
-    **{f"noise of {sigma:g} grey levels": noisy(sigma) for sigma in (20, 40, 80)},
+    **{f"noise of {sigma:g} gray levels": noisy(sigma) for sigma in (20, 40, 80)},
 }
 
 
 def degraded_copies(pack: ModelPack, lfw: Path, cache: Path) -> tuple[list[dict[str, Any]], Evidence]:
-    """What every kind of damage to one photo leaves of the similarity of View 1's mated pairs (less that of strangers),
-    beside the score; and the same pairs as evidence, each with one kind, in turn. Landmarks are the sound photo's."""
+    """Measure the similarity that remains in View 1's mated pairs (less that of strangers) after each degradation, with
+    the score. Also return the same pairs as evidence, each with one degradation in turn. Landmarks are those of the
+    original photo."""
     embedder = Embedder(pack, cache_dir=cache)
     pairs = read_pairs(lfw / "pairsDevTrain.txt")
     faces = {
@@ -241,18 +245,18 @@ def degraded_copies(pack: ModelPack, lfw: Path, cache: Path) -> tuple[list[dict[
     seen = [row for row in np.flatnonzero(pairs.same) if pairs.first[row] in faces and pairs.second[row] in faces]
     chosen = [seen[i] for i in np.linspace(0, len(seen) - 1, DEGRADED_PAIRS).astype(int)]
     first, second = ([faces[files[row]] for row in chosen] for files in (pairs.first, pairs.second))
-    mates = embedder.recogniser.embed(np.stack([face.crop for face in second]))
+    mates = embedder.recognizer.embed(np.stack([face.crop for face in second]))
     similarities, qualities, strangers = {}, {}, 0.0
     for name, change in KINDS.items():
         changed = [change(face.photo) for face in first]
         points = [f.landmarks_xy * (c.shape[0] / f.photo.shape[0]) for f, c in zip(first, changed, strict=True)]
         crops = np.stack([align(photo, p[None])[0] for photo, p in zip(changed, points, strict=True)])
-        cosines = embedder.recogniser.embed(crops).astype(np.float64) @ mates.T
+        cosines = embedder.recognizer.embed(crops).astype(np.float64) @ mates.T
         similarities[name] = np.diagonal(cosines)
-        qualities[name] = [measure(crop, p) for crop, p in zip(crops, points, strict=True)]
+        qualities[name] = [measure_quality(crop, p) for crop, p in zip(crops, points, strict=True)]
         if name == "as it is":
             strangers = float((cosines.sum() - np.trace(cosines)) / (cosines.size - len(cosines)))
-    embedder.remember()
+    embedder.save_cache()
     sound = similarities["as it is"].mean() - strangers
     kinds = [
         {

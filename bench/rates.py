@@ -1,7 +1,7 @@
-"""What the machine can do at most: multiply-adds a second in each numeric format, bytes a second from memory.
+"""Measure the machine's limits: multiply-adds a second in each numeric format, bytes a second from memory.
 
-Matrices are multiplied by the runtimes that run networks here, as networks are run, so that the rate is one that a
-network could reach if all of it were one large product.
+The runtimes that run the networks also multiply the matrices. A network reaches this rate only if it is one large
+product.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from models.engines import abilities
-from models.network import Network
-from models.openvino_network import OpenVinoNetwork
-from models.runtime import OnnxNetwork, available_cores
+from models.engines.selection import available_precisions
+from models.runtime.network import Network
+from models.runtime.onnx_runtime import OnnxNetwork, available_cores
+from models.runtime.openvino_network import OpenVinoNetwork
 
 SIDE: Final = 1024
 BATCH: Final = 8
-"""Beyond the caches of most machines, and no filling up to the next bucket."""
+"""Exceeds most caches, and equals a bucket size, so that no padding is added."""
 BYTES: Final = 256_000_000
 REPEATS: Final = 7
 
 
 def matrix_rates() -> dict[str, float]:
-    """Operations a second by engine and numbers, as ``openvino bf16``, with all cores; an addition and a
-    multiplication are two."""
+    """Return operations a second by engine and numeric format, such as ``openvino bf16``, with all cores. A
+    multiply-add counts as two operations."""
     operations = 2 * BATCH * SIDE**3
     items = np.random.default_rng(0).random((BATCH, 1, SIDE, SIDE), np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def matrix_rates() -> dict[str, float]:
 
 
 def _networks(folder: Path) -> Iterator[tuple[str, Network]]:
-    for engine, precisions in abilities().items():
+    for engine, precisions in available_precisions().items():
         for precision in sorted(precisions):
             path = folder / f"{precision}.onnx"
             onnx.save(product(precision == "int8"), path)
@@ -51,23 +51,24 @@ def _networks(folder: Path) -> Iterator[tuple[str, Network]]:
 
 
 def product(int8: bool) -> onnx.ModelProto:
-    """(n, 1, SIDE, SIDE) matrices, each times one and the same: as it stands, or with both rounded to INT8 (QDQ)."""
+    """Build a model that multiplies (n, 1, SIDE, SIDE) matrices by one constant, in floating point or with both rounded
+    to INT8 (QDQ)."""
     weights = (np.random.default_rng(1).random((SIDE, SIDE), np.float32) - 0.5).astype(np.float32)
-    nodes, initialisers, left, right = [], [], "input", "weights"
+    nodes, initializers, left, right = [], [], "input", "weights"
     if int8:
         scale = numpy_helper.from_array(np.array(1 / 127, np.float32), "scale")
         zero = numpy_helper.from_array(np.array(0, np.int8), "zero")
         rounded = numpy_helper.from_array(np.round(weights * 127).astype(np.int8), "rounded")
         nodes = [
-            helper.make_node("QuantizeLinear", ["input", "scale", "zero"], ["quantised"]),
-            helper.make_node("DequantizeLinear", ["quantised", "scale", "zero"], ["left"]),
+            helper.make_node("QuantizeLinear", ["input", "scale", "zero"], ["quantized"]),
+            helper.make_node("DequantizeLinear", ["quantized", "scale", "zero"], ["left"]),
             helper.make_node("DequantizeLinear", ["rounded", "scale", "zero"], ["right"]),
         ]
-        initialisers, left, right = [scale, zero, rounded], "left", "right"
+        initializers, left, right = [scale, zero, rounded], "left", "right"
     else:
-        initialisers = [numpy_helper.from_array(weights, "weights")]
+        initializers = [numpy_helper.from_array(weights, "weights")]
     shape: list[str | int | None] = ["batch", 1, SIDE, SIDE]
-    # Reduced at once: what is measured is the product, not the writing of its result.
+    # A reduction follows, so that the product is measured, and not the write of its result.
     nodes += [
         helper.make_node("MatMul", [left, right], ["product"]),
         helper.make_node("ReduceMax", ["product"], ["output"], axes=[1, 2, 3], keepdims=0),
@@ -77,13 +78,14 @@ def product(int8: bool) -> onnx.ModelProto:
         "product",
         [helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch"])],
-        initialisers,
+        initializers,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
 def bandwidth(threads: int) -> dict[str, float]:
-    """Bytes a second, read and written, of a copy and of a sum of two arrays into a third (STREAM's *copy*, *add*)."""
+    """Return bytes a second, read and written, of a copy and of a sum of two arrays into a third (STREAM's *copy*,
+    *add*)."""
     each = BYTES // 4 // threads
     sets: list[tuple[Any, ...]] = [tuple(np.ones(each, np.float32) for _ in range(3)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
@@ -99,7 +101,7 @@ def bandwidth(threads: int) -> dict[str, float]:
 
 
 def best(function: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several: what the machine can do, not what it did meanwhile."""
+    """Return the seconds of the fastest of several runs, which other load on the machine affects least."""
     function()
     return min(seconds(function) for _ in range(REPEATS))
 
@@ -111,7 +113,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def core_ms(function: Callable[[], Any], items: int, at_least_s: float = 0.3) -> dict[str, float]:
-    """Processor milliseconds of all threads per item: the median of several runs, the least and the most."""
+    """Return processor milliseconds of all threads per item: median, minimum and maximum of several runs."""
     function()
     function()
     runs = max(1, round(at_least_s / REPEATS / max(seconds(function), 1e-6)))

@@ -1,11 +1,9 @@
-"""What an identification costs beside the networks: a vector, searched and decided, in process and through a server.
+"""Measure an identification without the networks: search and decision for a vector, in process and through a server.
 
-Each figure stands beside the same with nothing kept (every request reads the gallery's row, its change log and the
-subjects' names, as if somebody had written), by turns in the same run; alone, and beside a process that enrols into
-another gallery, or into the one that is searched, 20 times a second. Prints, and writes bench/results/reads.json and
+Each figure appears with the caches on and off. Without caches, every request reads the gallery's row, its change log
+and the subjects' names. The rounds are interleaved in one run. The server runs alone, and with a process that
+enrolls 20 times a second into another gallery or into the searched one. Prints, and writes bench/results/reads.json and
 .md.
-
-    python -m bench.reads [--templates 1000 100000] [--databases sqlite postgresql] [--requests 300]
 """
 
 from __future__ import annotations
@@ -30,24 +28,24 @@ from typing import Any, Final
 
 import numpy as np
 
-import service.gallery.store as stores
+import service.storage.repositories.store as stores
 from bench.common import RESULTS
 from bench.gallery import fill
-from models.network import Float
-from models.pack import BUNDLED, load_pack
-from models.recognition import unit
-from models.runtime import available_cores
-from service.api.identify import _search
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import available_cores
+from models.vision.recognition import l2_normalize
+from service.api.routes.identify import search_gallery
 from service.app import create_app
-from service.decision import RiskTarget
-from service.gallery.kept import Kept, Page
-from service.gallery.replicas import Following
-from service.gallery.rows import raise_highest
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
-from service.gallery.tables import subjects, templates
+from service.domain.decision import RiskTarget
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.index.replicas import LogReplica
 from service.server import serve
 from service.settings import Settings
+from service.storage.db.bulk_rows import raise_highest_key
+from service.storage.db.tables import subjects, templates
+from service.storage.repositories.read_cache import Page, ReadCache
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import Postgres
 
@@ -63,8 +61,8 @@ IDLE: Final = 0.05
 Row = dict[str, Any]
 
 
-class Forgetful(Kept):
-    """Keeps nothing."""
+class Forgetful(ReadCache):
+    """Cache that stores nothing."""
 
     def page(self, name: str) -> Page | None:
         return None
@@ -74,9 +72,9 @@ class Forgetful(Kept):
 
 
 def forget() -> None:
-    """From now on in this process."""
-    stores.Kept = Forgetful  # type: ignore[attr-defined]
-    Following.is_at = lambda self, version: False  # type: ignore[method-assign]
+    """Disable the caches of this process."""
+    stores.ReadCache = Forgetful  # type: ignore[attr-defined]
+    LogReplica.is_at = lambda self, version: False  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -128,11 +126,11 @@ def measured(kind: str, size: int, requests: int) -> Row:
 
 
 def spread(values: list[float]) -> list[float]:
-    """Least, middle, greatest."""
+    """Return the minimum, the median and the maximum."""
     return [min(values), float(np.median(values)), max(values)]
 
 
-# Parts of it that run in processes of their own
+# Parts that run in separate processes
 
 
 def run(part: str, *arguments: str) -> str:
@@ -141,7 +139,7 @@ def run(part: str, *arguments: str) -> str:
 
 
 def part_in_process(url: str, folder: str, kept: str, requests: str) -> None:
-    """Prints CPU milliseconds of a search and its decision, with everything around them but HTTP."""
+    """Print the CPU milliseconds of a search and its decision, with everything around them except HTTP."""
     if kept == "forgetful":
         forget()
     probes = np.load(Path(folder) / "probes.npy")
@@ -149,12 +147,12 @@ def part_in_process(url: str, folder: str, kept: str, requests: str) -> None:
     async def search() -> list[float]:
         app = create_app(Settings(data_dir=Path(folder), database_url=url, log_level="ERROR", _env_file=None))
         async with app.router.lifespan_context(app):
-            kith, taken = app.state.context, []
+            context, taken = app.state.context, []
             for part in range(ROUNDS + 1):
                 started = time.process_time()
                 for i in range(int(requests)):
-                    gallery = await kith.gallery(SEARCHED)
-                    await _search(kith, gallery, probes[i % 64][None], RiskTarget("fpir", 0.001), 5, None)
+                    gallery = await context.find_gallery(SEARCHED)
+                    await search_gallery(context, gallery, probes[i % 64][None], RiskTarget("fpir", 0.001), 5, None)
                 taken.append((time.process_time() - started) * 1000 / int(requests))
                 if not part:
                     await asyncio.to_thread(settle, os.getpid())
@@ -170,7 +168,7 @@ def part_serve(url: str, folder: str, kept: str, port: str) -> None:
 
 
 def part_write(url: str, name: str) -> None:
-    """Enrol until the input ends."""
+    """Enroll until the input ends."""
     store = Store(open_database(url))
     rng = np.random.default_rng(os.getpid())
     ended = threading.Event()
@@ -181,10 +179,10 @@ def part_write(url: str, name: str) -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     while not ended.wait(1 / WRITES_A_SECOND):
-        gallery = store.gallery(name)
-        (vector,) = unit(rng.normal(size=(1, gallery.dimension)))
+        gallery = store.galleries.get(name)
+        (vector,) = l2_normalize(rng.normal(size=(1, gallery.dimension)))
         new = NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding")
-        store.enrol(gallery, new.id, [new], None)
+        store.templates.enroll(gallery, new.id, [new], None)
     store.close()
 
 
@@ -202,7 +200,7 @@ def writing(url: str, beside: str) -> Iterator[None]:
 
 @contextmanager
 def server(url: str, folder: str, kept: str) -> Iterator[tuple[int, int]]:
-    """Its port and its process."""
+    """Yield the server's port and process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "bench.reads", "--part", "serve", url, folder, kept, str(port)]
@@ -210,7 +208,7 @@ def server(url: str, folder: str, kept: str) -> Iterator[tuple[int, int]]:
         try:
             while not ready(port):
                 if process.poll() is not None:
-                    sys.exit("the server ended by itself")
+                    sys.exit("the server exited unexpectedly")
                 time.sleep(0.1)
             yield port, process.pid
         finally:
@@ -228,7 +226,7 @@ def ready(port: int) -> bool:
         connection.close()
 
 
-# The data and the load
+# Data and load
 
 
 @contextmanager
@@ -246,25 +244,25 @@ def database(kind: str, folder: Path) -> Iterator[str]:
 
 
 def prepare(url: str, size: int) -> Float:
-    pack = load_pack(BUNDLED).recognition
+    pack = load_pack(BUNDLED_PACK).recognition
     rng = np.random.default_rng(5)
-    vectors = np.asarray(unit(rng.normal(size=(size, pack.dimension))), np.float32)
+    vectors = np.asarray(l2_normalize(rng.normal(size=(size, pack.dimension))), np.float32)
     opened = open_database(url)
     store, engine = Store(opened), opened.engine
     for name, held in ((OTHER, vectors[:2]), (SEARCHED, vectors)):
-        made = store.create_gallery(name, pack.fingerprint(), pack.dimension, GallerySettings())
+        made = store.galleries.create(name, pack.fingerprint(), pack.dimension, GallerySettings())
         with engine.execution_options(write=True).begin() as connection:
             fill(connection, made.pk, made.seal, held, PHOTOS_A_PERSON)
-    with engine.execution_options(write=True).begin() as connection:  # which were given by hand
+    with engine.execution_options(write=True).begin() as connection:  # the caller provided them
         for table in (subjects, templates):
-            raise_highest(connection, table, 2 * size)
+            raise_highest_key(connection, table, 2 * size)
     store.close()
     return vectors
 
 
 def asked(port: int, pid: int, probes: Float, requests: int) -> Row:
-    """CPU milliseconds of the server and median milliseconds of a request, one after the other; and requests a second
-    of several clients at once."""
+    """Return the server's CPU milliseconds, the median milliseconds of sequential requests, and requests a second of
+    several concurrent clients."""
     bodies = bodies_of(probes)
     ask(port, bodies, requests // 10)
     before = processor_s(pid)
@@ -304,7 +302,7 @@ def ask(port: int, bodies: list[bytes], count: int) -> list[float]:
 
 
 def settle(pid: int) -> None:
-    """Wait until a process has done what it does behind requests: put its index in order, derive evidence."""
+    """Wait until a process finished its background work: index maintenance and risk evidence."""
     quiet = 0
     while quiet < SETTLED_LOOKS:
         before = processor_s(pid)
@@ -313,20 +311,20 @@ def settle(pid: int) -> None:
 
 
 def processor_s(pid: int) -> float:
-    """That a process has had of all processors."""
+    """Return a process' processor seconds."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-# What comes out
+# Results
 
 
 def text(report: Row) -> str:
     lines = [
         "# Identification by vector, beside the networks",
         "",
-        "By `python -m bench.reads`; kept / nothing kept, medians of three rounds by turns, and how many times better",
-        "that is (least to greatest of the rounds).",
+        "By `python -m bench.reads`; with / without caches, medians of three interleaved rounds, and the ratio",
+        "(minimum to maximum of the rounds).",
         "",
         "| Database | Templates | Writer | CPU, ms a request | One client, p50 ms | Four clients, requests/s |",
         "|---|---|---|---|---|---|",
@@ -344,7 +342,7 @@ def text(report: Row) -> str:
             inside.append(f"| {kind} | {int(size):,} | {_compared(b, a, a, b)} |")
     lines += [
         "",
-        "In process, without HTTP, nobody writing:",
+        "In process, without HTTP, no writer:",
         "",
         "| Database | Templates | CPU, ms a search |",
         "|---|---|---|",

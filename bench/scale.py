@@ -1,9 +1,9 @@
-"""What a gallery needs at a million, a hundred million and a billion vectors of 512 numbers.
+"""Estimate the resources of a gallery with a million, a hundred million and a billion vectors of 512 numbers.
 
-Measures what can be measured on one machine: how many bytes a template takes in SQLite and PostgreSQL and in their
-logs, and how fast a gallery is read from each. How fast a million vectors are searched, and loaded from SQLite, is
-taken from ``bench.gallery``. The rest is arithmetic, in this file. Prints the tables, writes bench/results/scale.json,
-and puts the tables into docs/scale.md; with ``--tables``, from the figures that are there.
+Measures on one machine: bytes per template in SQLite and PostgreSQL and in their logs, and the rate of reading a
+gallery from each. ``bench.gallery`` provides the search time for a million vectors, and the time to load them from
+SQLite. This file calculates the rest. Prints the tables, writes bench/results/scale.json, and puts the tables into
+docs/scale.md. With ``--tables``, it uses the existing figures.
 
     python -m bench.scale [--templates 20000] [--tables]
 """
@@ -27,16 +27,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
-from models.recognition import unit
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate
+from models.vision.recognition import l2_normalize
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import Postgres
 
 ROOT: Final = Path(__file__).parent.parent
 RESULT: Final = ROOT / "bench" / "results" / "scale.json"
 SEARCHED: Final = ROOT / "bench" / "results" / "gallery.json"
-"""By ``bench.gallery``: a million vectors searched, and a gallery of a million templates loaded."""
+"""Results of ``bench.gallery``: a million vectors searched, and a gallery of a million templates loaded."""
 DOCUMENT: Final = ROOT / "docs" / "scale.md"
 BEGIN: Final = "<!-- by bench/scale.py -->"
 END: Final = "<!-- end -->"
@@ -50,17 +50,17 @@ M: Final = 32
 EF: Final = 256
 SEARCH_LIST: Final = 100
 SEGMENT_BYTES: Final = 2**30
-"""Of vectors; Milvus' default (``dataCoord.segment.maxSize``)."""
+"""Size of a segment of vectors; Milvus' default (``dataCoord.segment.maxSize``)."""
 LISTS: Final = 1024
 PROBED: Final = 128
 NODE_BYTES: Final = 128e9
 USABLE: Final = 0.7
-"""Of a node's memory, for vectors: the rest is for growing segments, index building and queries."""
+"""Share of a node's memory for vectors: the rest is for growing segments, index building and queries."""
 
 
 class Kind(NamedTuple):
-    """An index: bytes a vector in memory, on disk, and to look at it; and whether a search looks at a share of all
-    vectors, or at so many in each segment."""
+    """An index: bytes per vector in memory, on disk, and read by a search. A search reads either a share of all vectors
+    or a fixed number in each segment."""
 
     name: str
     memory: float
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 WHOLE: Final = 4 * DIMENSION
 LINKS: Final = 4 * (2 * M + M / (M - 1))
-"""Bytes: the lowest layer, and the layers above, each of which has 1/M of the nodes below it."""
+"""Bytes of the lowest layer, and of the layers above, each of which has 1/M of the nodes below it."""
 KINDS: Final = [
     Kind("in process, `exact`", WHOLE, 0, WHOLE, share=1),
     Kind("in process, `compact`", WHOLE + DIMENSION / 8, 0, DIMENSION / 8, share=1),
@@ -86,7 +86,7 @@ KINDS: Final = [
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes a template; templates a second, which are for comparing the two databases: the table's are of a million."""
+    """Bytes per template; templates a second, to compare the two databases (the table's rate is for a million)."""
 
     machine: str
     templates: int
@@ -99,8 +99,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Whole:
-    """A million vectors in process: bytes a second of a search that reads all; ms a search by ``exact`` and by
-    ``compact``; seconds from SQLite to the first search, so many templates a second; cores."""
+    """A million vectors in process: bytes a second of a search that reads all; ms per search by ``exact`` and by
+    ``compact``; seconds from SQLite to the first search and the resulting templates a second; cores."""
 
     memory_read: float
     exact_ms: float
@@ -138,14 +138,14 @@ def whole() -> Whole:
 
 
 def tables(measured: Measured, million: Whole) -> str:
-    """The arithmetic, as Markdown."""
+    """Calculate the tables, as Markdown."""
     parts = [_memory(), _nodes(), _cost(million), _database(measured, million), _footing(measured, million)]
     return "\n\n".join(parts) + "\n"
 
 
 def _memory() -> str:
     rows = [[k.name, f"{k.memory:,.0f}", *(_bytes(n * k.memory) for n in COUNTS.values())] for k in KINDS]
-    return _table("Memory for the vectors", ["Index", "Bytes a vector", *COUNTS], rows)
+    return _table("Memory for vectors", ["Index", "Bytes per vector", *COUNTS], rows)
 
 
 def _nodes() -> str:
@@ -158,21 +158,19 @@ def _nodes() -> str:
             rows.append([kind.name, *shares, "—"])
         else:
             rows.append([kind.name, *(f"{math.ceil(n):,}" for n in needed), _bytes(COUNTS["1 B"] * kind.disk)])
-    title = f"Nodes of {NODE_BYTES / 1e9:.0f} GB, {USABLE:.0%} of it for vectors, that hold them once"
+    title = f"Nodes of {NODE_BYTES / 1e9:.0f} GB for one replica, with {USABLE:.0%} of memory for vectors"
     return _table(title, ["Index", *COUNTS, "Object storage at 1 B"], rows)
 
 
 def _cost(million: Whole) -> str:
     def cell(kind: Kind, n: int) -> str:
         read = (n * kind.share + _segments(n) * kind.visited) * kind.looked
-        disk = f", {_segments(n) * SEARCH_LIST:,} reads of a disk" if kind.name.endswith("`DISKANN`") else ""
+        disk = f", {_segments(n) * SEARCH_LIST:,} disk reads" if kind.name.endswith("`DISKANN`") else ""
         return f"{_bytes(read)}, {_seconds(read / million.memory_read)}{disk}"
 
     rows = [[kind.name, *(cell(kind, n) for n in COUNTS.values())] for kind in KINDS]
-    rows.append(["segments in Milvus", *(f"{_segments(n):,}" for n in COUNTS.values())])
-    return _table(
-        f"A search by itself: bytes read, and time of {million.cores} cores to read them", ["Index", *COUNTS], rows
-    )
+    rows.append(["Segments in Milvus", *(f"{_segments(n):,}" for n in COUNTS.values())])
+    return _table(f"Bytes read per search, and time on {million.cores} cores", ["Index", *COUNTS], rows)
 
 
 def _segments(n: int) -> int:
@@ -183,22 +181,22 @@ def _database(m: Measured, million: Whole) -> str:
     sizes = {
         "SQLite, file": m.sqlite_bytes,
         "PostgreSQL, tables": m.postgresql_bytes,
-        "PostgreSQL, WAL of enrolling them": m.postgresql_wal_bytes,
+        "PostgreSQL, WAL of the enrollment": m.postgresql_wal_bytes,
     }
     rows = [[name, f"{size:,.0f}", *(_bytes(n * size) for n in COUNTS.values())] for name, size in sizes.items()]
     slower = m.postgresql_read / m.sqlite_read
-    rates = {"loaded once from SQLite": million.loaded, "loaded once from PostgreSQL": million.loaded * slower}
+    rates = {"Load time, SQLite": million.loaded, "Load time, PostgreSQL": million.loaded * slower}
     rows += [[name, "", *(_seconds(n / rate) for n in COUNTS.values())] for name, rate in rates.items()]
-    return _table("The truth, by templates", ["", "Bytes a template", *COUNTS], rows)
+    return _table("Database size and load time", ["", "Bytes per template", *COUNTS], rows)
 
 
 def _footing(m: Measured, million: Whole) -> str:
     return (
-        f"Measured with {m.templates:,} templates on {m.machine}: bytes a template, and that PostgreSQL is read at "
-        f"{m.postgresql_read / m.sqlite_read:.2f} of SQLite's pace. Measured with a million vectors on {million.cores} "
-        f"cores ([gallery.md](../bench/results/gallery.md)): {million.exact_ms:.0f} ms a search by `exact`, which is "
-        f"{million.memory_read / 1e9:.1f} GB/s, {million.compact_ms:.1f} ms by `compact`, and "
-        f"{million.first_search_s:.0f} s from SQLite to the first search, index and all."
+        f"Measured with {m.templates:,} templates on {m.machine}: bytes per template, and PostgreSQL's read speed "
+        f"({m.postgresql_read / m.sqlite_read:.2f} of SQLite's). Measured with a million vectors "
+        f"([gallery.md](../bench/results/gallery.md)): {million.exact_ms:.0f} ms per `exact` search "
+        f"({million.memory_read / 1e9:.1f} GB/s), {million.compact_ms:.1f} ms per `compact` search, and "
+        f"{million.first_search_s:.0f} s from startup to the first search with SQLite."
     )
 
 
@@ -246,30 +244,30 @@ def measure(templates: int) -> Measured:
 
 
 def _filled(url: str, templates: int) -> dict[str, float]:
-    """Enrol subjects one at a time; what a database is larger by than an empty one, and how fast it is read."""
+    """Enroll subjects one at a time; return the growth of the database and its read rate."""
     rng = np.random.default_rng(0)
     store = Store(open_database(url))
-    gallery = store.create_gallery("scale", "f" * 32, DIMENSION, GallerySettings())
+    gallery = store.galleries.create("scale", "f" * 32, DIMENSION, GallerySettings())
     before = _sizes(url)
     for i in range(templates // TEMPLATES_OF_A_SUBJECT):
-        vectors = unit(rng.normal(size=(TEMPLATES_OF_A_SUBJECT, DIMENSION)))
+        vectors = l2_normalize(rng.normal(size=(TEMPLATES_OF_A_SUBJECT, DIMENSION)))
         new = [
             NewTemplate(uuid.uuid4().hex, v, "photo", {"score": 0.5, "sharpness": 0.5, "size": 80.0}, 0.9)
             for v in vectors
         ]
-        store.enrol(gallery, f"subject-{i}", new, None)
+        store.templates.enroll(gallery, f"subject-{i}", new, None)
     after = _sizes(url)
     seconds = []
     for _ in range(READ_TIMES):
         start = time.perf_counter()
-        store.snapshot(gallery)
+        store.changes.snapshot(gallery)
         seconds.append(time.perf_counter() - start)
     store.close()
     return {"read": templates / statistics.median(seconds), **{name: after[name] - before[name] for name in after}}
 
 
 def _sizes(url: str) -> dict[str, float]:
-    """Of PostgreSQL; SQLite's is its file."""
+    """Return the sizes of a PostgreSQL database; SQLite's size is that of its file."""
     if url.startswith("sqlite"):
         return {}
     queries = {

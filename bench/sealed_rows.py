@@ -1,8 +1,8 @@
-"""What sealing costs: the processor's microseconds a template of each way in and out, sealed and in clear.
+"""Measure the cost of encryption: processor microseconds per template of each read and write path, with and without.
 
-Made-up unit vectors of 512 numbers, a subject each, in SQLite; by turns in the same run, the least of the rounds. In
-clear is the same code with a seal that does nothing. CPU time of the process, which whatever else runs on the machine
-moves less than the clock. Prints, and writes bench/results/sealed_rows.json and .md.
+Uses generated unit vectors of 512 numbers, one per subject, in SQLite. Runs are interleaved; figures are the minimum of
+the rounds. The unencrypted case runs the same code with a seal that does nothing. Figures are the CPU time of the
+process, which depends less than wall time on other load. Prints, and writes bench/results/sealed_rows.json and .md.
 
     python -m bench.sealed_rows [--templates 50000] [--rounds 3]
 """
@@ -24,26 +24,26 @@ from unittest.mock import patch
 import cryptography
 import numpy as np
 
-import service.gallery.vault as vaults
+import service.storage.db.key_vault as vaults
 from bench.common import RESULTS, say
 from bench.transfer import DIMENSION, FINGERPRINT, blocks
-from models.network import Float
-from service.gallery.bulk import BulkStore
-from service.gallery.kept import Kept
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate
+from models.runtime.network import Float
+from service.domain.gallery import GallerySettings, NewTemplate
 from service.security.sealing import PSEUDONYM_DIGITS, VECTOR_TYPE, Seal
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 NAMED_AT_ONCE: Final = 10
-"""Of a search's candidates."""
+"""Number of candidates of a search."""
 ENROLLED: Final = 500
-"""One by one, each in a transaction."""
+"""Subjects enrolled one at a time, each in its own transaction."""
 Row = dict[str, float]
 
 
 class Clear(Seal):
-    """Seals nothing."""
+    """Seal that does not encrypt."""
 
     def close(self, value: bytes, purpose: str) -> bytes:
         return value
@@ -95,10 +95,10 @@ def instead(kind: type[Seal]) -> Iterator[None]:
 
 
 def measured(folder: Path, count: int) -> Row:
-    """Microseconds a template; of names, a name."""
+    """Return microseconds per template; for names, per name."""
     database = open_database(f"sqlite:///{folder / 'kith.db'}")
-    store, bulk = Store(database, Kept(most_names=0)), BulkStore(database)
-    gallery = store.create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings())
+    store, bulk = Store(database, ReadCache(max_names=0)), BulkStore(database)
+    gallery = store.galleries.create("g", FINGERPRINT, DIMENSION, GallerySettings())
     made = list(blocks(count, 1))
 
     def taken_in() -> None:
@@ -106,26 +106,28 @@ def measured(folder: Path, count: int) -> Row:
             bulk.add(gallery, block)
 
     def taken_out() -> None:
-        with bulk.reading("g") as reading:
+        with bulk.open_export("g") as reading:
             for _ in reading.blocks():
                 pass
 
     def named() -> None:
         for start in range(0, len(keys), NAMED_AT_ONCE):
-            store.named(gallery, keys[start : start + NAMED_AT_ONCE])
+            store.subjects.names(gallery, keys[start : start + NAMED_AT_ONCE])
 
     def enrolled() -> None:
         for i, vector in enumerate(vectors):
-            store.enrol(gallery, f"one by one {i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+            store.templates.enroll(
+                gallery, f"one by one {i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None
+            )
 
     rows = {"import, in blocks": spent(taken_in, count), "import again": spent(taken_in, count)}
     rows["export, in blocks"] = spent(taken_out, count)
-    rows["loading an index: all vectors"] = spent(lambda: store.snapshot(gallery), count)
-    rows["following the log"] = spent(lambda: store.changes_after(gallery, 0), count)
-    keys = store.snapshot(gallery).subject_pks[:5000].tolist()
+    rows["loading an index: all vectors"] = spent(lambda: store.changes.snapshot(gallery), count)
+    rows["following the log"] = spent(lambda: store.changes.read_after(gallery, 0), count)
+    keys = store.changes.snapshot(gallery).subject_pks[:5000].tolist()
     rows["a search's names, not yet kept"] = spent(named, len(keys))
     vectors = made[0].vectors[:ENROLLED]
-    rows["enrolment, one transaction each"] = spent(enrolled, len(vectors))
+    rows["enrollment, one transaction each"] = spent(enrolled, len(vectors))
     store.close()
     return rows
 

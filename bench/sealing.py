@@ -1,4 +1,4 @@
-"""What sealing costs in CPU time: of files a megabyte, of galleries' keys each.
+"""Measure the CPU time of encryption: per megabyte of files, and per gallery key.
 
 python -m bench.sealing
 """
@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO
 
-from service.security.master import LocalKey
+from service.security.master_keys import LocalKey
 from service.security.sealed_files import SealedFile, TemporaryFile
 from service.security.sealing import Seal, new_key
 
@@ -22,7 +22,7 @@ KEYS = 2000
 
 
 def cpu(work: Callable[[], object]) -> float:
-    """Seconds, the least of three."""
+    """Return the minimum seconds of three runs."""
     taken = []
     for _ in range(3):
         started = time.process_time()

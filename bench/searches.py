@@ -1,9 +1,9 @@
-"""What a small gallery's search costs, by its size and its probes, beside the products alone by numpy.
+"""Measure the search cost of a small gallery, by its size and its probes, beside plain numpy products.
 
-Processor time of all threads, what they spend waiting included, with pauses between searches, as a server has them:
-numpy's BLAS shares a product among threads, which look for more work for a while after it. Beside it the wall time of
-one search after the other, and of the way to a thread and back. By turns; median, least and most of the rounds.
-Prints, and writes bench/results/searches.md.
+Figures are processor time of all threads, including busy waiting, with pauses between searches like in a server.
+numpy's BLAS splits a product among threads, which spin for a while after it. The table also has the wall time of
+sequential searches, and of the way to a thread and back. Rounds are interleaved; figures are median, minimum and
+maximum. Prints, and writes bench/results/searches.md.
 
     python -m bench.searches
 """
@@ -21,10 +21,10 @@ import numpy as np
 
 from bench.common import RESULTS
 from bench.machine import machine
-from models.recognition import unit
-from service.gallery.faiss_index import builders
-from service.gallery.segmented import SegmentedIndex
-from service.gallery.segments import Rows
+from models.vision.recognition import l2_normalize
+from service.index.faiss_structures import builders
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Rows
 
 TABLE: Final = RESULTS / "searches.md"
 DIMENSION: Final = 512
@@ -37,7 +37,7 @@ HOPS: Final = 2000
 
 
 def main() -> None:
-    vectors = unit(np.random.default_rng(0).normal(size=(max(SIZES), DIMENSION)))
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(max(SIZES), DIMENSION)))
     lines = ["# Searches of small galleries", "", f"`python -m bench.searches` on {machine()}. Core-milliseconds.", ""]
     lines += ["| Templates | Probes | Search | A probe | numpy's product | Wall time, no pauses |"]
     lines += ["|---|---|---|---|---|---|"]
@@ -73,8 +73,8 @@ def told(values: Any) -> str:
 
 
 def paused_ms(function: Callable[[], None]) -> float:
-    """Processor milliseconds of all threads, less those of the pauses."""
-    time.sleep(0.1)  # until threads that look for work give up
+    """Return processor milliseconds of all threads, less those of the pauses."""
+    time.sleep(0.1)  # until spinning threads go to sleep
     spent = []
     for searching in (False, True):
         start = time.process_time()
@@ -97,7 +97,7 @@ def wall_ms(function: Callable[[], None]) -> float:
 
 
 async def hop_ms() -> tuple[float, float]:
-    """Processor and wall milliseconds of a call in a thread that does nothing, of one at a time."""
+    """Return processor and wall milliseconds of a sequential call in a thread that does nothing."""
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(4) as pool:
         cpu, wall = time.process_time(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""Servers to be measured, each a process of its own with its own data."""
+"""Servers to measure, each in its own process with its own data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import Final
 import httpx2 as httpx
 
 from bench.load import HOST
-from models.network import Float
-from models.pack import load_pack
-from service.client import Kith
+from kith import Kith
+from models.pack.loading import load_pack
+from models.runtime.network import Float
 from tests.databases import ENVIRONMENT
 
 GALLERY: Final = "people"
@@ -40,15 +40,15 @@ class Running:
         return f"http://{HOST}:{self.port}"
 
     def networks(self) -> str:
-        """As Kith says that it runs them: ``detector openvino bf16, recogniser openvino int8``."""
+        """Return the networks in Kith's own words: ``detector openvino bf16, recognizer openvino int8``."""
         told = httpx.get(f"{self.url}/v1/models", timeout=10).raise_for_status().json()
-        names = {"detector": told["detection"], "recogniser": told["recognition"]}
+        names = {"detector": told["detection"], "recognizer": told["recognition"]}
         return ", ".join(f"{name} {one['engine']} {one['precision']}" for name, one in names.items())
 
 
 @contextmanager
 def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Float]) -> Iterator[Running]:
-    """Kith as `kith serve` starts it, a gallery of ``people`` (name to unit vector) in it."""
+    """Start Kith like `kith serve`, with a gallery of ``people`` (name to unit vector)."""
     with TemporaryDirectory() as folder:
         port = free_port()
         environment = {
@@ -58,14 +58,14 @@ def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Fl
             "KITH_LOG_LEVEL": "WARNING",
             **settings,
         }
-        with _running([sys.executable, "-m", "service.cli", "serve"], environment, port, "/readyz") as running:
-            enrol(running.url, pack, people, Path(folder) / "people.ndjson")
+        with _running([sys.executable, "-m", "service.cli.main", "serve"], environment, port, "/readyz") as running:
+            enroll(running.url, pack, people, Path(folder) / "people.ndjson")
             yield running
 
 
 @contextmanager
 def naive_server(pack: Path, side_px: int = 640) -> Iterator[Running]:
-    """``side_px``: of the canvas that it finds faces on."""
+    """Start the naive server; ``side_px`` is the side of its detector's canvas."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
     command += ["--port", str(port), "--log-level", "warning", "--no-access-log"]
@@ -73,7 +73,7 @@ def naive_server(pack: Path, side_px: int = 640) -> Iterator[Running]:
         yield running
 
 
-def enrol(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None:
+def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None:
     with Kith(url, timeout_s=300) as kith:
         kith.create_gallery(GALLERY, risk={"fpir": FPIR})
         if not people:
@@ -86,8 +86,8 @@ def enrol(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None
             ),
             encoding="utf-8",
         )
-        kith.import_gallery(GALLERY, file, recogniser=load_pack(pack).recognition.fingerprint())
-        # Derived in the background otherwise, in the midst of what is measured.
+        kith.import_gallery(GALLERY, file, recognizer=load_pack(pack).recognition.fingerprint())
+        # Otherwise the service calibrates in the background, during the measurement.
         kith.calibrate(GALLERY)
 
 

@@ -1,11 +1,12 @@
-"""Photo to identity through a real server, beside what a user would otherwise run on the same ONNX files.
+"""Measure photo to identity through a real server, beside common alternatives on the same ONNX files.
 
-Real photos over loopback at 1, 4, 16 and 64 clients that keep their connections: Kith as it chooses by itself and
-pinned to the peers' runtime and numbers, a naive FastAPI server around insightface.app.FaceAnalysis
-(bench/peers/naive_server.py), and a plain loop with FaceAnalysis, which is one client without HTTP. Systems take turns,
-round by round, each round another first; a figure is a round's, its ratios are taken within the round. Prints, and
-writes bench/results/serving.md and .json. What was not measured this time stays as it was: each cell, a set of photos
-at so many clients, carries the day, the commit, the machine and the networks it was taken with, and the tables say so.
+Sends real photos over loopback at 1, 4, 16 and 64 keep-alive clients. The systems are: Kith with its default runtimes;
+Kith with the peers' runtime and numeric format; a naive FastAPI server around insightface.app.FaceAnalysis
+(bench/peers/naive_server.py); and a plain loop with FaceAnalysis, which is one client without HTTP.
+
+Systems take turns in each round, and each round starts with another system. Ratios are taken within a round. Prints,
+and writes bench/results/serving.md and .json. Cells that this run does not measure keep their old values. Each cell, a
+set of photos at one number of clients, records its day, commit, machine and networks, and the tables show them.
 
     python -m bench.serving [--quick] [--sets lfw groups reference heavy] [--clients 1 16] [--rounds 3] [--seconds 5]
 """
@@ -32,8 +33,8 @@ from bench.machine import commit, machine
 from bench.peers.loop import Loop
 from bench.photos import gallery_of, groups, lfw_probes, made_up, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
-from models.network import Float
-from models.pack import BUNDLED, load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Float
 
 RESULT: Final = RESULTS / "serving.json"
 TABLE: Final = RESULTS / "serving.md"
@@ -42,7 +43,7 @@ BEGIN: Final = "<!-- By bench.serving: -->"
 END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
 IN_FULL: Final = (1, 16)
-"""Clients at which every system is measured; at other numbers those of IN_BRIEF."""
+"""Numbers of clients at which every system is measured; other numbers use the systems of IN_BRIEF."""
 PINNED: Final = {"KITH_ENGINE": "onnxruntime", "KITH_PRECISION": "fp32"}
 LOOP: Final = "FaceAnalysis loop"
 NAIVE: Final = "naive server"
@@ -52,10 +53,10 @@ IDENTIFY, EMBED = "Kith, identify", "Kith, embed"
 IDENTIFY_PINNED, EMBED_PINNED = "Kith fp32, identify", "Kith fp32, embed"
 OWN: Final = (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED)
 PEERS: Final = (LOOP, NAIVE)
-"""As their READMEs have them, with a canvas of 640x640 for every photo."""
+"""Systems as their READMEs configure them, with a canvas of 640x640 for every photo."""
 IN_BRIEF: Final = (IDENTIFY, EMBED, NAIVE)
 WARM_UP_S: Final = 0.6
-"""Before each cell of each round; a set's first cell comes after a round that does not count."""
+"""Warm-up before each cell of each round; the first cell of a set also has an uncounted round before it."""
 ABOUT: Final = """Times are milliseconds.
 
 A figure is the median of rounds by turns. *identify* is photo to identity in a gallery of 3,000 people, *embed* photo
@@ -71,9 +72,9 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class PhotoSet:
-    """``clients``: how many it is measured at, where nothing else is asked for. ``small``: also against the naive
-    server with the canvas that suffices for its photos. ``random``: its recogniser is, and so is the gallery.
-    ``photo_s``: what a slow peer takes for one; a cell lasts at least as long as twice that for every client."""
+    """``clients``: default numbers of clients. ``small``: also measure the naive server with the smallest sufficient
+    canvas. ``random``: the recognizer has random weights, and the gallery random vectors. ``photo_s``: time of a slow
+    peer per photo; a cell lasts at least twice that for every client."""
 
     title: str
     pack: Callable[[Path], Path | None]
@@ -85,8 +86,8 @@ class PhotoSet:
 
 
 SETS: Final = {
-    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED, small=True),
-    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED, True, photo_s=0.045),
+    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED_PACK, small=True),
+    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED_PACK, True, photo_s=0.045),
     "reference": PhotoSet(
         "LFW, reference models (SCRFD-500M, MobileFaceNet)", lambda _: reference_pack(), clients=(16,)
     ),
@@ -112,8 +113,7 @@ def heavy(cache: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class System:
-    """``run``: at so many clients, for so many seconds after so many of warming up. ``networks``: in words, what Kith
-    runs."""
+    """``run``: a function of clients, seconds, and seconds of warm-up. ``networks``: description of Kith's networks."""
 
     name: str
     pid: int
@@ -124,10 +124,12 @@ class System:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--clients", nargs="+", type=int, help="default: as each set says")
+    parser.add_argument("--clients", nargs="+", type=int, help="default: the numbers of each set")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a system in a round, at least")
-    parser.add_argument("--tables", action="store_true", help="write the tables of what is stored, measure nothing")
+    parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of a system in a round")
+    parser.add_argument(
+        "--tables", action="store_true", help="write the tables from stored figures, without a measurement"
+    )
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache", help="vectors of the gallery's people")
@@ -141,7 +143,7 @@ def main() -> None:
     for name in [] if options.tables else options.sets:
         photo_set = SETS[name]
         if (pack := photo_set.pack(options.cache)) is None:
-            say(f"{photo_set.title}: left out, there are no reference models (set KITH_REFERENCE)")
+            say(f"{photo_set.title}: skipped, because the reference models are missing (set KITH_REFERENCE)")
             continue
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
         photos = groups(data) if photo_set.groups else lfw_probes(people(data))
@@ -162,7 +164,7 @@ def main() -> None:
 
 
 def write(document: Document, result: Path) -> None:
-    """The tables too, where ``result`` is what they are made of."""
+    """Write the figures, and also the tables if ``result`` is their source."""
     result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if result == RESULT:
         TABLE.write_text(report(document), encoding="utf-8")
@@ -209,7 +211,7 @@ def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float], s
 
 
 def measure(running: Sequence[System], clients: int, rounds: int, seconds: float) -> Document:
-    """Every system's rounds, by turns, each round another first. The loop is one client whatever is asked for."""
+    """Run the rounds of every system in turn; each round starts with another system. The loop is always one client."""
     cells: dict[str, list[Document]] = {system.name: [] for system in running}
     for number in range(rounds):
         first = number % len(running)
@@ -276,12 +278,12 @@ def rows(measured: Document) -> list[str]:
 
 
 def quoted(document: Document) -> str:
-    """What docs/performance.md has of it."""
+    """Return the part that docs/performance.md quotes."""
     return "\n".join([BEGIN, "", *summary(document), "", *taken(document), "", END])
 
 
 def taken(document: Document) -> list[str]:
-    """Which cells are from which day, code, machine and networks."""
+    """List the day, code, machine and networks of the cells."""
     cells: dict[str, dict[str, list[str]]] = {}
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
@@ -295,13 +297,14 @@ def taken(document: Document) -> list[str]:
 
 
 def best_peer(measured: Document) -> str:
-    """Of most photos a second, among those as they come."""
+    """Return the peer with the most photos a second, among those configured as in their READMEs."""
     present = [peer for peer in PEERS if peer in measured["systems"]]
     return max(present, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
 
 
 def summary(document: Document) -> list[str]:
-    """The table of docs/performance.md: ratios to the best peer at as many clients; median, least and most."""
+    """Format the table of docs/performance.md: ratios to the best peer at the same number of clients; median, minimum
+    and maximum."""
     lines = [
         "| Photos, clients | against | identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s "
         "| fp32, embed: photos/s |",
@@ -326,7 +329,7 @@ def in_words(ratio: Mapping[str, float]) -> str:
 
 
 def goals(document: Document) -> list[str]:
-    """The design's goals for LFW with the bundled pack, and what was reached."""
+    """Format the design's goals for LFW with the bundled pack, and the results."""
     measured = document["sets"].get("lfw", {"clients": {}})["clients"]
     lines = ["| Goal | Reached | |", "|---|---|---|"]
 

@@ -1,21 +1,22 @@
-"""Half an hour of everything at once, with faults: does anything grow, is an answer wrong, does it slow down?
+"""Soak test: half an hour of mixed load with faults, checked for growth, wrong answers and slowdown.
 
-Two servers on one database, and clients that know what must be answered (bench/soak_load.py). They detect, embed,
-verify, identify, enrol, describe, move and delete under keys of their own, which are revoked; they send archives,
-export and import, send what is no photo, knock where they may not, leave, and are slow. Meanwhile one server is killed
-and started again and again, the other one lives; now and then more come than may wait. After each round all stop, the
-gallery is compared with what the clients know, through both servers, and their memory, descriptors and threads are
-looked at. What passes was fixed before the first run:
+Two servers share one database; the clients know the correct answers (bench/soak_load.py). Clients detect, embed,
+verify, identify, enroll, describe, move and delete under their own keys, which are later revoked. They send archives,
+export and import, send invalid images, try galleries outside their key, disconnect, and send slowly. Meanwhile one
+server is killed and restarted repeatedly, and the other one stays up; some bursts exceed the queue.
 
-- no answer is wrong, none is 5xx but those documented for load, none is missing but from a server that is away;
-- once warm, a straight line through what the living server holds at rest rises by at most RISE over the whole rest;
-- the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the warm-up;
-- at the end both servers stop when told to, `kith gallery check` and `kith audit verify` find nothing, and in the spool
-  is nothing but of uploads that broke off with their server.
+After each round the load stops. The script compares the gallery with the clients' records through both servers, and
+reads the servers' memory, descriptors and threads. The pass criteria were fixed before the first run:
 
-Prints, and writes bench/results/soak.json, .md and .png; ends with 1 unless it passes.
+- no answer is wrong, no 5xx except those documented for load, and only a server that is down leaves requests
+unanswered; - once warm, the regression line of each resource of the living server at rest rises by at most RISE in
+total; - the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the
+warm-up; - at the end both servers stop on request, `kith gallery check` and `kith audit verify` find nothing, and the
+spool contains only uploads that broke off with their server.
 
-    python -m bench.soak [--minutes 30] [--clients 8] [--database sqlite | postgresql]
+Prints, and writes bench/results/soak.json, .md and .png; exits 1 if a criterion fails.
+
+python -m bench.soak [--minutes 30] [--clients 8] [--database sqlite | postgresql]
 """
 
 from __future__ import annotations
@@ -51,33 +52,33 @@ from bench.memory import scaled
 from bench.photos import people
 from bench.servers import START_S, free_port
 from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
-from models.pack import BUNDLED
-from service.client import Kith
+from kith import Kith
+from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
 from tests.postgres import Postgres
 
 RESULT: Final = RESULTS / "soak.json"
 API_KEY: Final = "the operator's, of more than 32 characters"
 QUEUE: Final = 16
-"""Items that may wait for a network: few, so that a burst of BURST clients is more."""
+"""Limit of the queue for networks: small, so that a burst of BURST clients exceeds it."""
 BURST: Final = 64
 KILLED_EVERY: Final = 3
-"""Rounds: by SIGKILL and by SIGTERM in turn."""
+"""Rounds between kills; SIGKILL and SIGTERM alternate."""
 BURST_EVERY: Final = 2
 WARM: Final = 1 / 3
-"""Of the rounds: networks are compiled for every canvas, caches fill, allocators find their size."""
+"""Share of the rounds that warm up: networks are compiled for every canvas, caches fill, allocators find their size."""
 RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
-"""Most that each may rise, at rest, over the rounds after the warm-up."""
+"""Maximum rise of each resource at rest, over the rounds after the warm-up."""
 SLOWER: Final = 1.5
 JUDGED_FROM: Final = 500
-"""Answers in a third, for its p99 to mean something."""
+"""Minimum number of answers in a third for a meaningful p99."""
 STOP_S: Final = 30.0
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a server holds."""
+    """Resources of a server."""
 
     memory_mb: float
     descriptors: int
@@ -87,9 +88,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Plan:
-    """``rounds`` of ``round_s`` seconds, by so many ``clients`` of each so many ``own`` people; of ``fixed`` people
-    enrolled for good, and as many strangers; with ``others`` photos of any size. ``rest_s``: the least of what is held
-    within it counts after a round, for connections are closed, and threads end, a little later."""
+    """``rounds`` of ``round_s`` seconds, by ``clients`` clients with ``own`` people each. ``fixed``: number of people
+    enrolled permanently, and of strangers; ``others``: number of photos of any size. ``rest_s``: time after a round in
+    which the minimum of each resource counts, because connections and threads close with a delay."""
 
     rounds: int
     round_s: float
@@ -106,7 +107,7 @@ class Plan:
 
     @property
     def warm(self) -> int:
-        """The first round that counts."""
+        """Return the first round that counts."""
         return round(WARM * self.rounds)
 
     @property
@@ -115,11 +116,11 @@ class Plan:
 
 
 MOVED: Final = 5
-"""People in the archive that becomes a gallery, and goes."""
+"""People in the archive that becomes a gallery and is deleted."""
 
 
 class Replica:
-    """``kith serve`` on a port of its own, started again and again."""
+    """``kith serve`` on its own port, restarted repeatedly."""
 
     def __init__(self, folder: Path, database_url: str | None) -> None:
         self.port = free_port()
@@ -131,7 +132,7 @@ class Replica:
             "KITH_API_KEY": API_KEY,
             "KITH_DATA_DIR": str(folder / "data"),
             "KITH_LOG_LEVEL": "ERROR",
-            "KITH_PACK": str(BUNDLED),
+            "KITH_PACK": str(BUNDLED_PACK),
             "KITH_PORT": str(self.port),
             "KITH_QUEUE_SIZE": str(QUEUE),
         }
@@ -162,7 +163,7 @@ class Replica:
         self.away[place] = (began, time.monotonic())
 
     def stop(self) -> bool:
-        """Whether it ended as one that is told to does; it is killed where it does not."""
+        """Stop the server; return True if it exits cleanly on SIGTERM. Kill it otherwise."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -173,7 +174,7 @@ class Replica:
             return False
 
     def found_by(self, *command: str) -> str:
-        """What a command says that ends with another status than 0; nothing, if all is as it should be."""
+        """Return a command's output if its exit status is not 0, else an empty string."""
         done = subprocess.run(self._kith(*command), env=self._environment, capture_output=True, text=True)
         return done.stdout + done.stderr if done.returncode else ""
 
@@ -181,7 +182,7 @@ class Replica:
         return resource.prlimit(self._process.pid, resource.RLIMIT_CORE) == (0, 0)
 
     def complaints(self) -> list[str]:
-        """Lines of the log that tell of an error that nobody foresaw."""
+        """Return the log lines of unexpected errors."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if "Traceback" in line or '"level": "ERROR"' in line or " ERROR " in line][:20]
 
@@ -202,17 +203,17 @@ class Replica:
             return False
 
     def _kith(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "service.cli", *arguments]
+        return [sys.executable, "-m", "service.cli.main", *arguments]
 
 
 class Pair:
-    """The server that lives, and the one that does not."""
+    """The server that stays up, and the one that is restarted."""
 
     api_key = API_KEY
 
     def __init__(self, folder: Path, database_url: str | None) -> None:
         self.living = Replica(folder, database_url)
-        self.living.wait_until_ready()  # and has made the tables
+        self.living.wait_until_ready()  # which also creates the tables
         self.killed = Replica(folder, database_url)
         self.killed.wait_until_ready()
         self.both = (self.living, self.killed)
@@ -224,8 +225,8 @@ class Pair:
 
 @dataclass
 class Series:
-    """What was looked at: ``rest`` of both servers after each round, ``running`` of the living one all the time, each
-    beside the seconds since the beginning; ``rounds``: when each began and ended."""
+    """Readings: ``rest`` of both servers after each round; ``running`` of the living one throughout, each with its time
+    in seconds; ``rounds``: start and end of each."""
 
     began: float
     rest: list[tuple[Reading, Reading]] = field(default_factory=list)
@@ -257,7 +258,7 @@ def main() -> None:
 
 @contextmanager
 def database(kind: str) -> Iterator[str | None]:
-    """A fresh one; None: SQLite in the data directory."""
+    """Create a new database; yield None for SQLite in the data directory."""
     if kind == "sqlite":
         yield None
         return
@@ -300,7 +301,7 @@ def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
 
 
 def known_faces(url: str, data: Path, count: int) -> list[Known]:
-    """The first photos of LFW on which one face is seen, and none of them like another."""
+    """Return the first photos of LFW that show one face and are not similar to each other."""
     found: list[Known] = []
     with Kith(url, api_key=API_KEY) as kith:
         for person in people(data):
@@ -317,13 +318,13 @@ def known_faces(url: str, data: Path, count: int) -> list[Known]:
 
 
 def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance: random.Random) -> Photos:
-    """Those of the people that stay enrolled, whom it enrols, and all others."""
+    """Sort the photos into permanently enrolled people, people that the clients enroll, and all others."""
     theirs = [(f"fixed-{i}", known) for i, known in enumerate(faces[: plan.fixed])]
     with Kith(url, api_key=API_KEY) as kith:
-        # A subject is as near as its nearest template, so that each of them is found by what it was made from.
+        # The nearest template decides, so each template's own photo finds the subject.
         kith.create_gallery(PEOPLE, fusion="max")
         for subject, known in theirs:
-            kith.enrol(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)
+            kith.enroll(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)
     everybody = people(data)
     others = [scaled(chance.choice(everybody).photos[0], chance) for _ in range(plan.others)]
     whole = theirs[0][1].photo
@@ -332,7 +333,7 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
 
 
 def png_of_nothing() -> bytes:
-    """A picture's head, without its pixels."""
+    """Build an image header without pixels."""
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64)).save(buffer, "PNG")
     return buffer.getvalue()[:60]
@@ -354,7 +355,7 @@ def run_round(
     running = [threads.submit(one.run, until) for one in load]
     done = threading.Event()
     watching = threads.submit(watch, pair.living, series, done)
-    # The killed server is back while the round still has half of its time.
+    # The killed server is back by the middle of the round.
     threading.Event().wait(plan.round_s / 4)
     if number % KILLED_EVERY == 1:
         pair.killed.restart(signal.SIGTERM if number // KILLED_EVERY % 2 else signal.SIGKILL)
@@ -368,7 +369,7 @@ def run_round(
 
 
 def burst(replica: Replica, generator: Generator, photos: Photos, book: Book) -> dict[str, int]:
-    """More at once than may wait: each is answered, or told to come back."""
+    """Send more requests at once than the queue holds: each one is answered or gets a retry status."""
     requests = [with_key(multipart("/v1/detect", photo), API_KEY) for photo in photos.others]
     tally = generator.run(Order(replica.port, requests, BURST, START_S, 0.0, b"", limit=2 * BURST))
     book.must(tally.statuses.keys() <= {200, 503}, f"a burst was answered by {dict(tally.statuses)}")
@@ -381,7 +382,7 @@ def watch(replica: Replica, series: Series, done: threading.Event) -> None:
 
 
 def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -> None:
-    """Every subject, through both servers, with what the clients know."""
+    """Compare every subject, through both servers, with the clients' records."""
     expected = {name: 1 for name, _ in photos.theirs}
     subjects = [subject for client in clients for subject in client.subjects if subject.exists]
     expected |= {subject.id: len(subject.templates) for subject in subjects}
@@ -432,16 +433,16 @@ def tell(number: int, plan: Plan, book: Book, series: Series) -> None:
 def ends(pair: Pair, folder: Path, book: Book) -> None:
     for replica in pair.both:
         book.must(replica.dumps_nothing(), "a server's memory may be written to the disk")
-        book.must(replica.stop(), "a server did not stop when it was told to")
+        book.must(replica.stop(), "a server did not stop on SIGTERM")
     for command in (("gallery", "check"), ("audit", "verify")):
         finding = pair.living.found_by(*command)
         book.must(not finding, f"kith {' '.join(command)}: {finding}")
-    # An upload that broke off with its server is kept for an hour (service/spool.py), sealed.
-    broken_off = book.outcomes["enrol archive: server away"]
+    # The spool keeps an interrupted upload, encrypted, for an hour (service/services/spool.py).
+    broken_off = book.outcomes["enroll archive: server away"]
     left = sorted(path.name for path in (folder / "spool").glob("*"))
     book.must(len(left) <= broken_off, f"left in the spool, and {broken_off} uploads broke off: {left}")
     for replica in pair.both:
-        book.must(not (complaints := replica.complaints()), f"the log tells of errors: {complaints}")
+        book.must(not (complaints := replica.complaints()), f"the log contains errors: {complaints}")
 
 
 def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
@@ -476,19 +477,19 @@ def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
 
 
 def judged_rises(plan: Plan, rest: Sequence[tuple[Reading, Reading]]) -> dict[str, float]:
-    """Of what the living server holds, after the warm-up."""
+    """Return the rise of the living server's resources after the warm-up."""
     return {name: rise([getattr(living, name) for living, _ in rest[plan.warm :]]) for name in RISE}
 
 
 def rise(values: Sequence[float]) -> float:
-    """From the first to the last, by the straight line through them (least squares)."""
+    """Return the rise of the regression line from the first to the last value (least squares)."""
     if len(values) < 2:
         return 0.0
     return float(np.polyfit(range(len(values)), np.array(values, np.float64), 1)[0]) * (len(values) - 1)
 
 
 def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
-    """Of identifying a photo, while the load ran, in each third of the rounds after the warm-up."""
+    """Return the p99 of identifying a photo under load, in each third of the rounds after the warm-up."""
     figures = []
     for rounds in np.array_split(np.arange(plan.warm, plan.rounds), 3):
         times = [series.rounds[i] for i in rounds]
@@ -503,7 +504,7 @@ def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
 
 
 def markdown(figures: Figures) -> str:
-    """The verdict, and what it rests on."""
+    """Format the verdict and its evidence."""
     failures = figures["failures"]
     rest = [living for living, _ in figures["rest"]]
     lines = [
@@ -548,13 +549,13 @@ def draw(figures: Figures, path: Path) -> None:
         counts.plot(minutes, [reading[name] for reading in rest], "o-", label=f"{name}, at rest")
     for axes in (memory, counts):
         for gone, _ in figures["killed"]:
-            axes.axvline(gone / 60, color="grey", linewidth=0.5)
-        axes.axvline(minutes[figures["warm"]], linestyle=":", color="grey")
+            axes.axvline(gone / 60, color="gray", linewidth=0.5)
+        axes.axvline(minutes[figures["warm"]], linestyle=":", color="gray")
         axes.set_ylim(0, None)
         axes.legend()
     memory.set(
         ylabel="resident, MB",
-        title=f"{figures['rises']['memory_mb']:+.1f} MB at rest right of the dotted line; grey: the other is killed",
+        title=f"{figures['rises']['memory_mb']:+.1f} MB at rest right of the dotted line; gray: the other is killed",
     )
     counts.set(xlabel="minutes")
     figure.savefig(path, dpi=120)

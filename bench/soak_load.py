@@ -1,8 +1,8 @@
-"""Clients that know what the answers must be: each has people of its own, and remembers who of them is enrolled.
+"""Clients that know the correct answers: each has its own people, and records which of them are enrolled.
 
-A write that was not answered is repeated under its idempotency key until it is, so that what is enrolled is known
-exactly, and every answer after it is right or wrong. Nobody else enrols a client's people: what all do at once meets in
-one gallery, one index and one database, and not in what they know.
+A client repeats an unanswered write under its idempotency key until an answer arrives. The state is therefore known
+exactly, and every later answer is right or wrong. No other client enrolls a client's people. All clients share one
+gallery, one index and one database.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ import httpx2 as httpx
 import numpy as np
 
 from bench.load import HOST, multipart
-from models.network import Float
-from models.recognition import unit
-from service.api.schemas import EnrolOut, IdentityOut
-from service.client import Kith, KithClientError
-from service.security.keys import Scope
+from kith import Kith, KithClientError
+from kith.options import ArchiveOptions
+from kith.wire.identification import IdentityOut
+from kith.wire.subjects import EnrollOut
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.security.api_keys import Scope
 
 PEOPLE: Final = "people"
 BULK: Final = "bulk-"
-SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enrol")
+SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enroll")
 SAME: Final = 0.97
-"""Least cosine of a photo to itself, in whatever batch and by whatever server it is looked at."""
+"""Minimum cosine of a photo to itself, in any batch and on any server."""
 DIFFERENT: Final = 0.93
-"""Most cosine of two of the photos."""
+"""Maximum cosine of two of the photos."""
 REFUSALS: Final = {
     (503, "overloaded"),
     (503, "storage_busy"),
     (504, "deadline_exceeded"),
 }
-"""What a client may be told under this load: it asks again."""
+"""Statuses that are normal under this load: the client retries."""
 ALLOWED: Final[dict[str, Any]] = {"allow_inconsistent": True, "allow_duplicate": True}
 NO_PHOTO: Final = {"image_empty", "image_format", "image_damaged"}
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 0.1
 SLOW_PARTS: Final = 10
 GONE: Final = 20
-"""How many of the vectors and photos of people deleted are searched for again, later."""
+"""Number of deleted people's vectors and photos that are searched for again later."""
 Answer = TypeVar("Answer")
 Probe = bytes | Float
 """A photo, or a vector."""
@@ -61,14 +63,14 @@ Probe = bytes | Float
 
 @dataclass(frozen=True)
 class Known:
-    """A photo of one face, and the vector that the service made of it when nothing else was asked of it."""
+    """A photo of one face, and its vector from the service when no other load ran."""
 
     photo: bytes
     vector: Float
 
 
 class Replicas(Protocol):
-    """The servers, of which one at a time may be away."""
+    """The servers, of which at most one is down."""
 
     urls: Sequence[str]
     api_key: str
@@ -78,14 +80,14 @@ class Replicas(Protocol):
 
 @dataclass
 class Book:
-    """What was answered, by whom, when, and what was wrong; written by all clients."""
+    """Record of answers, clients, times and errors, shared by all clients."""
 
     answers: list[tuple[float, str, int, float]] = field(default_factory=list)
-    """When it ended, what was asked, which server, and how many seconds it took."""
+    """End time, request, server, and duration in seconds of each answer."""
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     told: int = 0
-    """Of what was wrong."""
+    """Number of errors reported."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, kind: str, which: int, began: float, outcome: str) -> None:
@@ -102,8 +104,8 @@ class Book:
 
 
 class Asking:
-    """Asks one of the servers, and again, until one has answered; for one thread. ``key``: the operator's, unless it is
-    set."""
+    """Sends a request to one of the servers until one answers; for use by one thread. ``key``: the operator's by
+    default."""
 
     def __init__(self, replicas: Replicas, book: Book, chance: random.Random) -> None:
         self.replicas = replicas
@@ -112,7 +114,7 @@ class Asking:
         self.key = replicas.api_key
         self._clients: list[Kith] = []
         self.unanswered = False
-        """Whether the latest request was sent to somebody who never answered it, before it was answered."""
+        """True if an earlier attempt of the latest request got no answer."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -127,7 +129,7 @@ class Asking:
         self._clients.clear()
 
     def __call__(self, kind: str, action: Callable[[Kith], Answer], patience_s: float = PATIENCE_S) -> Answer:
-        """Raises KithClientError: an answer that is neither a success nor a refusal; TimeoutError: none came."""
+        """Send a request. Raise KithClientError for an unexpected status, TimeoutError if no answer arrives."""
         self.unanswered = False
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
@@ -160,7 +162,7 @@ class Asking:
 
 @dataclass
 class Subject:
-    """One of a client's own people; ``templates``: what finds each."""
+    """One of a client's own people; ``templates``: a probe that finds each template."""
 
     id: str
     templates: dict[str, Probe] = field(default_factory=dict)
@@ -170,8 +172,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Photos:
-    """``theirs``: of subjects enrolled for good; ``strangers``: of nobody enrolled; ``others``: of any size and
-    number of faces; ``broken``: no photos."""
+    """``theirs``: photos of permanently enrolled subjects; ``strangers``: of people who are not enrolled; ``others``:
+    of any size and number of faces; ``broken``: invalid images."""
 
     theirs: Sequence[tuple[str, Known]]
     strangers: Sequence[Known]
@@ -180,7 +182,7 @@ class Photos:
 
 
 class Client:
-    """Somebody who enrols, asks, changes and deletes, one after the other. ``mine``: photos that nobody else enrols."""
+    """Client that enrolls, queries, changes and deletes sequentially. ``mine``: photos that no other client enrolls."""
 
     def __init__(self, number: int, ask: Asking, mine: Sequence[Known], photos: Photos) -> None:
         self._ask, self._chance, self.book = ask, ask.chance, ask.book
@@ -197,8 +199,8 @@ class Client:
             self.detect: 6,
             self.verify: 4,
             self.send_no_photo: 2,
-            self.enrol_photo: 4,
-            self.enrol_vectors: 4,
+            self.enroll_photo: 4,
+            self.enroll_vectors: 4,
             self.describe: 2,
             self.move: 1,
             self.delete_template: 3,
@@ -207,7 +209,7 @@ class Client:
         }
 
     def run(self, until: float) -> None:
-        """Under a key of its own, which no server takes any more once it is revoked."""
+        """Run under the client's own key, which every server rejects after its revocation."""
         with Asking(self._ask.replicas, self.book, self._chance) as operator:
             made = operator("create key", lambda kith: kith.create_key("soak", SCOPES, galleries=[PEOPLE]))
             self._ask.key = made.token
@@ -226,7 +228,7 @@ class Client:
             except Exception as error:
                 self.book.must(False, f"{step.__name__}: {error!r}")
 
-    # Questions
+    # Queries
 
     def identify_theirs(self) -> None:
         subject, known = self._chance.choice(self._photos.theirs)
@@ -268,7 +270,7 @@ class Client:
         same = self._chance.random() < 0.5
         probe = one.photo if same else other.photo
         against: Any = (PEOPLE, name) if self._chance.random() < 0.5 else one.photo
-        answer = self._ask("verify", lambda kith: kith.verify(probe, against, threshold=SAME))
+        answer = self._ask("verify", lambda kith: kith.verify(probe, against, risk={"threshold": SAME}))
         self.book.must(
             (answer.outcome == "same") == same or answer.outcome == "rejected_quality",
             f"{'one' if same else 'two'} taken for {answer.outcome}, {answer.similarity}",
@@ -280,35 +282,35 @@ class Client:
         self.book.must(code in NO_PHOTO, f"to what is no photo the answer was {code}")
 
     def knock(self) -> None:
-        """At a gallery that comes and goes, and that the key is not for."""
+        """Query a gallery that comes and goes, and that the key does not allow."""
         name = BULK + str(self._chance.randrange(5))
         code = self._refused("another's gallery", lambda kith: kith.stats(name))
         self.book.must(code == "gallery_not_found", f"another's gallery: {code}")
 
-    # Writes: each is seen by the next search of either server
+    # Writes: the next search on either server sees each one
 
-    def enrol_photo(self) -> None:
+    def enroll_photo(self) -> None:
         place = self._chance.randrange(len(self.subjects))
         subject, photo, key = self.subjects[place], self._mine[place].photo, uuid.uuid4().hex
         if any(photo is probe for one in self.subjects for probe in one.templates.values()):
             return
         options: dict[str, Any] = {"face": "largest", "allow_low_quality": True, **ALLOWED}
         answer = self._ask(
-            "enrol photo", lambda kith: kith.enrol(PEOPLE, subject.id, photo, idempotency_key=key, **options)
+            "enroll photo", lambda kith: kith.enroll(PEOPLE, subject.id, photo, idempotency_key=key, **options)
         )
         self._enrolled(subject, [photo], answer)
 
-    def enrol_vectors(self) -> None:
+    def enroll_vectors(self) -> None:
         subject, key = self._chance.choice(self.subjects), uuid.uuid4().hex
         drawn = self._rng.normal(size=(self._chance.randint(1, 3), len(self._mine[0].vector)))
-        vectors = list(np.asarray(unit(drawn), np.float32))
+        vectors = list(np.asarray(l2_normalize(drawn), np.float32))
         answer = self._ask(
-            "enrol vectors",
-            lambda kith: kith.enrol(PEOPLE, subject.id, embeddings=vectors, idempotency_key=key, **ALLOWED),
+            "enroll vectors",
+            lambda kith: kith.enroll(PEOPLE, subject.id, embeddings=vectors, idempotency_key=key, **ALLOWED),
         )
         self._enrolled(subject, vectors, answer)
 
-    def _enrolled(self, subject: Subject, probes: Sequence[Probe], answer: EnrolOut) -> None:
+    def _enrolled(self, subject: Subject, probes: Sequence[Probe], answer: EnrollOut) -> None:
         problems = [result.error.code for result in answer.results if result.error]
         self.book.must(answer.enrolled == len(probes), f"{answer.enrolled} of {len(probes)} enrolled: {problems}")
         for result, probe in zip(answer.results, probes, strict=True):
@@ -357,7 +359,7 @@ class Client:
             self._forget(list(subject.templates.values()))
             subject.templates.clear()
             code = self._refused("look up", lambda kith: kith.subject(PEOPLE, subject.id))
-            self.book.must(code == "subject_not_found", f"who was deleted is still told of: {code}")
+            self.book.must(code == "subject_not_found", f"a deleted subject is still returned: {code}")
 
     def _forget(self, probes: Sequence[Probe]) -> None:
         self._gone.extend(probes)
@@ -368,7 +370,7 @@ class Client:
         try:
             self._ask(kind, action)
         except KithClientError as error:
-            # It was done by the request that was never answered.
+            # The unanswered request deleted it.
             if error.status != 404 or not self._ask.unanswered:
                 raise
 
@@ -381,7 +383,7 @@ class Client:
 
 
 def search(ask: Asking, gallery: str, probe: Probe) -> IdentityOut:
-    """Of the largest face."""
+    """Search for the largest face."""
     options: dict[str, Any] = {"risk": {"threshold": SAME}}
     if isinstance(probe, bytes):
         options |= {"faces": "largest", "check_quality": False}
@@ -393,7 +395,7 @@ def search(ask: Asking, gallery: str, probe: Probe) -> IdentityOut:
 
 
 class Mover:
-    """Somebody who makes galleries of archives, copies them by export and import, and deletes them."""
+    """Client that makes galleries from archives, copies them by export and import, and deletes them."""
 
     def __init__(self, ask: Asking, people: Sequence[tuple[str, Known]]) -> None:
         self._ask, self._book, self._people = ask, ask.book, people
@@ -419,8 +421,8 @@ class Mover:
         archive.write_bytes(self._archive)
         for name in (first, second):
             self._unless(409, "create gallery", partial(_create, name))
-        options = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
-        job = ask("enrol archive", lambda kith: kith.enrol_archive(first, archive, **options)).id
+        options: ArchiveOptions = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
+        job = ask("enroll archive", lambda kith: kith.enroll_archive(first, archive, **options)).id
         deadline = time.monotonic() + PATIENCE_S
         while (found := ask("job", lambda kith: kith.job(job))).state in ("queued", "running"):
             if time.monotonic() > deadline:
@@ -456,7 +458,7 @@ def _delete(name: str, kith: Kith) -> None:
 
 
 class Nuisance:
-    """Connections of who leaves, with half a request sent or a whole one, and of who is slow."""
+    """Clients that disconnect after half a request or a whole one, and slow clients."""
 
     def __init__(self, replicas: Replicas, book: Book, photos: Sequence[bytes], chance: random.Random) -> None:
         self._replicas, self._book, self._photos, self._chance = replicas, book, photos, chance

@@ -1,6 +1,7 @@
-"""What it costs to measure, trace and log a request, and to be scraped. CPU time, not wall time; the least of rounds.
+"""Measure the CPU cost of metrics, traces and logs per request, and of a scrape.
 
-Spans go to an address where nobody is: their making is measured, and their encoding, which a thread does meanwhile.
+Figures are CPU time, not wall time, and the minimum of the rounds. Spans go to an address without a listener. The cost
+therefore includes creating the spans and encoding them, which a thread does meanwhile.
 
     python -m bench.telemetry [--times 20000]
 """
@@ -14,20 +15,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.decision import IdentifyOutcome
-from service.drift import WINDOW, Decided, Watches
-from service.errors import all_errors
-from service.gallery.subjects import Sizes
-from service.logs import TEXT, JsonLines
-from service.measures import Histogram, Measures
-from service.samples import Lag, Sample, Samples
-from service.security.acting import Actor, acting_as
-from service.telemetry import About, Telemetry
-from service.tracing import Tracing
+from service.core.actor import Actor, acting_as
+from service.core.errors import all_errors
+from service.domain.decision import IdentifyOutcome
+from service.domain.gallery import GalleryCounts
+from service.observability.drift import WINDOW, Decided, Watches
+from service.observability.logs import TEXT, JsonLines
+from service.observability.metrics import Metrics
+from service.observability.tracing import Tracing
+from service.services.metrics_export import BuildInfo, MetricsExport
+from service.services.status import Lag, Sample, Samples
 
 ROUNDS = 5
 STAGES = ("read", "decode", "detect", "align", "embed", "search")
-"""Of an identification."""
+"""Stages of an identification."""
 NOWHERE = "http://127.0.0.1:9/v1/traces"
 SAMPLED, UNSAMPLED = (f"00-{'1' * 32}-{'2' * 16}-{flag}" for flag in ("01", "00"))
 OUTCOMES: tuple[IdentifyOutcome, ...] = ("identified", "unknown")
@@ -45,10 +46,9 @@ def main() -> None:
 
 
 def measured(times: int) -> dict[str, float]:
-    plain, tracing = Measures(), Tracing(NOWHERE, "0")
-    traced = Measures(spans=tracing)
+    plain, tracing = Metrics(), Tracing(NOWHERE, "0")
+    traced = Metrics(spans=tracing)
     found = {
-        "a value into a histogram": _each(lambda: HISTOGRAM.add(0.01), times),
         "a stage": _each(lambda: _stage(plain), times),
         "an identification: its stages, photo, request": _each(lambda: _request(plain, None), times),
         "the same with traces, this one not sampled": _each(lambda: _request(traced, UNSAMPLED), times),
@@ -64,22 +64,19 @@ def measured(times: int) -> dict[str, float]:
     return found
 
 
-HISTOGRAM = Histogram((0.001, 0.01, 0.1))
-
-
-def _stage(measures: Measures) -> None:
-    with measures.stage("detect"):
+def _stage(metrics: Metrics) -> None:
+    with metrics.stage("detect"):
         pass
 
 
-def _request(measures: Measures, traceparent: str | None) -> None:
-    with measures.traced("POST", traceparent) as span:
+def _request(metrics: Metrics, traceparent: str | None) -> None:
+    with metrics.trace_request("POST", traceparent) as span:
         for stage in STAGES:
-            with measures.stage(stage):  # type: ignore[arg-type]
+            with metrics.stage(stage):  # type: ignore[arg-type]
                 pass
-        measures.photo([0.5])
-        measures.similarities.of("pack", "identified").add(0.7)
-        measures.request("POST", "/v1/galleries/{gallery}/identify", 200, 0.01)
+        metrics.observe_photo([0.5])
+        metrics.observe_similarity("pack", "identified", 0.7)
+        metrics.observe_request("POST", "/v1/galleries/{gallery}/identify", 200, 0.01)
         if span is not None:
             span.answered("POST /v1/identify", "/v1/identify", 200, None, "0" * 32)
 
@@ -104,24 +101,24 @@ def _line(log: logging.Logger) -> None:
     log.info("%s %s %s %d %.1f ms", "0" * 32, "POST", "/v1/detect", 200, 9.1, extra={"fields": fields})
 
 
-def _telemetry(galleries: int) -> Telemetry:
+def _telemetry(galleries: int) -> MetricsExport:
     names = [f"gallery-{number}" for number in range(galleries)]
-    watches, measures = Watches({}), Measures(error.code for error in all_errors())
+    watches, metrics = Watches({}), Metrics(error.code for error in all_errors())
     for pk, name in enumerate(names):
         decided = [Decided(OUTCOMES[number % 2], 0.5, 0.4) for number in range(2 * WINDOW)]
         watches.of(pk, name, "f").add(decided)
     for route in range(30):
-        measures.request("GET", f"/v1/{route}", 200, 0.01)
+        metrics.observe_request("GET", f"/v1/{route}", 200, 0.01)
     for stage in STAGES:
-        _stage_of(measures, stage)
-    lags, sizes = dict.fromkeys(names, Lag(0, 0)), Sizes(galleries, 1, 1, dict.fromkeys(names, (1, 1)))
+        _stage_of(metrics, stage)
+    lags, sizes = dict.fromkeys(names, Lag(0, 0)), GalleryCounts(galleries, 1, 1, dict.fromkeys(names, (1, 1)))
     samples = Samples(lambda: Sample(time.time(), {}, sizes, {}, lags), fresh_s=float("inf"))
     samples.latest()
-    return Telemetry(About("0", "pack", {}), measures, watches, [], lambda: (0, 0), samples, 100)
+    return MetricsExport(BuildInfo("0", "pack", {}), metrics, watches, [], lambda: (0, 0), samples, 100)
 
 
-def _stage_of(measures: Measures, stage: Any) -> None:
-    with measures.stage(stage):
+def _stage_of(metrics: Metrics, stage: Any) -> None:
+    with metrics.stage(stage):
         pass
 
 

@@ -1,9 +1,10 @@
-"""How much of an enrolled template a caller recovers with embeddings of its choice, on a real server.
+"""Measure template recovery: how much of an enrolled template a caller recovers with chosen embeddings, on a real
+server.
 
     python -m bench.template_recovery          # writes bench/results/template_recovery.md; ten minutes
 
-One subject is enrolled. Attackers have a key with one scope, know the recogniser, and send at most 10,000 calls. The
-budget (KITH_EMBEDDING_RATE) is raised to save the wait; the hours that the calls take follow from what it charges.
+One subject is enrolled. Attackers have a key with one scope, know the recognizer, and send at most 10,000 calls. The
+rate limit (KITH_EMBEDDING_RATE) is raised to save time. The reported hours follow from the charged tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, say, write
-from service.api.probes import BURST_S, NEAR_MISS_COST
-from service.client import Kith, KithClientError
-from service.demo import package_file
-from service.gallery.key_store import KeyStore
-from service.security.keys import Rights, Scope
+from kith import Kith, KithClientError
+from service.api.http.probe_budget import BURST_S, NEAR_MISS_COST
+from service.cli.tools.demo import package_file
+from service.security.api_keys import Rights, Scope
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.storage.repositories.api_keys import KeyStore
 from tests.databases import TEXT, open_database
 
 CALLS: Final = 10_000
@@ -36,13 +37,13 @@ STEPS: Final = (0.05, 0.1, 0.2)
 GALLERY: Final = "people"
 VICTIM: Final = "victim"
 BASE_ABOVE: Final = 0.005
-"""Of the attacker's first face above the review threshold, which one stranger in a hundred reaches."""
+"""Margin of the attacker's first face above the review threshold, which 1 stranger in 100 reaches."""
 LEVELS: Final = 2
 CELLS: Final = 8
-"""Parts into which each level of a search along a path divides what is left of it. One level or three give less for as
-many near misses."""
+"""Parts into which each level of a search along a path divides the remaining interval. One level or three recover less
+for the same number of near misses."""
 REPORTED: Final = (25, 100, 200, 400)
-"""Near misses after which a row is printed."""
+"""Numbers of near misses after which a row is printed."""
 RATE: Final = float(Settings.model_fields["embedding_rate"].default)
 
 Vector = NDArray[np.float64]
@@ -50,7 +51,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """``cosine``: of the recovered vector to the template; ``hours``: within the budget by default."""
+    """``cosine``: of the recovered vector to the template; ``hours``: within the default rate limit."""
 
     attack: str
     calls: int
@@ -61,7 +62,7 @@ class Row:
 
 @dataclass
 class Attacker:
-    """Counts what a key sends. ``charged``: near misses."""
+    """Client that counts the calls of a key. ``charged``: near misses."""
 
     kith: Kith
     calls: int = 0
@@ -73,16 +74,16 @@ class Attacker:
         self.charged += result.outcome == "uncertain"
         return result.outcome
 
-    def enrol(self, probe: Vector) -> str:
+    def enroll(self, probe: Vector) -> str:
         self.calls += 1
         try:
-            answer = self.kith.enrol(GALLERY, VICTIM, embeddings=[probe], allow_duplicate=True)
+            answer = self.kith.enroll(GALLERY, VICTIM, embeddings=[probe], allow_duplicate=True)
         except KithClientError as refused:
             if set(refused.problem) & {"similarity", "threshold"}:
                 raise
             self.charged += 1
             return refused.code
-        self.calls += 1  # else it would be what the next probes are compared with
+        self.calls += 1  # else the next probes would be compared with it
         self.kith.delete_template(GALLERY, VICTIM, str(answer.results[0].template))
         return "enrolled"
 
@@ -126,7 +127,7 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
     assert seen is not None  # noqa: S101 - embed gives every face one
     template = _unit(np.asarray(seen, np.float64))
     operator.create_gallery(GALLERY)
-    operator.enrol(GALLERY, VICTIM, embeddings=[template])
+    operator.enroll(GALLERY, VICTIM, embeddings=[template])
     size = len(template)
 
     probes = np.array([_unit(row) for row in rng.normal(size=(max(calls, EXACT_PROBES), size))])
@@ -173,12 +174,12 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
             one.hours,
         )
     )
-    say("enrol, random probes")
-    one = attacker("enrol")
-    outcomes = [one.enrol(probe) for probe in probes[:calls]]
+    say("enroll, random probes")
+    one = attacker("enroll")
+    outcomes = [one.enroll(probe) for probe in probes[:calls]]
     rows.append(
         Row(
-            "enrol: random probes",
+            "enroll: random probes",
             one.calls,
             one.charged,
             _by_outcome(probes[:calls], outcomes, "inconsistent_template", template),
@@ -193,11 +194,11 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
     for border, threshold, inside in (
         ("identify: unknown or uncertain", review, {"uncertain", "identified"}),
         ("identify: uncertain or identified", accept, {"identified"}),
-        ("enrol: refused or enrolled", limit, {"enrolled"}),
+        ("enroll: refused or enrolled", limit, {"enrolled"}),
     ):
         say(border)
-        who = attacker("enrol" if inside == {"enrolled"} else "identify")
-        ask = who.enrol if inside == {"enrolled"} else who.identify
+        who = attacker("enroll" if inside == {"enrolled"} else "identify")
+        ask = who.enroll if inside == {"enrolled"} else who.identify
 
         def reaches(probe: Vector, ask: Callable[[Vector], str] = ask, inside: set[str] = inside) -> bool:
             return ask(probe) in inside
@@ -218,8 +219,8 @@ def _walked(
     rng: np.random.Generator,
     name: str,
 ) -> list[Row]:
-    """Find a point of the border on paths from ``base`` in random directions. Each path is searched from the side that
-    costs one token, so that a search has one near miss."""
+    """Find a border point on paths from ``base`` in random directions. Each path is searched from the side that costs
+    one token, so that a search has one near miss."""
     equations: list[Vector] = [base]
     values: list[float] = [threshold + BASE_ABOVE]
     rows = [Row(f"{name}: the face it begins with", 0, 0, float(base @ template), None)]
@@ -253,22 +254,22 @@ def _walked(
 
 
 def _inconsistent_below(operator: Kith, template: Vector) -> float:
-    """As the operator is told; an attacker knows the pack."""
+    """Return the inconsistency threshold, read with the operator's key; an attacker knows the pack."""
     try:
-        operator.enrol(GALLERY, VICTIM, embeddings=[-template])
+        operator.enroll(GALLERY, VICTIM, embeddings=[-template])
     except KithClientError as refused:
         return float(refused.problem["threshold"])
     raise AssertionError("the opposite of a template was enrolled")
 
 
 def _solved(probes: Vector, similarities: Vector, template: Vector) -> float:
-    """Cosine of the least-squares estimate, lightly regularised, to the template."""
+    """Return the cosine of the lightly regularized least-squares estimate to the template."""
     gram = probes.T @ probes + 1e-6 * np.eye(probes.shape[1])
     return float(_unit(np.linalg.solve(gram, probes.T @ similarities)) @ template)
 
 
 def _by_outcome(probes: Vector, outcomes: list[str], far: str, template: Vector) -> float:
-    """Cosine of the mean of the probes that came nearer, less that of the others."""
+    """Return the cosine of the template to the mean of the nearer probes, less the mean of the others."""
     near = np.array([outcome != far for outcome in outcomes])
     mean = probes[near].mean(0) - probes[~near].mean(0) if near.any() else -probes.mean(0)
     return float(_unit(mean) @ template)
@@ -288,10 +289,10 @@ def _page(rows: list[Row], calls: int) -> str:
     lines = [
         "# Template recovery",
         "",
-        f"`python -m bench.template_recovery`: what a caller that sends at most {calls:,} calls recovers of the",
-        "template of one subject. Attacks along a border between two decisions begin with a face just inside, as one",
-        f"stranger in a hundred is. Hours: what the calls take within the default budget ({RATE:g} tokens a second,",
-        f"{NEAR_MISS_COST} a near miss, {BURST_S} s of it at once). The recogniser is the bundled one.",
+        "`python -m bench.template_recovery`: how much of one subject's template a caller recovers with at most",
+        f"{calls:,} calls. Attacks along the border between two decisions start with a face just inside, like 1 in 100",
+        f"strangers. Hours: duration of the calls within the default rate limit ({RATE:g} tokens a second,",
+        f"{NEAR_MISS_COST} tokens per near miss, bursts of {BURST_S} s). The recognizer is the bundled one.",
         "",
         "| Attack | Calls | Near misses | Cosine to the template | Hours |",
         "|---|---:|---:|---:|---:|",

@@ -1,5 +1,7 @@
-"""Training steps by turns: each backbone as a plain fp32 loop and as the trainer runs it; a large classifier whole and
-with Partial FC. Prints medians with their spread and ratios to the plain loop, writes JSON.
+"""Compare training speed: each backbone as a plain fp32 loop and in the trainer; a large classifier whole and with
+Partial FC.
+
+Prints interleaved medians with their spread and ratios to the plain loop, and writes JSON.
 
     python -m bench.training_speed [--rounds 7] [--threads 2]
 """
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from models.runtime import available_cores
+from models.runtime.onnx_runtime import available_cores
 from training import distributed
 from training.backbones import build_backbone, checkpoint_blocks
 from training.config import BackboneConfig, BackboneName
@@ -42,14 +44,14 @@ def backbone_step(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     network = network.train().to(device, memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, 112, 112, device=device).contiguous(memory_format=layout)
-    optimiser = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             out = network(images)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         out.float().square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -58,19 +60,19 @@ def head_step(head: Head, classes: int, device: torch.device) -> Callable[[], No
     head = head.train().to(device)
     x = torch.randn(HEAD_BATCH, DIM, device=device, requires_grad=True)
     labels = torch.randint(classes, (HEAD_BATCH,), device=device)
-    optimiser = torch.optim.SGD(head.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-4, momentum=0.9)
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         head(x, labels).backward()
-        with head.stepping(optimiser):
-            optimiser.step()
+        with head.optimizer_step(optimizer):
+            optimizer.step()
 
     return step
 
 
 def by_turns(steps: dict[str, Callable[[], None]], images: int, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Images/s of each, and the ratio to the first; one step of each warms up."""
+    """Return images a second of each, and the ratio to the first; one step of each warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():

@@ -1,8 +1,8 @@
-"""Templates a second into durable storage and out of it, by format and database, beside what SQLite does by itself.
+"""Measure templates a second into and out of durable storage, by format and database, beside SQLite alone.
 
-Made-up unit vectors of 512 numbers. SQLite's own rate: the same rows into the same tables in transactions of the same
-size, by executemany of tuples that are made beforehand. The server's rates are of the bundled recogniser's dimension,
-through the client. Prints, and writes bench/results/transfer.json and .md.
+Uses generated unit vectors of 512 numbers. SQLite's own rate is for the same rows in the same tables and transaction
+sizes, by executemany of prepared tuples. The server's rates use the bundled recognizer's dimension and the client.
+Prints, and writes bench/results/transfer.json and .md.
 
     python -m bench.transfer [--templates 200000] [--per-subject 1] [--folder DIR]
 """
@@ -27,18 +27,18 @@ import numpy as np
 import sqlalchemy as sa
 
 from bench.common import RESULTS, say
-from models.runtime import available_cores
-from service.client import Kith
-from service.gallery import ndjson, parquet
-from service.gallery.backup import back_up, restore
-from service.gallery.bulk import BulkStore
-from service.gallery.database import Database
-from service.gallery.importing import Format, Import, export
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
-from service.gallery.transfer import Header, Items, rows_in_block
+from kith import Kith
+from models.runtime.onnx_runtime import available_cores
+from service.domain.gallery import GallerySettings
+from service.domain.gallery_items import GalleryFileHeader, GalleryItems, rows_in_block
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.db.engine import Database
+from service.storage.privacy.backup import back_up, restore
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.store import Store
+from service.storage.transfer import ndjson, parquet
+from service.storage.transfer.importing import Format, Import, export
 from tests.databases import open_database
 from tests.postgres import Postgres
 
@@ -46,7 +46,7 @@ DIMENSION: Final = 512
 FINGERPRINT: Final = "f" * 32
 GOAL: Final = 50_000
 LISTS_SHARE: Final = 4
-"""Lists of numbers are slow and large: a quarter of the templates is enough."""
+"""Divisor for JSON lists, which are slow and large: a quarter of the templates is enough."""
 SETTLE_S: Final = 2
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--templates", type=int, default=200_000)
     parser.add_argument("--per-subject", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -95,7 +95,7 @@ def main() -> None:
     print(text)
 
 
-def blocks(count: int, per_subject: int, dimension: int = DIMENSION) -> Iterator[Items]:
+def blocks(count: int, per_subject: int, dimension: int = DIMENSION) -> Iterator[GalleryItems]:
     rng = np.random.default_rng(0)
     size = rows_in_block(dimension)
     for start in range(0, count, size):
@@ -107,12 +107,12 @@ def blocks(count: int, per_subject: int, dimension: int = DIMENSION) -> Iterator
         ids = [rng.bytes(16).hex() for _ in range(n)]
         columns: list[Any] = [subjects, *[nothing] * 5, ids, ["embedding"] * n, *[nothing] * 4]
         columns += [vectors, np.ones(n, np.bool_)]
-        yield Items(range(start + 1, start + n + 1), *columns)
+        yield GalleryItems(range(start + 1, start + n + 1), *columns)
 
 
 def files(folder: Path, count: int, per_subject: int) -> dict[str, float]:
-    """Write each; their sizes in MB."""
-    header = Header(FINGERPRINT, DIMENSION)
+    """Write each file; return their sizes in MB."""
+    header = GalleryFileHeader(FINGERPRINT, DIMENSION)
     writer = parquet.Writer(header)
     with (folder / "parquet").open("wb") as columns, (folder / "base64").open("wb") as base64:
         base64.write(ndjson.header_line(header))
@@ -131,7 +131,7 @@ def raw_sqlite(folder: Path, count: int, per_subject: int) -> float:
     path = folder / "raw.db"
     database = open_database(f"sqlite:///{path}")
     engine = database.engine
-    seal = Store(database).create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings()).seal
+    seal = Store(database).galleries.create("g", FINGERPRINT, DIMENSION, GallerySettings()).seal
     seconds = 0.0
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -141,7 +141,7 @@ def raw_sqlite(folder: Path, count: int, per_subject: int) -> float:
             sealed = seal.close_vectors(block.vectors, 0)
             keys = list(block.numbers)
             owners = [(key - 1) // per_subject + 1 for key in keys]
-            # A subject may have begun in the block before.
+            # The first subject may have begun in the previous block.
             begun = (keys[0] - 2) // per_subject + 1
             ids = zip(owners, block.subjects, strict=True)
             subjects = [(o, 1, s, b"", at, at) for o, s in dict(ids).items() if o > begun]
@@ -169,11 +169,11 @@ def raw_sqlite(folder: Path, count: int, per_subject: int) -> float:
 
 
 def judge(url: Callable[[], str], folder: Path, count: int) -> dict[str, float]:
-    """Rates in templates a second."""
+    """Measure rates in templates a second."""
     first = url()
     rates: dict[str, float] = {}
     for name in ("parquet", "base64", "lists"):
-        time.sleep(SETTLE_S)  # what was written before reaches the disk
+        time.sleep(SETTLE_S)  # let earlier writes reach the disk
         place = first if name == "parquet" else url()
         rates[f"import {name}"] = imported(place, folder / name, create=True)
         say(f"  import {name}: {rates[f'import {name}']:,.0f}/s")
@@ -198,7 +198,9 @@ def judge(url: Callable[[], str], folder: Path, count: int) -> dict[str, float]:
 def imported(url: str, file: Path, create: bool) -> float:
     database = open_database(url)
     store = Store(database)
-    gallery = store.create_gallery("g", FINGERPRINT, DIMENSION, GallerySettings()) if create else store.gallery("g")
+    gallery = (
+        store.galleries.create("g", FINGERPRINT, DIMENSION, GallerySettings()) if create else store.galleries.get("g")
+    )
     taking = Import(BulkStore(database), gallery)
     start = time.perf_counter()
     with file.open("rb") as opened:
@@ -226,10 +228,10 @@ def exported(database: Database, kind: Format, to: Path, count: int) -> float:
 
 
 def through_server(folder: Path, count: int) -> dict[str, float]:
-    """Of the bundled recogniser's dimension, by HTTP, until the answer."""
+    """Measure over HTTP with the bundled recognizer's dimension, until the answer."""
     with embedded(load_settings(data_dir=folder / "data", api_key=None)) as url, Kith(url) as kith:
         model = kith.model()
-        header = Header(model.recogniser, model.dimension)
+        header = GalleryFileHeader(model.recognizer, model.dimension)
         writer = parquet.Writer(header)
         columns, lines = folder / "small.parquet", folder / "small.ndjson"
         with columns.open("wb") as to_columns, lines.open("wb") as to_lines:
@@ -251,7 +253,7 @@ def through_server(folder: Path, count: int) -> dict[str, float]:
 
 
 def disk_rate(folder: Path, megabytes: int = 500) -> float:
-    """MB a second written in pieces of 16 MB, flushed each."""
+    """Return the MB a second of writing pieces of 16 MB, flushed each."""
     piece, path = os.urandom(16_000_000), folder / "disk"
     start = time.perf_counter()
     with path.open("wb") as file:

@@ -1,7 +1,8 @@
-"""The bundled recogniser, and with --large an IResNet-50 of random weights (speed only), in every runtime's numbers.
+"""Measure the bundled recognizer in each runtime and numeric format, and with --large an IResNet-50 (random weights,
+speed only).
 
-All by turns, so that each round gives a ratio to onnxruntime's fp32. What the bundled one's numbers lose is read from
-the pack, where `kith-train quantise` has written it. Prints and writes bench/results/variants.md and .json.
+Rounds are interleaved, so that each gives a ratio to onnxruntime's fp32. The bundled recognizer's accuracy loss is read
+from the pack, where `kith-train quantize` wrote it. Prints, and writes bench/results/variants.md and .json.
 
     python -m bench.variants [--rounds 30] [--large]
 """
@@ -24,15 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, ROOT, outside
-from bench.heavy import DIMENSION, heavy_recogniser
-from models.engines import Choice, Wish, abilities, open_chosen
-from models.pack import BUNDLED, RecognitionSpec, Variant, load_pack, sha256_of
-from models.recognition import Recogniser
-from models.runtime import available_cores
+from bench.heavy import DIMENSION, heavy_recognizer
+from models.checksums import sha256_of
+from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import available_cores
+from models.vision.recognition import Recognizer
+from models.vision.specs import RecognitionSpec, Variant
 from training.config import DataConfig
 from training.data.identities import list_identities
-from training.loop import to_tensor
-from training.quantisation import delicate, quantise
+from training.export.quantization import quantize, sensitive_layers
+from training.optimization.loop import to_tensor
 
 RESULT: Final = RESULTS / "variants.json"
 TABLE: Final = RESULTS / "variants.md"
@@ -46,12 +49,14 @@ Rows = dict[str, dict[str, dict[str, float]]]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--large", action="store_true", help="an IResNet-50 of random weights too: minutes")
+    parser.add_argument(
+        "--large", action="store_true", help="also measure an IResNet-50 of random weights (takes minutes)"
+    )
     options = parser.parse_args()
     data = outside("KITH_DATA", "data")
     if not (data / "celeba").is_dir():
         sys.exit(f"{data} lacks celeba: set KITH_DATA (docs/training.md says what it must hold).")
-    spec = load_pack(BUNDLED).recognition
+    spec = load_pack(BUNDLED_PACK).recognition
     crops = training_crops(data, CALIBRATION_CROPS)
     speeds = {"bundled": by_turns(spec, crops, options.rounds)}
     if options.large:
@@ -74,43 +79,43 @@ def main() -> None:
 
 
 def training_crops(data: Path, count: int) -> NDArray[np.uint8]:
-    """(count, 112, 112, 3) of CelebA, evenly from all people."""
+    """Return (count, 112, 112, 3) crops of CelebA, evenly from all people."""
     listed = list_identities(DataConfig(data / "celeba"))
     return np.stack([listed.read(int(row)) for row in np.linspace(0, len(listed) - 1, count)])
 
 
 def large(spec: RecognitionSpec, crops: NDArray[np.uint8], folder: Path) -> RecognitionSpec:
-    """An IResNet-50 of random weights with an INT8 variant."""
-    whole, small = heavy_recogniser(ROOT / "runs" / "cache"), folder / "large.int8.onnx"
-    quantise(whole, small, np.split(to_tensor(crops).numpy(), len(crops) // 8), delicate(whole))
+    """Build an IResNet-50 of random weights with an INT8 variant."""
+    whole, small = heavy_recognizer(ROOT / "runs" / "cache"), folder / "large.int8.onnx"
+    quantize(whole, small, np.split(to_tensor(crops).numpy(), len(crops) // 8), sensitive_layers(whole))
     variant = Variant("int8", small, sha256_of(small), sha256_of(whole), {})
     return replace(spec, path=whole, sha256=None, dimension=DIMENSION, variants=(variant,))
 
 
 def by_turns(spec: RecognitionSpec, crops: NDArray[np.uint8], rounds: int) -> Rows:
-    """By batch and numbers, ms a crop and how many times as fast as the reference in the same round."""
-    recognisers = {
-        f"{choice.engine} {choice.precision}": Recogniser(open_chosen(spec, choice, Wish()), spec)
+    """Return ms per crop and the speedup over the reference in the same round, by batch size and numeric format."""
+    recognizers = {
+        f"{choice.engine} {choice.precision}": Recognizer(open_with_engine(spec, choice, EnginePreference()), spec)
         for choice in choices()
     }
     found: Rows = {}
     for batch in BATCHES:
-        seconds: dict[str, list[float]] = {name: [] for name in recognisers}
+        seconds: dict[str, list[float]] = {name: [] for name in recognizers}
         for turn in range(rounds + 2):
-            for name, recogniser in recognisers.items():
+            for name, recognizer in recognizers.items():
                 start = time.perf_counter()
-                recogniser.embed(crops[:batch])
+                recognizer.embed(crops[:batch])
                 if turn >= 2:
                     seconds[name].append(time.perf_counter() - start)
         found[str(batch)] = {name: figures(taken, seconds[REFERENCE], batch) for name, taken in seconds.items()}
     return found
 
 
-def choices() -> Iterator[Choice]:
-    for engine, precisions in abilities().items():
+def choices() -> Iterator[EngineChoice]:
+    for engine, precisions in available_precisions().items():
         for precision in ("fp32", "bf16", "int8"):
             if precision in precisions:
-                yield Choice(engine, precision, "measured")
+                yield EngineChoice(engine, precision, "measured")
 
 
 def figures(taken: list[float], reference: list[float], batch: int) -> dict[str, float]:
@@ -121,7 +126,7 @@ def figures(taken: list[float], reference: list[float], batch: int) -> dict[str,
 
 def markdown(report: Mapping[str, Any]) -> str:
     command = "python -m bench.variants" + " --large" * ("IResNet-50" in report["speeds"])
-    lines = ["# Recognisers in every runtime's numbers", "", f"`{command}`", ""]
+    lines = ["# Recognizers in every runtime's numbers", "", f"`{command}`", ""]
     for network, by_batch in report["speeds"].items():
         lines += [f"## {network}", "", f"| | {' | '.join(f'Batch {batch}' for batch in by_batch)} | Points lost |"]
         lines.append("|---|" + "---|" * (len(by_batch) + 1))

@@ -1,8 +1,8 @@
-"""Verifying a face against an enrolled subject: the measured FMR over the asked one, and FNMR. Now, by the gallery's
-rule of fusion and its own strangers; and as it was, by the most similar template and the pack's calibration.
+"""Measure verification of a face against an enrolled subject: FMR over the requested one, and FNMR.
 
-Subjects, templates, mated probes and strangers are drawn from LFW as bench.fusion draws them; every stranger meets
-every subject. Prints, and writes bench/results/verification.md.
+Compares the current decision, by the gallery's fusion rule and its own strangers, with the former one, by the most
+similar template and the pack's calibration. Draws subjects, templates, mated probes and strangers from LFW like
+bench.fusion; every stranger is compared with every subject. Prints, and writes bench/results/verification.md.
 
     python -m bench.verification [--cache runs/cache]
 """
@@ -20,23 +20,24 @@ from bench.common import RESULTS, write
 from bench.fusion import DRAWS, SUBJECTS, TEMPLATES, Draw, Photos, draw, photos_of, spread
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
 from bench.open_set import calibrated
-from models.gallery_risk import GalleryRisk
-from models.pack import ModelPack
-from models.risk import Calibration
-from service.decision import KnownRisk, RiskTarget, thresholds_for
-from service.gallery.evidence import impostor_evidence
-from service.gallery.fusion import DEFAULT_FUSION, Fusion, scores
-from service.gallery.subjects import Snapshot
-from service.verification import Enrolled, compare
+from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from service.domain.decision import ImpostorRisk, RiskTarget, thresholds_for
+from service.domain.evidence import impostor_evidence
+from service.domain.fusion import DEFAULT_FUSION, Fusion, fuse_similarities
+from service.domain.gallery import Snapshot
+from service.domain.verification import EnrolledSubject, compare
 
 ASKED: Final = (0.01, 0.001, 0.0001)
 FEW: Final = 30
 MANY: Final = 10
-NOTES: Final = f"""Measured FMR over the asked one, and FNMR: mean over {DRAWS} draws of {SUBJECTS} people of LFW and of
-their templates, with the 10 % and 90 % quantiles. *Was*: the most similar template, judged by the pack's calibration,
-each template a chance. The packs' calibrations are those of bench.open_set.
+NOTES: Final = f"""Measured FMR over the requested one, and FNMR: mean over {DRAWS} draws of {SUBJECTS} people of LFW
+and of their templates, with the 10 % and 90 % quantiles. *Was*: the most similar template with the pack's calibration,
+where each template counts as one comparison. The packs' calibrations are those of bench.open_set.
 
-The second table: of {SUBJECTS} people {FEW} have {MANY} templates and all others one; FMR / asked of these {FEW} alone.
+In the second table, {FEW} of {SUBJECTS} people have {MANY} templates and all others one.
+FMR / asked is for these {FEW}.
 """
 
 
@@ -53,12 +54,12 @@ def main() -> None:
 
 
 def table(pack: ModelPack, photos: Photos) -> str:
-    """All rules are one with one template, and a search's default with more."""
+    """Tabulate the default rule of a search; with one template, all rules are the same."""
     calibration = calibration_of(pack)
     lines = ["| Templates | Asked FMR | Now: FMR / asked | FNMR | Was: FMR / asked | FNMR |", "|---" * 6 + "|"]
     for count in TEMPLATES:
         draws = [draw(photos.people, count, np.random.default_rng(seed)) for seed in range(DRAWS)]
-        was = KnownRisk(calibration.curve, "pack", per_subject=count)
+        was = ImpostorRisk(calibration.curve, "pack", comparisons_per_subject=count)
         columns = [
             [
                 rates(photos, drawn, DEFAULT_FUSION, of_gallery(photos, drawn, DEFAULT_FUSION, calibration))
@@ -73,7 +74,7 @@ def table(pack: ModelPack, photos: Photos) -> str:
 
 
 def of_many(pack: ModelPack, photos: Photos) -> str:
-    """Those who have many templates where others have one."""
+    """Tabulate subjects with many templates among subjects with one."""
     lines = ["| Fusion | " + " | ".join(f"FMR {100 * asked:g} %" for asked in ASKED) + " |", "|---" * 4 + "|"]
     draws = [uneven(photos.people, np.random.default_rng(seed)) for seed in range(DRAWS)]
     for rule in get_args(Fusion):
@@ -83,7 +84,7 @@ def of_many(pack: ModelPack, photos: Photos) -> str:
 
 
 def uneven(people: NDArray[np.str_], rng: np.random.Generator) -> Draw:
-    """FEW subjects of MANY templates, the first; the others keep one."""
+    """Draw a gallery that starts with FEW subjects of MANY templates each; the others have one."""
     many = draw(people, MANY, rng, FEW)
     one = draw(people, 1, rng, SUBJECTS)
     others = ~np.isin(people[one.templates], people[many.templates])
@@ -93,15 +94,15 @@ def uneven(people: NDArray[np.str_], rng: np.random.Generator) -> Draw:
 
 
 def alarms_of_many(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibration) -> list[float]:
-    """FMR over each of ASKED, strangers against the FEW, judged as the service judges them."""
+    """Return FMR over each of ASKED, strangers against the FEW, decided like the service."""
     own = drawn.templates[drawn.subjects == 0]
     known = of_gallery(photos, drawn, rule, calibration)
-    enrolled = Enrolled(photos.vectors[own], photos.qualities[own], rule, known)
+    enrolled = EnrolledSubject(photos.vectors[own], photos.qualities[own], rule, known)
     judged = compare(photos.vectors[drawn.strangers[0]], enrolled, None)
     few = drawn.subjects < FEW
     rows = drawn.templates[few]
     strangers = photos.vectors[drawn.strangers]
-    fused = scores(strangers, photos.vectors[rows], drawn.subjects[few], photos.qualities[rows], rule)
+    fused = fuse_similarities(strangers, photos.vectors[rows], drawn.subjects[few], photos.qualities[rows], rule)
     accepts = (thresholds_for(RiskTarget("fpir", asked), judged.known, 1).accept for asked in ASKED)
     return [float((fused >= accept).mean()) / asked for accept, asked in zip(accepts, ASKED, strict=True)]
 
@@ -111,19 +112,19 @@ def calibration_of(pack: ModelPack) -> Calibration:
     return Calibration.from_document(pack.calibration)
 
 
-def of_gallery(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibration) -> KnownRisk:
-    """What a gallery of these templates knows."""
+def of_gallery(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibration) -> ImpostorRisk:
+    """Return the impostor risk of a gallery with these templates."""
     rows = drawn.templates
     snapshot = Snapshot(0, np.arange(len(rows)), drawn.subjects, photos.vectors[rows], photos.qualities[rows])
     curve = GalleryRisk(impostor_evidence(snapshot, rule), calibration).curve
-    return KnownRisk(curve, "both", usual_templates=len(rows) / len(np.unique(drawn.subjects)))
+    return ImpostorRisk(curve, "both", mean_templates=len(rows) / len(np.unique(drawn.subjects)))
 
 
-def rates(photos: Photos, drawn: Draw, rule: Fusion, known: KnownRisk) -> list[list[float]]:
-    """For each of ASKED: FMR over it, and FNMR in percent."""
+def rates(photos: Photos, drawn: Draw, rule: Fusion, known: ImpostorRisk) -> list[list[float]]:
+    """Return, for each of ASKED, FMR over it, and FNMR in percent."""
     enrolled = photos.vectors[drawn.templates], drawn.subjects, photos.qualities[drawn.templates]
-    mated = scores(photos.vectors[drawn.probes], *enrolled, rule)[np.arange(len(drawn.probes)), drawn.mates]
-    strangers = scores(photos.vectors[drawn.strangers], *enrolled, rule)
+    mated = fuse_similarities(photos.vectors[drawn.probes], *enrolled, rule)[np.arange(len(drawn.probes)), drawn.mates]
+    strangers = fuse_similarities(photos.vectors[drawn.strangers], *enrolled, rule)
     found = []
     for asked in ASKED:
         accept = thresholds_for(RiskTarget("fpir", asked), known, 1).accept

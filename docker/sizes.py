@@ -1,4 +1,4 @@
-"""What an image weighs: its layers, and the heaviest of what is installed in it. Needs podman."""
+"""Print the size of an image: its layers, and its heaviest packages. Needs podman."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(made_by: str) -> str:
 
 
 def installed(image: str) -> Counter[str]:
-    """Bytes by package; its shared libraries are of it, what Python compiled is apart."""
+    """Return bytes by package, including its shared libraries; compiled bytecode is counted separately."""
     sizes: Counter[str] = Counter()
     limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
     for top, file, size in json.loads(podman("run", "--rm", *limits, image, "python3", "-c", LISTING)):

@@ -1,1 +1,1 @@
-"""The contract between training and serving: packs, networks, geometry and risk."""
+"""Model packs, inference runtimes, face geometry and risk estimation, shared by training and serving."""

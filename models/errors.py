@@ -1,4 +1,4 @@
-"""What can go wrong with a model pack or a photo, before any transport knows of it."""
+"""Errors of model packs, networks and downloads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import ClassVar
 
 
 class ModelError(Exception):
-    """Base of everything the ``models`` package raises on purpose."""
+    """Base class of all errors raised by ``models``."""
 
 
 class PackError(ModelError):
-    """A model pack cannot be used. ``field`` names the manifest key (dotted) or the file at fault."""
+    """Unusable model pack. ``field`` is the dotted manifest key or the file at fault."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -19,12 +19,11 @@ class PackError(ModelError):
 
 
 class RuntimeUnavailableError(ModelError):
-    """No inference runtime, or not the execution provider that was asked for."""
+    """Inference runtime, execution provider or device that is missing or cannot start."""
 
 
 class PullError(ModelError):
-    """A pack of the catalogue cannot be had. ``code`` is stable and documented in docs/models.md; ``remedy`` says what
-    to do."""
+    """Failed pull of a catalog pack. ``code`` is stable (docs/models.md); ``remedy`` tells the user what to do."""
 
     code: ClassVar[str] = "pull"
     remedy: ClassVar[str] = ""
@@ -36,34 +35,34 @@ class PullError(ModelError):
 
 class PackUnknownError(PullError):
     code = "pack_unknown"
-    remedy = "`kith models list` names all."
+    remedy = "`kith models list` shows all packs."
 
 
-class LicenceNotAcceptedError(PullError):
-    code = "licence_not_accepted"
-    remedy = "Read it, and repeat with --accept-licence if you accept it; nothing was fetched."
+class LicenseNotAcceptedError(PullError):
+    code = "license_not_accepted"
+    remedy = "Nothing was downloaded. Read the license and repeat with --accept-license if you accept it."
 
 
 class DownloadError(PullError):
     code = "download_failed"
-    remedy = "Try again: what has arrived is kept, and the download goes on from there."
+    remedy = "Try again: the download resumes."
 
 
 class DownloadCorruptError(PullError):
     code = "download_corrupt"
-    remedy = "Nothing was installed. A proxy may have altered the file, or its publisher replaced it."
+    remedy = "Nothing was installed. A proxy may have changed the file, or the publisher replaced it."
 
 
 class DiskFullError(PullError):
     code = "disk_full"
-    remedy = "Make room, or set KITH_MODELS_DIR to a larger disk, and repeat: the download goes on from there."
+    remedy = "Free disk space or set KITH_MODELS_DIR to a larger disk, then repeat: the download resumes."
 
 
 class ArchiveError(PullError):
     code = "archive_invalid"
-    remedy = "Nothing was installed: this is not the archive that the catalogue describes."
+    remedy = "Nothing was installed: the archive does not match the catalog."
 
 
 class IndexFileError(PullError):
     code = "package_index"
-    remedy = "Check the index in PIP_INDEX_URL or pip's configuration; it must hold the file under its original name."
+    remedy = "Check the index in PIP_INDEX_URL or pip's configuration; it must list the file under its original name."

@@ -1,8 +1,8 @@
-"""What Kith is made of: known vulnerabilities, licences, and a bill of materials of this environment.
+"""Check the supply chain: known vulnerabilities, licenses, and a bill of materials of this environment.
 
-Writes build/sbom.json (CycloneDX) and build/licences.md. Ends with 1 where a package has a known vulnerability that
-requirements/vulnerabilities.toml does not let pass, or a licence that requirements/licences.toml does not know. Where
-the vulnerability service cannot be reached, or does not know a package, it says so, and does not fail for it.
+Writes build/sbom.json (CycloneDX) and build/licenses.md. Exits 1 for a known vulnerability that
+requirements/vulnerabilities.toml does not allow, or a license that requirements/licenses.toml does not list. If the
+vulnerability service cannot be reached or does not know a package, the check reports that and does not fail.
 
     python -m requirements.check
 """
@@ -30,12 +30,12 @@ Document = Mapping[str, Any]
 
 def main() -> None:
     BUILD.mkdir(exist_ok=True)
-    audited, licences = audit(), found_licences()
-    (BUILD / "licences.md").write_text(licence_table(licences), encoding="utf-8")
+    audited, licenses = audit(), found_licenses()
+    (BUILD / "licenses.md").write_text(license_table(licenses), encoding="utf-8")
     bill = bill_of_materials(BUILD / "sbom.json")
     problems = [
         *vulnerable(audited, read("vulnerabilities.toml"), datetime.now(UTC).date()),
-        *unlicensed(licences, read("licences.toml")),
+        *unlicensed(licenses, read("licenses.toml")),
         *missing(bill, installed()),
     ]
     unknown = not_audited(audited)
@@ -44,7 +44,7 @@ def main() -> None:
             f"WARNING: {len(unknown)} of {len(installed())} packages were NOT looked up for known vulnerabilities "
             f"({unknown[0][1]}). Run make supply where the vulnerability service can be reached."
         )
-    print(f"{len(licences)} licences, {len(bill['components'])} components in {BUILD.name}/sbom.json")
+    print(f"{len(licenses)} licenses, {len(bill['components'])} components in {BUILD.name}/sbom.json")
     print("\n".join(problems) or "no problem found")
     sys.exit(bool(problems))
 
@@ -54,12 +54,12 @@ def read(name: str) -> Document:
 
 
 def normal(name: str) -> str:
-    """As PEP 503 compares names."""
+    """Normalize a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, str]:
-    """Version by name, without Kith itself."""
+    """Return versions by name, without Kith itself."""
     found = {normal(one.metadata["Name"]): one.version for one in distributions()}
     found.pop(OURS, None)
     return found
@@ -69,7 +69,7 @@ def installed() -> dict[str, str]:
 
 
 def audit(*arguments: str) -> list[Document]:
-    """What pip-audit says of each installed package; of none, where it gets no answer at all."""
+    """Return pip-audit's entry for each installed package; all have a skip_reason if the service does not answer."""
     command = [
         str(BESIDE / "pip-audit"),
         "--local",
@@ -90,7 +90,7 @@ def audit(*arguments: str) -> list[Document]:
 
 
 def not_audited(audited: Sequence[Document]) -> list[tuple[str, str]]:
-    """Name and reason."""
+    """Return name and reason of each package that was not audited."""
     return [(one["name"], one["skip_reason"]) for one in audited if "skip_reason" in one and one["name"] != OURS]
 
 
@@ -109,11 +109,11 @@ def vulnerable(audited: Sequence[Document], accepted: Document, today: date) -> 
     return problems
 
 
-# Licences
+# Licenses
 
 
-def found_licences() -> dict[str, str]:
-    """By package, as its metadata tell."""
+def found_licenses() -> dict[str, str]:
+    """Return licenses by package, from its metadata."""
     command = [str(BESIDE / "pip-licenses"), "--format=json", "--with-system", f"--python={sys.executable}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = {normal(one["Name"]): str(one["License"]) for one in json.loads(done.stdout)}
@@ -121,36 +121,36 @@ def found_licences() -> dict[str, str]:
     return found
 
 
-def unlicensed(licences: Mapping[str, str], known: Document) -> list[str]:
+def unlicensed(licenses: Mapping[str, str], known: Document) -> list[str]:
     problems = []
-    for package, licence in sorted(licences.items()):
+    for package, license in sorted(licenses.items()):
         own = known["packages"].get(package)
-        unknown = [part for part in parts(licence) if part not in known["licences"]]
-        if unknown and (own is None or own["licence"] != licence):
-            problems.append(f"{package} has the licence {licence!r}, which requirements/licences.toml does not know")
+        unknown = [part for part in parts(license) if part not in known["licenses"]]
+        if unknown and (own is None or own["license"] != license):
+            problems.append(f"{package} has the license {license!r}, which requirements/licenses.toml does not know")
     return problems
 
 
-def parts(licence: str) -> list[str]:
-    """Of an SPDX expression, or of several classifiers: each must be known, whichever one might choose."""
+def parts(license: str) -> list[str]:
+    """Split an SPDX expression, or several classifiers; every part must be a known license."""
     found: list[str] = []
-    for one in licence.split(";"):
+    for one in license.split(";"):
         expression = re.split(r" AND | OR ", one)
         found += [part.strip(" ()") for part in expression] if len(expression) > 1 else [one.strip()]
     return found
 
 
-def licence_table(licences: Mapping[str, str]) -> str:
+def license_table(licenses: Mapping[str, str]) -> str:
     versions = installed()
-    rows = [f"| {package} | {versions.get(package, '')} | {licence} |" for package, licence in sorted(licences.items())]
-    return "\n".join(["# Licences", "", "| Package | Version | Licence |", "|---|---|---|", *rows, ""])
+    rows = [f"| {package} | {versions.get(package, '')} | {license} |" for package, license in sorted(licenses.items())]
+    return "\n".join(["# Licenses", "", "| Package | Version | License |", "|---|---|---|", *rows, ""])
 
 
 # Bill of materials
 
 
 def bill_of_materials(path: Path) -> Document:
-    """Of this environment, with what depends on what; the same for the same environment."""
+    """Write the packages of this environment and their dependencies; the output is reproducible."""
     command = [str(BESIDE / "cyclonedx-py"), "environment", "--output-reproducible", "--no-validate"]
     command += ["--pyproject", str(HERE.parent / "pyproject.toml"), "--output-file", str(path), sys.executable]
     subprocess.run(command, capture_output=True, check=True)

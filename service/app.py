@@ -1,4 +1,4 @@
-"""The wiring, all of it: settings in, application out."""
+"""Wiring: one builder per subsystem, from the settings to the ASGI application."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, Final, get_args
 
 import cv2
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 
-from models.cuda_network import CudaNetwork
-from models.detection import Detector
-from models.engines import Opened, open_networks
-from models.liveness import Liveness
-from models.network import Network
-from models.pack import LivenessSpec, ModelPack
-from models.recognition import Recogniser
-from models.risk import Calibration
-from models.runtime import BATCH_BUCKETS, available_cores
-from service.api import (
+from models.engines.selection import OpenedNetworks, open_networks
+from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration
+from models.runtime.cuda_network import CudaNetwork
+from models.runtime.network import Network
+from models.runtime.onnx_runtime import BATCH_BUCKETS, available_cores
+from models.vision.detection import Detector
+from models.vision.liveness import LivenessClassifier
+from models.vision.recognition import Recognizer
+from models.vision.specs import LivenessSpec
+from service.api.http.context import Context
+from service.api.http.deadlines import Deadlines
+from service.api.http.gate import Gate, RefusalPacing
+from service.api.http.openapi import install_openapi
+from service.api.http.probe_budget import ProbeBudget
+from service.api.http.problems import install_error_handlers
+from service.api.http.routing import check_routes
+from service.api.routes import (
+    api_reference,
     audit,
     console,
-    documents,
-    enrolments,
+    enrollments,
     erasures,
     faces,
     galleries,
@@ -38,345 +45,344 @@ from service.api import (
     jobs,
     keys,
     migrate,
-    openapi,
-    permissions,
-    problems,
     risk,
     subjects,
     system,
     transfer,
     verify,
 )
-from service.api.context import Context
-from service.api.deadlines import Deadlines
-from service.api.middleware import Gate
-from service.api.pacing import RefusalPacing
-from service.api.probes import ProbeBudget
-from service.archives import ArchiveLimits
-from service.audit_writer import AuditWriter
-from service.batching import Batcher, Devices
-from service.bulk import KIND, BulkEnrolment
-from service.catching_up import CatchingUp
-from service.clock import Clock
-from service.decision import VerifyOutcome
-from service.drift import Watches
-from service.errors import all_errors
-from service.fetching import Fetcher
-from service.gallery.erasure import Erasures
-from service.gallery.follower import Followers
-from service.gallery.generations import Generations
-from service.gallery.index_files import forget_earlier, forget_files
-from service.gallery.job_store import JobStore
-from service.gallery.key_store import KeyStore
-from service.gallery.replicas import InProcess, in_process
-from service.gallery.retention import Retention
-from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store
-from service.gallery.subject_access import SubjectAccess
-from service.imaging import ImageLimits
-from service.jobs import Runner
-from service.key_uses import KeyUses
-from service.measures import Measures, Spans
-from service.migration import Migrations
-from service.opening import open_milvus, open_own_database, open_tracing
-from service.pipeline import Pipeline
-from service.readiness import readiness
-from service.recognisers import Judge, Recognisers, Served, read_packs
-from service.retention import Housekeeping
-from service.samples import Looking, Samples
+from service.builders import open_milvus, open_own_database, open_tracing
+from service.core.clock import Clock
+from service.core.errors import all_errors
+from service.domain.decision import VerifyOutcome
+from service.index.catch_up import CatchUp
+from service.index.follower import Followers
+from service.index.replicas import IndexOptions, in_process
+from service.inference.archives import ArchiveLimits
+from service.inference.batcher import Batcher, DevicePool
+from service.inference.images import ImageLimits
+from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
+from service.inference.url_fetching import UrlFetcher
+from service.observability.drift import Watches
+from service.observability.metrics import Metrics
+from service.services.bulk_enrollment import KIND, BulkEnrollment
+from service.services.gallery_risks import GalleryRisks
+from service.services.housekeeping import Housekeeping
+from service.services.job_runner import Runner
+from service.services.key_usage import KeyUses
+from service.services.metrics_export import BuildInfo, MetricsExport
+from service.services.migration import Migrations
+from service.services.pipeline import Pipeline
+from service.services.readiness import readiness
+from service.services.shadow import Shadow
+from service.services.spool import Spool
+from service.services.status import Sampler, Samples
+from service.services.transfers import Transfers
 from service.settings import Settings
-from service.shadow import Shadow
-from service.spool import Spool
-from service.telemetry import About, Telemetry
-from service.transfers import Transfers
+from service.storage.audit.writer import AuditWriter
+from service.storage.privacy.retention import Retention
+from service.storage.privacy.subject_access import SubjectAccess
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 
-if TYPE_CHECKING:
-    from service.gallery.milvus_replica import MilvusEngine
-
-SMALL_BATCHES = BATCH_BUCKETS[:4]
-"""Of photos, and of crops on processors: larger ones are no faster there, and keep the others waiting."""
-BLOCKING_THREADS_PER_CORE = 2
+SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
+"""Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
+BLOCKING_THREADS_PER_CORE: Final = 2
 log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Build the service. Networks and database are opened when the application starts, once."""
-    measures = Measures((error.code for error in all_errors()), get_args(VerifyOutcome))
+    """Build the application. Networks and database are opened once, when it starts."""
+    metrics = Metrics((error.code for error in all_errors()), get_args(VerifyOutcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncExitStack() as opened:
-            app.state.context = await _open(settings, measures, opened)
+        async with AsyncExitStack() as stack:
+            app.state.context = await _ContextBuilder(settings, metrics, stack).build()
             yield
 
     app = FastAPI(
         title="Kith",
         version=version("kith-face"),
-        summary="Who is this, and how sure may I be?",
+        summary="Open-set face recognition with a stated risk of false identification.",
         lifespan=lifespan,
-        openapi_url=None,  # service.api.documents has it, behind the gate like all else
-        redirect_slashes=False,  # to wherever the header Host says
-        # Its own, which an environment variable switches on, tells of paths and of what was wrong with their values.
+        openapi_url=None,  # service.api.routes.api_reference serves it, behind the gate
+        redirect_slashes=False,  # a redirect would lead to the host in the Host header
+        # FastAPI's own telemetry, enabled by an environment variable, would record paths and invalid values.
         telemetry=TelemetryConfig(
             tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
         ),
     )
-    app.state.measures = measures  # for what is refused before it is a request
-    problems.install(app)
+    app.state.metrics = metrics  # the server counts connections that it refuses
+    install_error_handlers(app)
     for module in (
-        faces,
-        verify,
-        galleries,
-        subjects,
-        enrolments,
-        erasures,
-        identify,
-        hygiene,
-        risk,
-        jobs,
-        migrate,
-        transfer,
-        audit,
-        keys,
-        system,
-        documents,
-        console,
+        *(faces, verify, galleries, subjects, enrollments, erasures, identify, hygiene, risk),
+        *(jobs, migrate, transfer, audit, keys, system, api_reference, console),
     ):
-        app.include_router(permissions.check(module.router))
+        app.include_router(check_routes(module.router))
     app.add_middleware(Deadlines, settings=settings)
-    app.add_middleware(Gate, settings=settings, measures=measures)
+    app.add_middleware(Gate, settings=settings, metrics=metrics)
     app.add_middleware(RefusalPacing)
-    openapi.install(app)
-    for route in app.routes:  # FastAPI makes what they need at the first request otherwise, which then waits for it
+    install_openapi(app)
+    for route in app.routes:  # FastAPI prepares a route at its first match, which would delay the first request
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     return app
 
 
-async def _open(settings: Settings, measures: Measures, opened: AsyncExitStack) -> Context:
-    """What requests need. ``opened`` closes each part before those that it was made of, and where a later one cannot be
-    opened, too."""
-    # Photos are many: a pool of OpenCV's own for each would only take cores from the others.
-    cv2.setNumThreads(1)
-    networks = _open_networks(settings)
-    measures.spans = tracing = open_tracing(settings)
-    if tracing is not None:
-        opened.push_async_callback(asyncio.to_thread, tracing.close)
-    database = open_own_database(settings)
-    store = Store(database)
-    opened.callback(store.close)
-    milvus = open_milvus(settings, database)
-    if milvus is not None:
-        opened.callback(milvus.close)
-        milvus.start()
-    forget_earlier(settings.index_path)
-    followers = _make_followers(settings, store, milvus)
-    opened.callback(followers.close)
-    workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
-    threads = opened.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="blocking"))
-    devices = opened.enter_context(Devices(networks.devices))
-    detectors = [
-        Detector(network, networks.pack.detection, settings.detection_score)
-        for network in networks.detection.networks[: networks.devices]
-    ]
-    detecting = await opened.enter_async_context(
-        Batcher(
-            f"detector/{networks.pack.model_id}",
-            devices,
-            [each.run for each in detectors],
-            SMALL_BATCHES,
-            max(settings.queue_size, settings.max_images),
-            lambda laid: laid.planes.shape,
-            tracing,
+class _ContextBuilder:
+    """Builds one subsystem per method, and from them the context.
+
+    Each registers its closing on ``stack``, so that all close in reverse order, also if a later one fails to open.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.stack = stack
+
+    async def build(self) -> Context:
+        """Build the subsystems in order of dependency."""
+        cv2.setNumThreads(1)  # photos are processed in parallel; OpenCV's own threads would compete for the cores
+        self.networks = _open_networks(self.settings)
+        self.open_tracing()
+        self.open_storage()
+        await self.open_index()
+        await self.open_inference()
+        self.open_pipeline()
+        await self.open_services()
+        self.build_observability()
+        await self.start_jobs()
+        return Context(
+            settings=self.settings,
+            detection_network=self.networks.detection.networks[0],
+            recognizers=self.recognizers,
+            store=self.store,
+            retention=self.retention,
+            erasures=ErasureStore(self.database),
+            subject_access=SubjectAccess(self.database),
+            generations=self.generations,
+            shadow=self.shadow,
+            followers=self.followers,
+            shared_engine=self.milvus,
+            pipeline=self.pipeline,
+            watches=self.watches,
+            telemetry=self.telemetry,
+            jobs=self.runner,
+            spool=self.spool,
+            transfers=self.transfers,
+            audit=self.audit,
+            probes=ProbeBudget(self.settings.embedding_rate, self.audit, self.metrics),
+            keys=self.keys,
+            key_uses=self.key_uses,
+            fetcher=self.fetcher,
+            metrics=self.metrics,
+            readiness=self.readiness,
+            samples=self.samples,
+            batchers=list(self.networks_by_batcher),
         )
-    )
-    catching_up = await opened.enter_async_context(CatchingUp(settings.queue_size))
-    recognisers = Recognisers(
-        *[
-            await opened.enter_async_context(_serve(pack, on_each, settings, devices, tracing))
-            for pack, on_each in zip(networks.packs, networks.recognition, strict=True)
+
+    def open_tracing(self) -> None:
+        self.metrics.spans = tracing = open_tracing(self.settings)
+        if tracing is not None:
+            self.stack.push_async_callback(asyncio.to_thread, tracing.close)
+
+    def open_storage(self) -> None:
+        self.database = open_own_database(self.settings)
+        self.store = Store(self.database)
+        self.stack.callback(self.store.close)
+        self.job_store = JobStore(self.database)
+
+    async def open_index(self) -> None:
+        self.milvus = open_milvus(self.settings, self.database)
+        if self.milvus is None:
+            in_memory = in_process(self.store, IndexOptions(self.settings.index_device))
+            self.followers = Followers(in_memory, self.settings.index_memory)
+        else:
+            self.stack.callback(self.milvus.close)
+            self.milvus.start()
+            self.followers = Followers(self.milvus.replica)
+        self.stack.callback(self.followers.close)
+        self.catch_up = await self.stack.enter_async_context(CatchUp(self.settings.queue_size))
+
+    async def open_inference(self) -> None:
+        settings, networks, stack = self.settings, self.networks, self.stack
+        self.workers = max(4, BLOCKING_THREADS_PER_CORE * available_cores())
+        self.threads = stack.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="blocking"))
+        self.devices = devices = stack.enter_context(DevicePool(networks.devices))
+        detectors = [
+            Detector(network, networks.pack.detection, settings.detection_score)
+            for network in networks.detection.networks[: networks.devices]
         ]
-    )
-    judge = None
-    if networks.pack.liveness is not None and networks.liveness is not None:
-        judging = _judge(networks.pack.liveness, networks.liveness, settings, devices, tracing)
-        judge = await opened.enter_async_context(judging)
-    calibrations = {served.fingerprint: served.calibration for served in recognisers}
-    risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
-    opened.callback(risks.close)
-    audit_writer = AuditWriter(database, settings.audit_searches)
-    opened.callback(audit_writer.close)
-    transfers = Transfers(database)
-    opened.callback(transfers.close)
-    pipeline = Pipeline(
-        detector=detectors[0],
-        detecting=detecting,
-        followers=followers,
-        catching_up=catching_up,
-        risks=risks,
-        limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
-        max_faces=settings.max_faces,
-        threads=threads,
-        # Those that the threads work on, and a batch of the detector's beside them.
-        at_once=workers + SMALL_BATCHES[-1],
-        judge=judge,
-        measures=measures,
-    )
-    generations = Generations(database)
-    shadow = await opened.enter_async_context(Shadow(recognisers, pipeline, generations))
-    keys_known = KeyStore(database)
-    key_uses = await opened.enter_async_context(KeyUses(keys_known))
-    hosts = settings.url_host_list
-    if hosts.are_all:
-        log.warning("photos are fetched from every public host: KITH_URL_HOSTS can name those that are meant")
-    fetcher = await opened.enter_async_context(Fetcher(hosts, settings.max_image_bytes, settings.url_http))
-    clock, retention = Clock(), Retention(database, settings.retention_max_share)
-    housekeeping = await opened.enter_async_context(
-        Housekeeping(database, store, retention, settings.retention_answers_days, risks.follow, clock)
-    )
-    ready = readiness(
-        networks.shortfalls,
-        settings.allow_cpu,
-        devices,
-        devices if isinstance(networks.detection.networks[0], CudaNetwork) else None,
-        store,
-        milvus,
-        audit_writer,
-    )
-    jobs_known = JobStore(database)
-    most = settings.metrics_galleries
-    looking = Looking(ready, store, jobs_known, followers, settings.data_dir, most, watches, retention)
-    looking.paused = lambda: housekeeping.paused
-    samples = Samples(looking)
-    running: dict[Batcher[Any, Any], Network] = {detecting: networks.detection.networks[0]}
-    running |= {served.batcher: served.network for served in recognisers}
-    running |= {} if judge is None else {judge.batcher: judge.network}
-    named = {batcher.name: network for batcher, network in running.items()}
-    telemetry = Telemetry(
-        about=About(version("kith-face"), networks.pack.model_id, named),
-        measures=measures,
-        watches=watches,
-        batchers=list(running),
-        audit_backlog=audit_writer.backlog,
-        samples=samples,
-        most_galleries=most,
-    )
-    spool = Spool(settings.data_dir / "spool")
-    archives = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
-    kinds = {
-        **Migrations(store, generations, recognisers, risks).kinds(),
-        KIND: BulkEnrolment(spool, archives, store, followers, pipeline, recognisers).kind(),
-    }
-    runner = await opened.enter_async_context(
-        Runner(jobs_known, kinds, kept_days=settings.retention_jobs_days, clock=clock)
-    )
-    return Context(
-        settings=settings,
-        detection_network=networks.detection.networks[0],
-        recognisers=recognisers,
-        store=store,
-        retention=retention,
-        erasures=Erasures(database),
-        subject_access=SubjectAccess(database),
-        generations=generations,
-        shadow=shadow,
-        followers=followers,
-        shared_engine=milvus,
-        pipeline=pipeline,
-        watches=watches,
-        telemetry=telemetry,
-        jobs=runner,
-        spool=spool,
-        transfers=transfers,
-        audit=audit_writer,
-        probes=ProbeBudget(settings.embedding_rate, audit_writer, measures),
-        keys=keys_known,
-        key_uses=key_uses,
-        fetcher=fetcher,
-        measures=measures,
-        readiness=ready,
-        samples=samples,
-        batchers=list(running),
-    )
+        self.detector = detectors[0]
+        self.detection = await stack.enter_async_context(
+            Batcher(
+                f"detector/{networks.pack.model_id}",
+                devices,
+                [detector.run for detector in detectors],
+                SMALL_BATCHES,
+                max(settings.queue_size, settings.max_images),
+                lambda laid: laid.planes.shape,
+                self.metrics,
+            )
+        )
+        # A request alone has room for all of its faces.
+        max_faces = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+        served = [
+            await stack.enter_async_context(_serve(pack, opened, devices, max_faces, self.metrics))
+            for pack, opened in zip(networks.packs, networks.recognition, strict=True)
+        ]
+        self.recognizers = Recognizers(*served)
+        self.networks_by_batcher: dict[Batcher[Any, Any], Network] = {
+            self.detection: networks.detection.networks[0],
+            **{each.batcher: each.network for each in served},
+        }
+        self.judge = None
+        if networks.pack.liveness is not None and networks.liveness is not None:
+            liveness = _serve_liveness(networks.pack.liveness, networks.liveness, devices, max_faces, self.metrics)
+            self.judge = await stack.enter_async_context(liveness)
+            self.networks_by_batcher[self.judge.batcher] = self.judge.network
+
+    def open_pipeline(self) -> None:
+        calibrations = {served.fingerprint: served.calibration for served in self.recognizers}
+        self.watches = Watches(calibrations)
+        self.risks = GalleryRisks(self.store, calibrations)
+        self.stack.callback(self.risks.close)
+        photos = PhotoPipeline(
+            detector=self.detector,
+            detecting=self.detection,
+            limits=ImageLimits(self.settings.max_image_bytes, self.settings.max_image_pixels),
+            max_faces=self.settings.max_faces,
+            threads=self.threads,
+            max_decoded=self.workers + SMALL_BATCHES[-1],  # one photo per thread, and a batch of the detector
+            judge=self.judge,
+            metrics=self.metrics,
+        )
+        self.pipeline = Pipeline(photos, self.followers, self.catch_up, self.risks)
+
+    async def open_services(self) -> None:
+        settings, database, stack = self.settings, self.database, self.stack
+        self.audit = AuditWriter(database, settings.audit_searches)
+        stack.callback(self.audit.close)
+        self.transfers = Transfers(database)
+        stack.callback(self.transfers.close)
+        self.generations = GenerationStore(database)
+        self.shadow = await stack.enter_async_context(Shadow(self.recognizers, self.pipeline, self.generations))
+        self.keys = KeyStore(database)
+        self.key_uses = await stack.enter_async_context(KeyUses(self.keys))
+        hosts = settings.url_host_list
+        if hosts.are_all:
+            log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
+        self.fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes, settings.url_http))
+        self.spool = Spool(settings.data_dir / "spool")
+        self.clock, self.retention = Clock(), Retention(database, settings.retention_max_share)
+        days, follow = settings.retention_answers_days, self.risks.follow
+        self.housekeeping = await stack.enter_async_context(
+            Housekeeping(database, self.store, self.retention, days, follow, self.clock)
+        )
+
+    def build_observability(self) -> None:
+        settings, devices = self.settings, self.devices
+        on_gpu = isinstance(self.networks.detection.networks[0], CudaNetwork)
+        self.readiness = readiness(
+            *(self.networks.shortfalls, settings.allow_cpu, devices, devices if on_gpu else None),
+            *(self.store, self.milvus, self.audit),
+        )
+        max_galleries = settings.metrics_galleries
+        looking = Sampler(
+            *(self.readiness, self.store, self.job_store, self.followers, settings.data_dir),
+            *(max_galleries, self.watches, self.retention),
+        )
+        looking.paused = lambda: self.housekeeping.paused
+        self.samples = Samples(looking)
+        networks = {batcher.name: network for batcher, network in self.networks_by_batcher.items()}
+        self.telemetry = MetricsExport(
+            build=BuildInfo(version("kith-face"), self.networks.pack.model_id, networks),
+            metrics=self.metrics,
+            watches=self.watches,
+            batchers=list(self.networks_by_batcher),
+            audit_backlog=self.audit.backlog,
+            samples=self.samples,
+            max_galleries=max_galleries,
+        )
+
+    async def start_jobs(self) -> None:
+        settings = self.settings
+        limits = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
+        enrollment = BulkEnrollment(self.spool, limits, self.store, self.followers, self.pipeline, self.recognizers)
+        migrations = Migrations(self.store, self.generations, self.recognizers, self.risks)
+        kinds = {**migrations.kinds(), KIND: enrollment.kind()}
+        runner = Runner(self.job_store, kinds, retention_days=settings.retention_jobs_days, clock=self.clock)
+        self.runner = await self.stack.enter_async_context(runner)
 
 
 @dataclass(frozen=True)
 class _Networks:
-    """Of the packs served: each one's recogniser, and the first one's detector and, where it has one, liveness."""
+    """Networks of the served packs: a recognizer of each; the detector and the liveness model of the first."""
 
     packs: list[ModelPack]
-    detection: Opened
-    recognition: list[Opened]
-    liveness: Opened | None
+    detection: OpenedNetworks
+    recognition: list[OpenedNetworks]
+    liveness: OpenedNetworks | None
 
     @property
     def pack(self) -> ModelPack:
         return self.packs[0]
 
     @property
-    def by_pack(self) -> list[tuple[ModelPack, Opened]]:
-        """All of them, with the pack that each is of."""
-        judging = [] if self.liveness is None else [(self.pack, self.liveness)]
-        return [(self.pack, self.detection), *zip(self.packs, self.recognition, strict=True), *judging]
+    def with_packs(self) -> list[tuple[ModelPack, OpenedNetworks]]:
+        liveness = [] if self.liveness is None else [(self.pack, self.liveness)]
+        return [(self.pack, self.detection), *zip(self.packs, self.recognition, strict=True), *liveness]
 
     @property
     def devices(self) -> int:
-        """How many of them all networks run on: where one had to stay on the CPU, the others' further GPUs would wait
-        for it."""
-        return min(len(opened.networks) for _, opened in self.by_pack)
+        """Number of devices that every network runs on.
+
+        If one network runs on the CPU only, further GPUs would wait for it.
+        """
+        return min(len(opened.networks) for _, opened in self.with_packs)
 
     @property
     def shortfalls(self) -> list[str]:
-        """Why some do not run on the GPU that is wanted."""
-        return [opened.shortfall for _, opened in self.by_pack if opened.shortfall is not None]
+        """Reasons why networks do not run on the requested GPU."""
+        return [opened.gpu_error for _, opened in self.with_packs if opened.gpu_error is not None]
 
 
 def _open_networks(settings: Settings) -> _Networks:
     packs = read_packs(settings.pack_paths)
     detection = open_networks(packs[0].detection, settings.wish)
-    recognition = [open_networks(each.recognition, settings.wish) for each in packs]
-    # In fp32: what other numbers would make of its threshold nobody measured, and it is small.
+    recognition = [open_networks(pack.recognition, settings.wish) for pack in packs]
+    # fp32: the liveness threshold was measured in it only, and the network is small.
     in_fp32, spec = replace(settings.wish, precision="fp32"), packs[0].liveness
     networks = _Networks(packs, detection, recognition, None if spec is None else open_networks(spec, in_fp32))
     for pack in packs:
         log.info("serving %s", pack.model_id)
-    for pack, opened in networks.by_pack:
+    for pack, opened in networks.with_packs:
         for network in opened.networks:
             file = pack.name_of(network.path)
-            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.why)
+            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.reason)
     return networks
-
-
-def _make_followers(settings: Settings, store: Store, milvus: MilvusEngine | None) -> Followers:
-    if milvus is not None:
-        return Followers(milvus.replica)
-    here = InProcess(settings.index_device, settings.index_path)
-    return Followers(in_process(store, here), settings.index_memory, partial(forget_files, settings.index_path))
 
 
 @asynccontextmanager
 async def _serve(
-    pack: ModelPack, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
-) -> AsyncIterator[Served]:
-    each = [Recogniser(network, pack.recognition) for network in opened.networks[: devices.count]]
+    pack: ModelPack, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
+) -> AsyncIterator[ServedRecognizer]:
+    recognizers = [Recognizer(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    name, most = f"recogniser/{pack.model_id}", _most_faces(settings)
     sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
-    async with Batcher(name, devices, [one.embed_each for one in each], sizes, most, spans=spans) as embed:
-        yield Served(pack, opened.networks[0], each[0], calibration, embed)
+    run = [recognizer.embed_each for recognizer in recognizers]
+    async with Batcher(f"recognizer/{pack.model_id}", devices, run, sizes, max_waiting, metrics=metrics) as batcher:
+        yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)
 
 
 @asynccontextmanager
-async def _judge(
-    spec: LivenessSpec, opened: Opened, settings: Settings, devices: Devices, spans: Spans | None
-) -> AsyncIterator[Judge]:
-    each = [Liveness(network, spec) for network in opened.networks[: devices.count]]
-    most = _most_faces(settings)
-    async with Batcher(
-        "liveness", devices, [one.score_each for one in each], SMALL_BATCHES, most, spans=spans
-    ) as scoring:
-        yield Judge(spec, opened.networks[0], scoring)
-
-
-def _most_faces(settings: Settings) -> int:
-    """That may wait for a network. A request alone has room for all of its own."""
-    return max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+async def _serve_liveness(
+    spec: LivenessSpec, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
+) -> AsyncIterator[LivenessJudge]:
+    run = [LivenessClassifier(network, spec).score_each for network in opened.networks[: devices.count]]
+    async with Batcher("liveness", devices, run, SMALL_BATCHES, max_waiting, metrics=metrics) as batcher:
+        yield LivenessJudge(spec, opened.networks[0], batcher)

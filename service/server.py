@@ -1,4 +1,4 @@
-"""Running the application: in the foreground for ``kith serve``, or beside the caller for embedded use."""
+"""HTTP server: in the foreground for ``kith serve``, or in a thread for embedded use."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from functools import partial
 
 import uvicorn
 
+from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
-from service.errors import SettingsError
-from service.http_limits import HttpLimits, limited
-from service.opening import check_database, has_keys
-from service.recognisers import read_packs
-from service.security.memory import keep_to_itself
+from service.builders import check_database, has_keys
+from service.core.errors import SettingsError
+from service.inference.recognizers import read_packs
+from service.security.process_memory import keep_to_itself
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
-GRACE_S = 10
-CLOSING_S = 8
-"""After the last request, for what is still to be written; whoever started the service kills it soon after."""
+SHUTDOWN_REQUESTS_S = 10
+"""Time for running requests to end."""
+SHUTDOWN_CLOSE_S = 8
+"""Time for writing and closing after the last request. Process managers kill the service soon after."""
 log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
-    """Serve until interrupted; requests already accepted are answered first.
+    """Serve until interrupted. Accepted requests are completed first.
 
     Raises:
-        SettingsError: the address is exposed without a key, or cannot be bound, or a package that a setting needs is
-            not installed.
+        SettingsError: the address is exposed without a key or cannot be bound, or an optional package is missing.
         PackError: the pack cannot be used.
         MasterKeyError, StorageError: the database cannot be opened.
     """
     keep_to_itself()
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
-    # Known errors first, as one line: an application that fails while it starts has only a traceback to give.
+    # Check first: these errors print one line, while a failing application start prints a traceback.
     read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
     check_database(settings)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
-    _server(settings, kind=_Settled).run(sockets=[listener])
+    _server(settings, kind=_Server).run(sockets=[listener])
 
 
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
-    """Serve on a free loopback port for as long as the block runs; gives the URL. Raises as :func:`serve`."""
+    """Serve on a free loopback port while the block runs, and yield the URL. Raises as :func:`serve`."""
     settings.check_extras()
     read_packs(settings.pack_paths)
     check_database(settings)
@@ -70,32 +70,34 @@ def embedded(settings: Settings) -> Iterator[str]:
     try:
         _wait_for_start(server, thread, failure)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:  # also amid its start: a thread that is left there aborts the interpreter as it ends
+    finally:  # also while it starts: a thread left running would abort the interpreter at exit
         server.should_exit = True
-        thread.join(GRACE_S + 5)
+        thread.join(SHUTDOWN_REQUESTS_S + 5)
         listener.close()
 
 
 def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: Sequence[BaseException]) -> None:
-    """``failure``: what ended the thread, if it did. Raises SettingsError."""
+    """Wait until the server listens. ``failure``: the error that ended the thread. Raises SettingsError."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not server.started:
         if not thread.is_alive() or time.monotonic() > deadline:
-            raise SettingsError("the embedded service did not start; its log says why") from next(iter(failure), None)
+            raise SettingsError("the embedded service did not start; see its log") from next(iter(failure), None)
         time.sleep(0.02)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Raises SettingsError if the address cannot be had."""
+    """Raises SettingsError: the address is in use or not available."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-class _Settled(uvicorn.Server):
-    """What is there once it started stays until it ends: looking through it for garbage would hold up every request for
-    a quarter of a second, now and then. It ends in any case: a thread that waits for a database cannot be called off.
+class _Server(uvicorn.Server):
+    """Server that excludes long-lived objects from garbage collection, and always ends.
+
+    Scanning the objects of a started service would delay requests by a quarter of a second each time. A thread that
+    waits for a database cannot be cancelled, so that a timer ends the process.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -104,15 +106,15 @@ class _Settled(uvicorn.Server):
         gc.freeze()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        late = threading.Timer(GRACE_S + CLOSING_S, _give_up)
-        late.daemon = True
-        late.start()
+        watchdog = threading.Timer(SHUTDOWN_REQUESTS_S + SHUTDOWN_CLOSE_S, _exit_now)
+        watchdog.daemon = True
+        watchdog.start()
         await super().shutdown(sockets)
-        late.cancel()
+        watchdog.cancel()
 
 
-def _give_up() -> None:
-    log.error("the service ends without closing: something that it uses hangs, the database most likely")
+def _exit_now() -> None:
+    log.error("the service exits without closing: a dependency hangs, probably the database")
     os._exit(1)
 
 
@@ -123,23 +125,23 @@ def _server(
     config = uvicorn.Config(
         app,
         log_level=(log_level or settings.log_level).lower(),
-        # Not uvloop where it is installed: it accepts one connection per turn of the loop, which starves new ones.
+        # Not uvloop: it accepts one connection per loop iteration, which starves new connections under load.
         loop="asyncio",
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=SHUTDOWN_REQUESTS_S,
         server_header=False,
-        http=limited(
+        http=create_protocol(
             HttpLimits(
                 settings.max_connections,
                 settings.max_connections_per_address,
                 settings.max_head_bytes,
                 settings.client_patience_s,
-                settings.client_least_rate,
+                settings.client_min_rate,
             ),
-            app.state.measures.problems.add,
+            app.state.metrics.count_problem,
         ),
         ws="none",
         forwarded_allow_ips=settings.trusted_proxy_list,
-        log_config=None,  # its lines go where ours do (service.logs)
-        access_log=False,  # its lines hold paths, and so subjects' ids; service.api.middleware writes our own
+        log_config=None,  # uvicorn logs through service.observability.logs
+        access_log=False,  # it would contain paths with subject ids; service.api.http.gate writes its own
     )
     return kind(config)

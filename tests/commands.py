@@ -1,6 +1,6 @@
-"""``kith`` as a function: what it answers and its status, without the two seconds in which a process imports it.
+"""Command ``kith`` called as a function, without the two seconds that a process needs for imports.
 
-What is about signals, streams, completion by the script's name, or a server that goes on is tested in a real process.
+Tests of signals, streams, completion and long-running servers use a real process.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from unittest.mock import patch
 
 import pytest
 
-from service.cli import main
+from service.cli.main import main
 
 
-def called(*words: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` of the words, with nothing to read from, would return it."""
-    out, said = io.StringIO(), io.StringIO()
+def run_kith(*words: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Return what ``subprocess.run`` would return for the command, with an empty stdin."""
+    stdout, stderr = io.StringIO(), io.StringIO()
     with (
         patch.dict(os.environ, environment, clear=True),
         pytest.MonkeyPatch.context() as patched,
-        redirect_stdout(out),
-        redirect_stderr(said),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
     ):
         patched.chdir(cwd)
         patched.setattr(sys, "argv", ["kith", *words])
         patched.setattr(sys, "stdin", io.StringIO())
-        patched.setattr(sys.modules["__main__"], "__package__", None)  # a script's, whose name is argv's
+        patched.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is named by argv
         with pytest.raises(SystemExit) as ended:
             main()
     assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(words, ended.value.code, out.getvalue(), said.getvalue())
+    return subprocess.CompletedProcess(words, ended.value.code, stdout.getvalue(), stderr.getvalue())

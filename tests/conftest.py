@@ -1,4 +1,4 @@
-"""Shared fixtures: real photos, a real server, real data where it is at hand."""
+"""Shared fixtures: real photos, a real server, and real data where available."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.detection import Detector
-from models.pack import BUNDLED, ModelPack, load_pack
-from models.recognition import Recogniser
-from models.risk import Calibration, histogram
-from models.runtime import OnnxNetwork
-from models.tails import fit_tail
-from service.client import Kith
-from service.demo import package_file
+from kith import Kith
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration, histogram
+from models.risk.tails import fit_tail
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from service.cli.tools.demo import package_file
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.databases import ENVIRONMENT
@@ -32,18 +33,54 @@ from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres
 
 ROOT = Path(__file__).parent.parent
-# Whoever configures logging anew (pymilvus, uvicorn) closes the handlers there are, and absl's closes its stream, which
-# would be pytest's: this one it never closes.
+# Tests of `make test-all`, by the beginning of their ids: each takes seconds to minutes, and a quicker test of the same
+# kind stays in `make test`.
+LONG = (
+    "tests/bench/test_hygiene.py",
+    "tests/bench/test_quality.py",
+    "tests/bench/test_soak.py",
+    "tests/faults/test_behind_a_proxy.py",
+    "tests/faults/test_erasures_between_servers.py",
+    "tests/faults/test_full_disk.py",
+    "tests/faults/test_migration_sigkill.py",
+    "tests/faults/test_model.py",
+    "tests/faults/test_restarts.py",
+    "tests/faults/test_sigkill_in_",
+    "tests/faults/test_wrong_clock.py",
+    "tests/kith/test_packaging.py",
+    "tests/security/test_left_on_disk.py",
+    "tests/service/test_bulk.py::test_killed",
+    "tests/service/test_doctor.py::test_every_engine_is_measured",
+    "tests/service/test_hostile_images.py",
+    "tests/service/test_json_limits.py::test_a_large_body",
+    "tests/service/test_lfw_identification.py",
+    "tests/service/test_milvus.py",
+    "tests/service/test_permissions.py::test_a_gallery_outside",
+    "tests/test_bench_gpu.py",
+    "tests/training/test_distributed.py",
+    "tests/training/test_export.py",
+    "tests/training/test_loop.py::test_a_killed",
+    "tests/training/test_sync_batch_norm.py",
+    "tests/training/test_tutorial.py",
+)
+# Libraries that reconfigure logging (pymilvus, uvicorn) close all handlers. absl's handler would close pytest's
+# stream, so it gets a handler that never closes it.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test` leaves to `make test-all`."""
+    for item in items:
+        if item.nodeid.startswith(LONG):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
-    """A developer's KITH_ variables must not steer the tests, but for those that are the tests' own.
+    """Remove the developer's KITH_ variables, except those for the tests themselves.
 
-    A service that a test starts beside the shared one runs its networks in the engine that opens them in a fifth of the
-    time: the one chosen by default compiles for longer than most of these tests last. The default is that of the shared
-    server, of tests/models, and of the tests that unset KITH_ENGINE.
+    Servers that a test starts use the engine that opens networks five times faster: the default one compiles for
+    longer than most tests run. The shared server, tests/models and tests that unset KITH_ENGINE use the default.
     """
     own = ("KITH_BROWSER", "KITH_DATA", "KITH_DLIB", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
@@ -52,14 +89,14 @@ def _no_outside_settings() -> Iterator[None]:
                 patch.delenv(name)
         for name, value in (ENVIRONMENT | {"KITH_ENGINE": "onnxruntime"}).items():
             patch.setenv(name, value)
-        # Processes that tests start read what the first of them compiled.
+        # Test processes share the compiled networks of the first one.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The research data: skips, with the reason, where it is absent."""
+    """Research data. Skips with a reason if it is absent."""
     root = Path(os.environ.get("KITH_DATA", ROOT.parent / "shared" / "data"))
     if not (root / "lfw" / "images").is_dir():
         pytest.skip(f"research data is not at {root}: set KITH_DATA")
@@ -68,7 +105,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """An InsightFace-style directory without a manifest; skips where it is absent."""
+    """An InsightFace-style directory without a manifest. Skips if it is absent."""
     root = Path(os.environ.get("KITH_REFERENCE", ROOT.parent / "shared" / "reference"))
     if not (root / "recognizer.onnx").is_file():
         pytest.skip(f"reference models are not at {root}: set KITH_REFERENCE")
@@ -77,8 +114,9 @@ def reference() -> Path:
 
 @pytest.fixture(scope="session")
 def dlib_file() -> Path:
-    """dlib_face_recognition_resnet_model_v1.dat, as it lies in the sdist of face_recognition_models; skips where
-    KITH_DLIB does not name it."""
+    """File dlib_face_recognition_resnet_model_v1.dat from the sdist of face_recognition_models. Skips if KITH_DLIB
+    does not name it.
+    """
     path = Path(os.environ.get("KITH_DLIB", "absent"))
     if not path.is_file():
         pytest.skip("KITH_DLIB does not name dlib_face_recognition_resnet_model_v1.dat")
@@ -123,7 +161,7 @@ def nobody() -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="session")
 def pack() -> ModelPack:
-    return load_pack(BUNDLED)
+    return load_pack(BUNDLED_PACK)
 
 
 @pytest.fixture(scope="session")
@@ -132,8 +170,8 @@ def detector(pack: ModelPack) -> Detector:
 
 
 @pytest.fixture(scope="session")
-def recogniser(pack: ModelPack) -> Recogniser:
-    return Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
+def recognizer(pack: ModelPack) -> Recognizer:
+    return Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +181,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="session")
 def server(settings: Settings) -> Iterator[str]:
-    """A real server on a free port, shared; tests use galleries of their own."""
+    """A real shared server on a free port; tests use galleries of their own."""
     with embedded(settings) as url:
         yield url
 
@@ -181,8 +219,8 @@ def calibration() -> Calibration:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A running cluster; who stops it starts it again."""
-    folder = Path(tempfile.mkdtemp(prefix="kith-postgres-"))  # short: a socket's path may have 107 bytes
+    """A running cluster. A test that stops it must restart it."""
+    folder = Path(tempfile.mkdtemp(prefix="kith-postgres-"))  # short: a socket path may have 107 bytes
     try:
         cluster = Postgres(folder)
         cluster.start()
@@ -196,7 +234,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def milvus_lite() -> Iterator[MilvusLite]:
-    """Milvus Lite behind a socket, as a server is; who kills it starts it again."""
+    """Milvus Lite behind a socket, like a server. A test that kills it must restart it."""
     with tempfile.TemporaryDirectory(prefix="kith-milvus-") as folder:
         server = MilvusLite(Path(folder) / "data")
         server.start()
@@ -206,7 +244,7 @@ def milvus_lite() -> Iterator[MilvusLite]:
 
 @pytest.fixture(scope="session")
 def milvus_server() -> str:
-    """The URI of a whole Milvus; skips where KITH_TEST_MILVUS does not name one."""
+    """URI of a full Milvus server. Skips if KITH_TEST_MILVUS is not set."""
     uri = os.environ.get("KITH_TEST_MILVUS")
     if not uri:
         pytest.skip("KITH_TEST_MILVUS does not name a Milvus server")
@@ -215,12 +253,12 @@ def milvus_server() -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
-    """Of each kind of database in turn."""
+    """Factory of empty databases, parametrized over all kinds."""
     return url_maker(request, tmp_path)
 
 
 def url_maker(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
-    """Of the kind of database that a fixture's parameter names."""
+    """Factory of empty databases of the kind that the parameter names."""
     if request.param == "sqlite":
         return lambda: f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
     cluster: Postgres = request.getfixturevalue("postgres")

@@ -1,16 +1,23 @@
-"""Databases as the tests and benches open them: with one master key, which servers that they start are told, too."""
+"""Test databases: one master key for all, also for the servers that tests and benches start."""
 
 from __future__ import annotations
 
-from service.gallery import database
-from service.gallery.database import Database
-from service.security.master import GivenKeys, MasterKeys
+import sqlalchemy as sa
+
+from service.security.master_keys import GivenKeys, MasterKeys
+from service.storage.db import engine as database
+from service.storage.db.engine import Database
 
 TEXT = "00" * 31 + "07"
 ENVIRONMENT = {"KITH_MASTER_KEY": TEXT, "KITH_MAX_EMBEDDINGS": "1000", "KITH_EMBEDDING_RATE": "1000000"}
-"""Tests and benches send more embeddings than a server takes by default (tests/service/test_probes.py)."""
+"""Tests and benches send more embeddings than a server accepts by default (tests/service/test_probe_budget.py)."""
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 
 def open_database(url: str) -> Database:
     return database.open_database(url, MASTER)
+
+
+def engine_of(url: str) -> sa.Engine:
+    """Return a plain SQLAlchemy engine, which bypasses Kith."""
+    return sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))

@@ -1,4 +1,4 @@
-"""Milvus Lite as a process of its own behind a port, which can be killed, halted and started again."""
+"""Milvus Lite in a separate process behind a port, which can be killed, halted and restarted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_TIMEOUT_S: Final = 60.0
 
 class MilvusLite:
     def __init__(self, folder: Path) -> None:
-        """``folder``: where its data lie; made if absent."""
+        """Milvus Lite server. ``folder``: its data directory, created if absent."""
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -26,7 +26,7 @@ class MilvusLite:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the server, and wait until it accepts connections."""
         command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1", "--port", str(self._port)]
         self._process = subprocess.Popen(
             [*command, "--data-dir", str(self._folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -50,7 +50,7 @@ class MilvusLite:
             self._process.wait()
 
     def halt(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Halt the server: it keeps its connections and does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""Server processes without their HTTP, and a model of what they should answer."""
+"""Server processes without HTTP, and a model of their expected answers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.network import Float
-from service.gallery.follower import Follower, Followers
-from service.gallery.fusion import Fusion
-from service.gallery.milvus_index import MilvusOptions
-from service.gallery.milvus_replica import MilvusEngine, MilvusReplica
-from service.gallery.replicas import in_process
-from service.gallery.shared_indexes import SharedIndexes
-from service.gallery.store import Store
-from service.gallery.subjects import NewTemplate, SubjectFilter
+from models.runtime.network import Float
+from service.domain.fusion import Fusion
+from service.domain.gallery import NewTemplate, SubjectFilter
+from service.index.follower import Follower, Followers
+from service.index.milvus import MilvusOptions
+from service.index.milvus_replica import MilvusEngine, MilvusReplica
+from service.index.replicas import in_process
+from service.storage.repositories.shared_indexes import SharedIndexes
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.service.test_gallery import brute_force
 
 
 class Node:
-    """What one server process has: a database, and an engine for its indexes."""
+    """Components of a server process: a database, and an engine for its indexes."""
 
     def __init__(self, url: str, milvus: MilvusOptions | None) -> None:
         database = open_database(url)
@@ -31,12 +31,12 @@ class Node:
         self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.replica)
 
     def follower(self, gallery: str = "g") -> Follower:
-        return self.followers.of(self.store.gallery(gallery))
+        return self.followers.of(self.store.galleries.get(gallery))
 
     def replica(self, gallery: str = "g") -> MilvusReplica:
-        """Of a node with Milvus."""
+        """Options of a node with Milvus."""
         assert self.engine is not None
-        return self.engine.replica(self.store.gallery(gallery))
+        return self.engine.replica(self.store.galleries.get(gallery))
 
     def close(self) -> None:
         self.followers.close()
@@ -49,15 +49,15 @@ Nodes = Callable[..., Node]
 
 
 class Model:
-    """Who is enrolled, in plain lists."""
+    """Model of the enrolled subjects, in plain lists."""
 
     def __init__(self, fusion: Fusion) -> None:
         self.fusion = fusion
         self.enrolled: dict[str, list[NewTemplate]] = {}
 
     def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
-        gallery = node.store.gallery("g")
-        names = {s.pk: s.id for s in node.store.list_subjects(gallery, None, 1000, SubjectFilter())}
+        gallery = node.store.galleries.get("g")
+        names = {s.pk: s.id for s in node.store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
         keys = None if among is None else np.array(sorted(pk for pk, name in names.items() if name in among), np.int64)
         results, compared = node.followers.of(gallery).search(probes, k, keys)
         assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())

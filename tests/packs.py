@@ -1,4 +1,4 @@
-"""Packs that are made on the fly, so that two recognisers can be told apart."""
+"""Generated packs, so that tests can distinguish two recognizers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from models.pack import BUNDLED, MANIFEST, ModelPack, load_pack, replace_calibration, sha256_of
+from models.checksums import sha256_of
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import MANIFEST_FILE, ModelPack
+from models.pack.writing import replace_calibration
 
 PROJECTED = 96
 
 
 def warmth(path: Path, batch: int | str = "batch", classes: bool = False, side: int = 80) -> Path:
-    """A network that takes reddish faces for people and bluish ones for pictures: (n,) probabilities, or logits of
-    (picture, person)."""
+    """Network that classifies reddish faces as live and bluish ones as pictures. Returns (n,) probabilities, or
+    logits of (picture, live).
+    """
     weights = np.array([[0, 20], [0, 0], [0, -20]] if classes else [[20], [0], [-20]], np.float32)
     nodes = [
-        helper.make_node("ReduceMean", ["x", "axes"], ["colour"], keepdims=0),
-        helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
+        helper.make_node("ReduceMean", ["x", "axes"], ["color"], keepdims=0),
+        helper.make_node("MatMul", ["color", "weights"], ["logits"]),
     ]
     if not classes:
         nodes += [
@@ -50,23 +54,24 @@ def warmth(path: Path, batch: int | str = "batch", classes: bool = False, side: 
 
 
 def judging_pack(folder: Path, batch: int | str = "batch", **task: object) -> ModelPack:
-    """The bundled pack with a model of liveness, as ``warmth`` makes it."""
-    directory = Path(shutil.copytree(BUNDLED, folder / "judging"))
+    """Copy of the bundled pack with the liveness model of ``warmth``."""
+    directory = Path(shutil.copytree(BUNDLED_PACK, folder / "judging"))
     path = warmth(directory / "liveness.onnx", batch)
-    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest = json.loads((directory / MANIFEST_FILE).read_text())
     manifest["tasks"]["liveness"] = {"file": path.name, "sha256": sha256_of(path)} | task
     manifest |= {"model_id": "judging"}
-    (directory / MANIFEST).write_text(json.dumps(manifest))
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
     pack = load_pack(directory)
     pack.verify()
     return pack
 
 
 def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJECTED, seed: int = 7) -> ModelPack:
-    """The bundled pack with its embeddings turned and cut to ``dimension``: it knows people nearly as well, and its
-    vectors compare with nobody else's. It claims the bundled pack's calibration."""
-    source = load_pack(BUNDLED)
-    directory = Path(shutil.copytree(BUNDLED, folder / name))
+    """Copy of the bundled pack with embeddings rotated and projected to ``dimension``. It is nearly as accurate, but
+    its vectors are incompatible with all other recognizers. It claims the bundled pack's calibration.
+    """
+    source = load_pack(BUNDLED_PACK)
+    directory = Path(shutil.copytree(BUNDLED_PACK, folder / name))
     path = directory / source.recognition.path.name
     model = onnx.load(path)
     (output,) = model.graph.output
@@ -79,14 +84,14 @@ def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJE
     model.graph.output.append(helper.make_tensor_value_info("projected", onnx.TensorProto.FLOAT, [batch, dimension]))
     onnx.checker.check_model(model)
     onnx.save(model, path)
-    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest = json.loads((directory / MANIFEST_FILE).read_text())
     manifest |= {"model_id": name, "display_name": name}
-    manifest.pop("variants", None)  # of the network as it was
+    manifest.pop("variants", None)  # of the unchanged network
     manifest["tasks"]["recognition"] |= {"sha256": sha256_of(path), "embedding_dimension": dimension}
-    (directory / MANIFEST).write_text(json.dumps(manifest))
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
     pack = load_pack(directory)
     assert source.calibration is not None
-    replace_calibration(pack, {**source.calibration, "recogniser": pack.recognition.fingerprint()})
+    replace_calibration(pack, {**source.calibration, "recognizer": pack.recognition.fingerprint()})
     pack = load_pack(directory)
     pack.verify()
     return pack

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: Debian's package, a fresh cluster in a temporary folder, on a socket alone."""
+"""Test PostgreSQL: Debian's package, a new cluster in a temporary folder, on a Unix socket only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_TIMEOUT_S: Final = 120
 
 
 class Postgres:
-    """A cluster that may be stopped and started again."""
+    """A cluster that can be stopped and restarted."""
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
         """``folder``: an empty one. ``durable``: flush commits to the disk, as PostgreSQL does by default; a test that
@@ -45,16 +45,16 @@ class Postgres:
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-o", options, "-w", "start")
 
     def stop(self, mode: str = "fast") -> None:
-        """``mode``: "fast" ends all connections, "immediate" is a crash."""
+        """Stop the server. ``mode``: "fast" ends all connections, "immediate" is a crash."""
         self._run("pg_ctl", "-D", str(self._data), "-m", mode, "-w", "stop")
 
     @contextmanager
     def halted(self) -> Iterator[None]:
-        """It keeps its connections and takes new ones, and answers nothing."""
+        """Halt the server: it keeps its connections and accepts new ones, but does not answer."""
         postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{postmaster}/task/{postmaster}/children")
         stopped = [postmaster]
-        os.kill(postmaster, signal.SIGSTOP)  # from here on there are no new ones
+        os.kill(postmaster, signal.SIGSTOP)  # no new processes start from here on
         stopped += map(int, children.read_text().split())
         try:
             for process in stopped[1:]:
@@ -65,7 +65,7 @@ class Postgres:
                 os.kill(process, signal.SIGCONT)
 
     def create(self, name: str, copy_of: str | None = None) -> str:
-        """A fresh database, or a copy of one that nobody uses; returns its URL."""
+        """Create a database, empty or copied from an unused one; return its URL."""
         template = [] if copy_of is None else ["-T", copy_of]
         self._run("createdb", "-h", str(self.folder), "-U", "kith", *template, name)
         return f"postgresql://kith@/{name}?host={quote(str(self.folder), safe='')}"
@@ -73,7 +73,7 @@ class Postgres:
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
             [*self._as_user, str(self._bin / program), *arguments],
-            # A pipe would be held open by the server that pg_ctl leaves behind.
+            # The server that pg_ctl starts would hold a pipe open.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -100,4 +100,4 @@ def _account() -> pwd.struct_passwd:
 
 
 DatabaseUrl = Callable[[], str]
-"""A URL of a fresh database at each call."""
+"""Return the URL of a new database at each call."""

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers as it was told, one answer a request: what a service in trouble does."""
+"""HTTP server on loopback with prepared answers, to simulate a failing service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """``breaks``: the connection does, once the request was read. ``late``: the answer waits for ``go``."""
+    """Prepared answer. ``breaks`` resets the connection after the request. ``late`` delays the answer until ``go``."""
 
     status: int = 200
     body: bytes = b'{"status": "ok", "version": "1"}'
@@ -25,8 +25,14 @@ class Answer:
 
 @dataclass
 class Script:
-    """``asked``: method, path, headers and body of each request. ``gone``: a client closed its connection while its
-    answer was late."""
+    """Prepared answers and recorded requests.
+
+    Attributes:
+        asked: method, path, headers and body of each request.
+        arrived: set when a request arrives.
+        go: releases late answers.
+        gone: set when a client closes its connection while its answer is late.
+    """
 
     url: str
     answers: list[Answer]
@@ -38,7 +44,7 @@ class Script:
 
 @contextmanager
 def answering(*answers: Answer) -> Iterator[Script]:
-    """In order; when all were given, the last one again."""
+    """Serve the answers in order, then repeat the last one."""
     script = Script("", list(answers))
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,20 +54,20 @@ def answering(*answers: Answer) -> Iterator[Script]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             script.asked.append((self.command, self.path, dict(self.headers), body))
             script.arrived.set()
-            told = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
-            if told.late:
+            answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+            if answer.late:
                 self._wait()
-            if told.breaks:
+            if answer.breaks:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.close_connection = True
                 self.connection.close()
                 return
             with suppress(OSError):
-                self.send_response(told.status)
-                for name, value in {"Content-Length": str(len(told.body)), **told.headers}.items():
+                self.send_response(answer.status)
+                for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(told.body)
+                self.wfile.write(answer.body)
 
         def _wait(self) -> None:
             self.connection.settimeout(0.01)

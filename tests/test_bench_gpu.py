@@ -1,4 +1,4 @@
-"""bench.gpu where there is no GPU: says so and ends well; its parts can be rehearsed on the CPU."""
+"""bench.gpu without a GPU reports so and exits with success; its parts can run on the CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from models.cuda import CUDA, visible_gpus
-from models.runtime import available_providers
+from models.runtime.cuda import CUDA, visible_gpus
+from models.runtime.onnx_runtime import available_providers
 from tests.conftest import ROOT
 
 
@@ -32,5 +32,5 @@ def test_a_rehearsal_prints_its_tables_and_writes_nothing() -> None:
     assert "| fp16, graphs |" in done.stdout
     assert "| Memory, " in done.stdout
     assert "| compact, 20,000 templates |" in done.stdout
-    assert "mean nothing" in done.stdout
+    assert "meaningless figures" in done.stdout
     assert sorted((ROOT / "bench" / "results").iterdir()) == before

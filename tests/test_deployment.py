@@ -1,5 +1,6 @@
-"""What docker/ says of Compose, Kubernetes, HAProxy and systemd is valid, closed as it should be, and sets what there
-is to set."""
+"""The files in docker/ for Compose, Kubernetes, HAProxy and systemd are valid, hardened, and set existing settings
+only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from service.errors import KithError
+from service.core.errors import KithError
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
 
@@ -31,7 +32,7 @@ KUBERNETES = ["one", "scale", "gpu"]
 SETTINGS = {f"KITH_{name.upper()}" for name in Settings.model_fields}
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 GIVEN = "x" * 32
-"""For what is somebody's to choose."""
+"""Placeholder for values that the operator chooses."""
 STYLE = (
     "{extends: default, rules: {document-start: disable, line-length: {max: 130}, braces: {max-spaces-inside: 0}, "
     "octal-values: disable}}"
@@ -45,7 +46,7 @@ def compose(name: str) -> Document:
 
 
 def manifests(folder: str) -> list[Document]:
-    """As kustomize puts them together, of which the files here use little."""
+    """Combine the manifests like kustomize, for the few features that the files use."""
     here = DOCKER / "kubernetes" / folder
     kustomization = yaml.safe_load((here / "kustomization.yaml").read_text())
     found: list[Document] = []
@@ -60,7 +61,7 @@ def manifests(folder: str) -> list[Document]:
 
 
 def add(document: Any, operation: Document) -> None:
-    """RFC 6902, as far as it is used: add to an object, or to the end of an array."""
+    """Apply the supported part of RFC 6902: add to an object, or to the end of an array."""
     assert operation["op"] == "add"
     *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for part in way:
@@ -122,7 +123,7 @@ def test_what_compose_sets_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_fixed_addresses_are_given_to_nobody_else(name: str) -> None:
+def test_fixed_addresses_are_unique(name: str) -> None:
     document = compose(name)
     for service in document["services"].values():
         networks = service.get("networks", {})
@@ -151,7 +152,7 @@ def test_git_does_not_see_files_of_keys() -> None:
 
 
 def accepted(environment: dict[str, Any]) -> None:
-    """By the service, with something in place of what is left to choose."""
+    """Check that the service accepts the settings, with placeholders for the operator's values."""
     chosen = {key: re.sub(r"\$\{[^}]*\}", GIVEN, str(value)) for key, value in environment.items()}
     assert chosen.keys() <= SETTINGS
     load_settings(**{key.removeprefix("KITH_").lower(): value for key, value in chosen.items()})

@@ -1,4 +1,4 @@
-"""Documents say what the code does: every setting, error and command, and the other way round."""
+"""Documents and code agree: every setting, error and command is documented, and every documented one exists."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import pytest
 import typer.main
 from pydantic_core import PydanticUndefined
 
-from models import dlib_pack
-from models.catalog import read_catalog
+from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
-from models.pack import ModelPack
-from service.client.retries import UNKNOWN
-from service.commands.packs import app as models_app
-from service.errors import all_errors
-from service.gallery.consistency import REPAIRED
-from service.gallery.erasure import EVENTS
-from service.gallery.risks import THRESHOLD_MOVED
-from service.gallery.store import MERGED
+from models.pack import dlib_pack
+from models.pack.catalog import read_catalog
+from models.pack.manifest import ModelPack
+from service.cli.commands.packs import app as models_app
+from service.core.errors import all_errors
+from service.services.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
+from service.storage.integrity.consistency import REPAIRED
+from service.storage.repositories.erasures import EVENTS
+from service.storage.repositories.subjects import MERGED_EVENT
 from tests import cli_reference
 from tests.conftest import ROOT
-from training.report import rows as figures
+from training.export.model_card import pack_rows as figures
 
 
 def rows(document: str) -> list[list[str]]:
@@ -60,28 +60,35 @@ def test_errors() -> None:
         "foreign_file",
         "no_database",
         "settings",
-    }  # never answered over HTTP
+    }  # never sent over HTTP
     actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
     assert documented == actual
     assert all(e.remedy and e.title for e in all_errors())
 
 
 def test_errors_of_the_client_and_the_command_line() -> None:
-    """Those that no server answers with."""
+    """Errors that no server sends."""
     documented = {row[0].strip("`") for row in rows("errors.md") if len(row) == 2}
-    folders = (ROOT / "service" / "client", ROOT / "service" / "commands")
-    places = [ROOT / "service" / "cli.py", *(path for folder in folders for path in folder.glob("*.py"))]
-    named = {code for path in places for code in re.findall(r'"code": "([a-z_]+)"', path.read_text())}
-    assert documented == (named | {UNKNOWN, "pack"}) - {error.code for error in all_errors()}
+    folders = (ROOT / "kith", ROOT / "service" / "cli" / "commands")
+    places = [ROOT / "service" / "cli" / "main.py", *(path for folder in folders for path in folder.glob("*.py"))]
+    named = {
+        code for path in places for code in re.findall(r'(?:"code": |local_error\(\s*)"([a-z_]+)"', path.read_text())
+    }
+    assert documented == (named | {UNKNOWN_CODE, "pack"}) - {error.code for error in all_errors()}
 
 
 def test_audited_events() -> None:
-    """Those that calls name, and those of the constants that are recorded."""
+    """Events in calls, and recorded events in constants."""
     text = (ROOT / "docs" / "audit.md").read_text()
     table = text[text.index("| Events |") :].split("\n\n")[0]
     first = [re.sub(r"outcome .*", "", line.split("|")[1]) for line in table.splitlines()[2:]]
     documented = {word for cell in first for word in re.findall(r"`([a-z_]+)`", cell)}
-    recorded = {REPAIRED, THRESHOLD_MOVED, MERGED, *EVENTS.values(), "audit_began"}  # the last one by migration 0008
+    recorded = {
+        REPAIRED,
+        THRESHOLD_MOVED,
+        MERGED_EVENT,
+        *EVENTS.values(),
+    }  # the last one by migration 0008
     for path in (ROOT / "service").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call in calls:
@@ -93,7 +100,7 @@ def test_audited_events() -> None:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = cli_reference.DOCUMENT.read_text()
-    assert text == cli_reference.with_reference(text), "python -m tests.cli_reference writes it anew"
+    assert text == cli_reference.with_reference(text), "run python -m tests.cli_reference"
 
 
 def test_packs_and_what_pulling_them_may_end_in() -> None:
@@ -102,10 +109,10 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     assert codes <= documented
     assert all(name.removeprefix("buffalo") in text for name in read_catalog())
-    assert {f"| {name} | {value} |" for name, value in dlib_pack.figures(dlib_pack.read_evidence()["metrics"])} <= set(
-        text.splitlines()
-    )
-    accuracy = dlib_pack.read_evidence()["metrics"]["lfw_view2"]["accuracy"]["mean"]
+    assert {
+        f"| {name} | {value} |" for name, value in dlib_pack.accuracy_rows(dlib_pack.read_measurements()["metrics"])
+    } <= set(text.splitlines())
+    accuracy = dlib_pack.read_measurements()["metrics"]["lfw_view2"]["accuracy"]["mean"]
     assert f"LFW View 2 {accuracy:.2%}, calibrated" in (ROOT / "README.md").read_text()
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
@@ -121,16 +128,16 @@ def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
 
 
 def test_the_risks_kept_are_those_measured() -> None:
-    """Medians over draws, as multiples of what was asked."""
+    """Compare medians over draws, as multiples of the requested risk."""
     kept: dict[tuple[str, int, float], list[float]] = defaultdict(list)
-    for recogniser, draws in json.loads((ROOT / "bench" / "results" / "open_set.json").read_text()).items():
+    for recognizer, draws in json.loads((ROOT / "bench" / "results" / "open_set.json").read_text()).items():
         drawn: dict[tuple[int, int, float], list[float]] = defaultdict(list)
         for draw in draws:
             if draw["source"] == "both":
                 key = draw["templates"], draw["size"], draw["fpir"]
                 drawn[key].append(draw["measured_fpir"] / draw["fpir"])
         for (templates, _, fpir), ratios in drawn.items():
-            kept[recogniser, templates, fpir].append(median(ratios))
+            kept[recognizer, templates, fpir].append(median(ratios))
 
     def between(*chosen: list[float]) -> tuple[float, float]:
         return min(map(min, chosen)), max(map(max, chosen))
@@ -173,7 +180,7 @@ def test_every_route_is_documented_with_its_errors(server: str) -> None:
         ("soak", ["MINUTES=5"], ["--minutes 5"]),
     ],
 )
-def test_how_long_is_what_is_said(target: str, given: list[str], said: list[str]) -> None:
+def test_make_targets_announce_their_duration(target: str, given: list[str], said: list[str]) -> None:
     asked = ["make", "--dry-run", "--old-file=.venv/.installed", target, *given]
     environment = {name: value for name, value in os.environ.items() if name not in ("MINUTES", "MAKEFLAGS")}
     done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

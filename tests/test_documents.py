@@ -1,5 +1,6 @@
-"""Documents hold together: links and their anchors lead somewhere, the index has every page, commands in code blocks
-exist with their options, and what is generated is up to date."""
+"""Documents are consistent: links and anchors resolve, the index lists every page, commands in code blocks exist with
+their options, and generated parts are up to date.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import typer.main
 
 from bench.figures import FOLDER, draw
 from bench.rest_reference import TARGET, reference
-from service.cli import app
+from service.cli.main import app
 from tests.conftest import ROOT
 from training.cli import app as train_app
 
@@ -34,7 +35,7 @@ def name(path: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of headings."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     made: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
@@ -70,18 +71,18 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_rest_reference_is_up_to_date() -> None:
-    """If not: python -m bench.rest_reference."""
+    """Run python -m bench.rest_reference to update the page."""
     assert TARGET.read_text(encoding="utf-8") == reference()
 
 
 def test_the_figures_are_those_of_the_results(tmp_path: Path) -> None:
-    """If not: python -m bench.figures."""
+    """Run python -m bench.figures to update the figures."""
     for path in draw(tmp_path):
         assert path.read_bytes() == (FOLDER / path.name).read_bytes(), path.name
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Each call of a program of ours in a shell's block."""
+    """Yield each call of the project's programs in shell blocks."""
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language != "sh":
             continue

@@ -1,4 +1,4 @@
-"""The examples of the documents, run as they stand against real servers, one after the other."""
+"""Examples of the documents run unchanged against real servers, in order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.pack import BUNDLED, load_pack
-from service.client import Kith
+from kith import Kith
+from models.pack.loading import BUNDLED_PACK, load_pack
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT
@@ -36,7 +36,7 @@ def blocks(document: str, *kinds: str) -> list[tuple[str, str]]:
 
 
 def node() -> str | None:
-    """That of the PATH, or the one that Playwright brings."""
+    """Return the program on the PATH, or the one that Playwright brings."""
     found = shutil.which("node")
     spec = importlib.util.find_spec("playwright")
     if found is None and spec is not None and spec.origin is not None:
@@ -47,7 +47,7 @@ def node() -> str | None:
 
 @pytest.fixture
 def photos(tmp_path: Path, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], group: NDArray[np.uint8]) -> Path:
-    """What the documents call their files."""
+    """Create photos with the file names of the documents."""
     for name, pixels in {"ada": astronaut, "one": astronaut, "two": actor, "party": group}.items():
         Image.fromarray(pixels).save(tmp_path / f"{name}.jpg", quality=92)
     with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
@@ -66,7 +66,7 @@ def run(words: list[str], folder: Path, text: str) -> str:
 
 
 def test_programs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """docs/client.md, by a server that has keys."""
+    """Run docs/client.md against a server with API keys."""
     settings = load_settings(data_dir=tmp_path_factory.mktemp("examples"), api_key=OPERATOR, log_level="WARNING")
     said: dict[str, list[str]] = {"python": [], "js": [], "sh": []}
     with embedded(settings) as url:
@@ -83,7 +83,8 @@ def test_programs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Non
     first, embedding, files, awaited = said["python"]
     assert len(first.splitlines()) == 6 + 2
     assert "\nsame\nseveral_faces: " in first
-    assert embedding.split("\n")[:2] == [f"({load_pack(BUNDLED).recognition.dimension},) float32", "ada"]
+    dimension, _ = embedding.split("\n")[0].split()
+    assert (int(dimension), embedding.split("\n")[1]) == (load_pack(BUNDLED_PACK).recognition.dimension, "ada")
     assert "succeeded" in files
     assert awaited.startswith("one.jpg ['identified']\ntwo.jpg ['identified']\nparty.jpg [")
     if node() is None:
@@ -94,17 +95,17 @@ def test_programs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Non
 
 @pytest.fixture
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server without keys that serves a second pack, by the name that the documents move to."""
+    """A server without API keys that serves a second pack, under the name used in the documents."""
     folder = tmp_path_factory.mktemp("moving")
-    other = projected_pack(folder, "dlib-resnet", load_pack(BUNDLED).recognition.dimension)
-    settings = load_settings(data_dir=folder / "data", also=str(other.directory), log_level="WARNING")
+    other = projected_pack(folder, "dlib-resnet", load_pack(BUNDLED_PACK).recognition.dimension)
+    settings = load_settings(data_dir=folder / "data", extra_packs=str(other.directory), log_level="WARNING")
     with embedded(settings) as url:
         yield url
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_rest_by_example(photos: Path, moving: str) -> None:
-    """docs/rest.md. What comes before a gallery is created in the text is asked of it all the same."""
+    """Run docs/rest.md. The gallery is created first, because some examples precede its creation."""
     texts = [text for _, text in blocks("docs/rest.md", "sh")]
     creating = next(text for text in texts if '"name": "staff"' in text)
     commands = [one for text in [creating, *texts] for one in re.split(r"\n(?=\S)", text.replace("\\\n", " ").strip())]
@@ -131,25 +132,25 @@ def test_rest_by_example(photos: Path, moving: str) -> None:
 
 
 def has_url_query() -> bool:
-    """Of curl 7.87 and later."""
+    """Return whether curl is 7.87 or later."""
     return "--url-query" in subprocess.run(["curl", "--help", "all"], capture_output=True, text=True, check=True).stdout
 
 
 def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:
-    """What the text says is there by now."""
+    """Create the state that the text assumes before this command."""
     if "5f0c" in command:
         kith.put_subject("staff", "countess")
         known["5f0c..."] = next(kith.templates("staff", "ada")).id
-    if "/migrate" in command:  # nobody is enrolled while the gallery begins to move, and all is embedded at its end
+    if "/migrate" in command:  # enrollment ends before the migration starts, and embedding ends before the next command
         for job in kith.jobs("staff"):
             kith.wait_for(job.id, 60)
 
 
 def learn(kith: Kith, command: str, said: str, known: dict[str, str]) -> None:
-    """Ids that later commands name by what the text writes in their place."""
+    """Record the ids for which the text has placeholders in later commands."""
     if '"name": "staff"' in command:
         kith.update_gallery("staff", keep_crops=True)
-    elif "/enrolments" in command:
+    elif "/enrollments" in command:
         known["7c1e..."] = re.findall(r'"id":"(\w+)"', said)[0]
     elif "/erasures?" in command:
         known["4f0c..."] = re.findall(r'"id":"(\w+)"', said)[0]

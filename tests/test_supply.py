@@ -1,4 +1,4 @@
-"""What is installed is what was asked for: pinned, hashed, licensed, listed; and the check of it would notice."""
+"""Installed packages are pinned, hashed, licensed and listed, and the checks detect violations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from requirements import check
 from tests.conftest import ROOT
 
 FILES = {
-    "cpu": ["cpu", "postgres", "milvus", "tracing"],
-    "gpu": ["gpu", "postgres", "milvus", "tracing"],
-    "dev": ["cpu", "postgres", "milvus", "tracing", "training", "demo", "dev"],
+    "serve": ["cpu"],
+    "cpu": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing"],
+    "gpu": ["gpu", "arrow", "plots", "postgres", "milvus", "tracing"],
+    "dev": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "training", "demo", "dev"],
 }
-"""Of requirements/: the extras that each is for."""
+"""Extras of each file in requirements/."""
 WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}
-"""Each kind of machine has a torch of its own, which brings the next two; the last comes without dependencies."""
+"""Packages without hashes: torch differs by machine and determines the next two; insightface is installed without its
+dependencies.
+"""
 
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
@@ -41,7 +44,7 @@ def constraints() -> dict[str, str]:
 
 
 def project() -> dict[str, list[Requirement]]:
-    """By extra, and "" for what is always needed."""
+    """Return the requirements by extra; "" is the required ones."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {"": document["dependencies"], **document["optional-dependencies"]}
     return {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
@@ -49,7 +52,7 @@ def project() -> dict[str, list[Requirement]]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_lists_are_those_of_the_project(name: str) -> None:
-    """If not: make lock."""
+    """Run make lock if this fails."""
     lines = locked(name)
     pinned = constraints()
     assert all(hashes for _, hashes in lines.values())
@@ -76,8 +79,8 @@ def test_the_lists_name_no_place_of_this_machine() -> None:
         assert not re.search(r"://|@ |^-", path.read_text(), re.MULTILINE), path
 
 
-def test_what_is_needed_here_is_in_a_list() -> None:
-    """With all that is needed by what is needed, as the packages themselves say; but for what torch brings."""
+def test_every_dependency_is_locked() -> None:
+    """The list contains all transitive dependencies, as the packages declare them, except those of torch."""
     lines = locked("dev").keys() | constraints().keys()
     waiting = [one for extra in ("", *FILES["dev"]) for one in project()[extra]]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -96,7 +99,7 @@ def test_what_is_needed_here_is_in_a_list() -> None:
 
 
 def test_the_image_is_built_from_hashes_alone() -> None:
-    """But for Kith itself, which is built by what is in such a list."""
+    """Only Kith itself is installed without a hash, and its build requirements have hashes."""
     texts = [(ROOT / "docker" / name).read_text().replace("\\\n", "") for name in ("Dockerfile", "install")]
     commands = [command for text in texts for command in re.split(r"\n|&&", text)]
     installs = [command.rstrip() for command in commands if re.search(r"pip\b.* install ", command)]
@@ -106,8 +109,8 @@ def test_the_image_is_built_from_hashes_alone() -> None:
     assert all("--no-deps" in line for line in installs)
 
 
-def test_what_builds_the_package_is_locked() -> None:
-    """As the image has it; if not: make lock."""
+def test_build_requirements_are_locked() -> None:
+    """Run make lock if this fails."""
     (asked,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     lines = locked("build")
     assert lines.keys() == {Requirement(asked).name}
@@ -131,7 +134,7 @@ def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after() -> None:
     assert check.not_audited(audited) == [("c", "not found")]
 
 
-def test_a_vulnerability_service_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_vulnerability_service_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     audited = check.audit("--cache-dir", str(tmp_path))
@@ -145,14 +148,14 @@ def test_what_lets_a_vulnerability_pass_has_a_reason_and_a_day() -> None:
         assert isinstance(entry["until"], date), name
 
 
-def test_licences_are_known() -> None:
-    licences, known = check.found_licences(), check.read("licences.toml")
-    assert licences.keys() == check.installed().keys()
-    assert check.unlicensed(licences, known) == []
+def test_licenses_are_known() -> None:
+    licenses, known = check.found_licenses(), check.read("licenses.toml")
+    assert licenses.keys() == check.installed().keys()
+    assert check.unlicensed(licenses, known) == []
     assert all(entry["reason"] for entry in known["packages"].values())
     for new in ("GPL-3.0-only", "MIT AND GPL-3.0-only", "MIT License; GNU General Public License (GPL)", "UNKNOWN"):
         (problem,) = check.unlicensed({"a": new}, known)
-        assert problem.startswith("a has the licence")
+        assert problem.startswith("a has the license")
     (changed,) = check.unlicensed({"psycopg": "AGPL-3.0-only"}, known)
     assert "AGPL" in changed
 

@@ -1,4 +1,4 @@
-"""The tutorial's commands, one after the other, against a real server; and what it says they answer."""
+"""The tutorial's commands run in order against a real server and print the documented output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Kith
+from kith import Kith
 from tests.conftest import ROOT
 
 SKIPPED = re.compile(r"make |kith serve|export |mkdir |cd ")
@@ -19,17 +19,17 @@ BLOCK = re.compile(r"^```(sh|text|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """``kith`` and ``python`` as the environment's scripts would be."""
+    """Run ``kith`` and ``python`` from this environment."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, words in (("kith", f'"{sys.executable}" -m service.cli'), ("python", f'"{sys.executable}"')):
+    for name, words in (("kith", f'"{sys.executable}" -m service.cli.main'), ("python", f'"{sys.executable}"')):
         (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
 
 def words(line: str) -> list[str]:
-    """Without what frames a table, and without numbers that another processor would round otherwise."""
+    """Remove table borders, and numbers whose rounding depends on the processor."""
     return [re.sub(r"\d\.\d+", "#", word) for word in re.sub("[│┃|]", " ", line).split()]
 
 

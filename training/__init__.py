@@ -1,1 +1,1 @@
-"""Learn a face recogniser and a face detector, measure them, and write them as a model pack."""
+"""Learn a face recognizer and a face detector, measure them, and write them as a model pack."""

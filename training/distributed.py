@@ -1,4 +1,4 @@
-"""Ranks: who am I, and what do the others have. With one process everything here is the identity."""
+"""Helpers for distributed training. With one process, all functions are the identity."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """This rank's accelerator, or the processor."""
+    """Return this rank's GPU, or the CPU."""
     return (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if torch.cuda.is_available()
@@ -32,21 +33,21 @@ def device() -> torch.device:
 
 
 @contextmanager
-def session() -> Iterator[None]:
-    """Join the other ranks when started by torchrun; otherwise nothing."""
-    if world_size_to_be() == 1:
+def process_group() -> Iterator[None]:
+    """Join the process group when started by torchrun; otherwise do nothing."""
+    if configured_world_size() == 1:
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    # The first rank decodes the data, and judges, while the others wait.
+    # The other ranks wait while the first rank decodes data and evaluates.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(hours=6))
     try:
         yield
         dist.barrier()
     finally:
-        # DistributedDataParallel lies in a reference cycle and holds the group; gloo's threads abort a process that
-        # ends while they live.
+        # DistributedDataParallel is in a reference cycle and keeps the group alive; gloo's threads abort a process that
+        # exits before they end.
         gc.collect()
         dist.destroy_process_group()
 
@@ -56,95 +57,74 @@ def barrier() -> None:
         dist.barrier()
 
 
-def agree(wish: bool) -> bool:
-    """Whether the first rank wishes so: clocks differ, and all ranks must do the same."""
+def broadcast_decision(decision: bool) -> bool:
+    """Return the first rank's ``decision`` on all ranks, since clocks differ."""
     if world_size() == 1:
-        return wish
-    first = torch.tensor(int(wish), device=device())
+        return decision
+    first = torch.tensor(int(decision), device=device())
     dist.broadcast(first, 0)
     return bool(first)
 
 
-def world_size_to_be() -> int:
-    """Of the session that torchrun has prepared, before it is joined."""
+def configured_world_size() -> int:
+    """Return the world size set by torchrun, before the process group exists."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def share(count: int, of_rank: int, world: int) -> slice:
-    """The contiguous part of ``count`` items that belongs to a rank; parts differ by one item at most."""
+def split_evenly(count: int, rank_index: int, world: int) -> slice:
+    """Return the contiguous part of ``count`` items of a rank. Parts differ by at most one item."""
     base, rest = divmod(count, world)
-    start = of_rank * base + min(of_rank, rest)
-    return slice(start, start + base + (of_rank < rest))
+    start = rank_index * base + min(rank_index, rest)
+    return slice(start, start + base + (rank_index < rest))
 
 
 @torch.no_grad()
-def gathered(values: Tensor) -> Tensor:
-    """Every rank's (n_r, ...) rows, in the order of ranks; no gradient passes."""
+def all_gather(values: Tensor) -> Tensor:
+    """Concatenate the (n_r, ...) rows of all ranks, in rank order, without gradient."""
     if world_size() == 1:
         return values.detach()
     counts = [torch.zeros(1, dtype=torch.long, device=values.device) for _ in range(world_size())]
     dist.all_gather(counts, torch.tensor([len(values)], device=values.device))
-    longest = max(int(c) for c in counts)
-    padded = values.new_zeros(longest, *values.shape[1:])
+    max_count = max(int(c) for c in counts)
+    padded = values.new_zeros(max_count, *values.shape[1:])
     padded[: len(values)] = values.detach()
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded)
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
 
-class _GatherRows(torch.autograd.Function):
-    """Every rank's rows with gradient. Each rank computes the loss of the whole batch, so that a row's gradient is the
-    sum of what the ranks found for it."""
+class _AllGather(torch.autograd.Function):
+    """All-gather of rows with gradient. ``sum_grad`` adds the gradients that all ranks found for a row."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor) -> Tensor:
-        ctx.count = len(values)  # type: ignore[attr-defined]
-        return gathered(values)
+    def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor, sum_grad: bool) -> Tensor:
+        ctx.count, ctx.sum_grad = len(values), sum_grad  # type: ignore[attr-defined]
+        return all_gather(values)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
-        (gradient,) = gradients
-        total = gradient.clone()
-        dist.all_reduce(total)
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0]
+        if ctx.sum_grad:  # type: ignore[attr-defined]
+            gradient = gradient.clone()
+            dist.all_reduce(gradient)
         count: int = ctx.count  # type: ignore[attr-defined]
-        # All ranks hold equally many rows (the loop sees to it). Gradients of replicated parameters are averaged over
-        # ranks afterwards; a loss of the whole batch must therefore weigh world_size times as much.
-        return total[rank() * count : (rank() + 1) * count] * world_size()
+        # All ranks hold equally many rows. Gradients of replicated parameters are averaged over ranks afterwards, so
+        # the gradient of a global-batch loss is multiplied by world_size here.
+        return gradient[rank() * count : (rank() + 1) * count] * world_size(), None
 
 
-class _AllRows(torch.autograd.Function):
-    """Every rank's rows, for a loss that every rank computes in full: each already knows its own rows' gradient."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor) -> Tensor:
-        ctx.count = len(values)  # type: ignore[attr-defined]
-        return gathered(values)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
-        count: int = ctx.count  # type: ignore[attr-defined]
-        # Averaging over ranks follows, as above.
-        return gradients[0][rank() * count : (rank() + 1) * count] * world_size()
+def all_gather_own_grad(values: Tensor) -> Tensor:
+    """Gather (n, ...) rows to (world * n, ...), for a loss that every rank computes in full."""
+    return values if world_size() == 1 else cast(Tensor, _AllGather.apply(values, False))  # type: ignore[no-untyped-call]
 
 
-def all_rows(values: Tensor) -> Tensor:
-    """(n, ...) rows of each rank to (world * n, ...), for a loss that every rank computes in full."""
-    if world_size() == 1:
-        return values
-    rows: Tensor = _AllRows.apply(values)  # type: ignore[no-untyped-call]
-    return rows
-
-
-def gathered_with_gradient(values: Tensor) -> Tensor:
-    """(n, ...) rows of each rank to (world * n, ...), for a loss of which every rank computes a part."""
-    if world_size() == 1:
-        return values
-    rows: Tensor = _GatherRows.apply(values)  # type: ignore[no-untyped-call]
-    return rows
+def all_gather_sum_grad(values: Tensor) -> Tensor:
+    """Gather (n, ...) rows to (world * n, ...), for a loss of which every rank computes a part."""
+    return values if world_size() == 1 else cast(Tensor, _AllGather.apply(values, True))  # type: ignore[no-untyped-call]
 
 
 def average_gradients(parameters: list[nn.Parameter]) -> None:
-    """All-reduce the gradients of replicated parameters to their mean over ranks."""
+    """Replace the gradients of replicated parameters by their mean over ranks."""
     if world_size() == 1:
         return
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -156,16 +136,16 @@ def average_gradients(parameters: list[nn.Parameter]) -> None:
             gradient.copy_(part.view_as(gradient))
 
 
-def total(value: Tensor) -> Tensor:
-    """The sum over ranks; no gradient passes."""
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """Return the sum over ranks, without gradient."""
     result = value.detach().clone()
     if world_size() > 1:
         dist.all_reduce(result)
     return result
 
 
-def bf16_is_native() -> bool:
-    """Whether this machine multiplies bfloat16 in hardware (CUDA, AMX or AVX512-BF16)."""
+def has_native_bf16() -> bool:
+    """Return whether the hardware multiplies bfloat16 (CUDA, AMX or AVX512-BF16)."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""

@@ -1,4 +1,4 @@
-"""Complete named runs, as functions of where the data lies and where the result goes."""
+"""Named training recipes: functions from data, output and teacher to a complete run configuration."""
 
 from __future__ import annotations
 
@@ -21,22 +21,19 @@ from training.config import (
 )
 
 Recipe = Callable[[Path, Path, Path | None], RunConfig]
-"""Of where the data lies, where the run goes, and a teacher (a pack, a network or a run) or None."""
+"""Function of the data path, the output path and an optional teacher (pack, network or run)."""
 
 
 def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """The bundled recogniser: a thin IResNet that learns the embeddings of dlib's network, without labels.
+    """Return the recipe of the bundled recognizer: a thin IResNet distilled from dlib's network, without labels.
 
-    42,000 crops teach a network little about who is who, but let it ask another one about any face: two in five of an
-    epoch's are blends of two people. Sharp crops come twice, since probes are sharper than most of CelebA here.
-    ``scale`` is what gives dlib's coordinates a standard deviation of 1 on these crops.
-
-    Raises:
-        ConfigError: without a teacher there is nothing to learn.
+    Labels of 42,000 crops teach little, but a teacher can embed any face: 40 % of the crops of an epoch are blends of
+    two people. Sharp crops come twice, since probes are sharper than most of CelebA here. ``scale`` gives dlib's
+    coordinates a standard deviation of 1 on these crops. Raises ConfigError without a teacher.
     """
     if teacher is None:
         raise ConfigError(
-            "the recipe distilled needs a --teacher: `kith models pull dlib-resnet` fetches the bundled one's"
+            "The recipe distilled needs a --teacher. Get the default one with `kith models pull dlib-resnet`"
         )
     return RunConfig(
         name="distilled",
@@ -46,14 +43,14 @@ def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfi
         head=HeadConfig("none"),
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, morph=0.4),
         distill=DistillConfig(teacher, match="euclidean", scale=29.0, views=3),
-        loop=LoopConfig(epochs=18, batch_size=64, optimiser="adamw", learning_rate=2e-3, weight_decay=0.05),
+        loop=LoopConfig(epochs=18, batch_size=64, optimizer="adamw", learning_rate=2e-3, weight_decay=0.05),
     )
 
 
 def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """From labels alone: thin IResNet, CosFace, eight epochs of aligned CelebA crops (about an hour on 2 cores).
+    """Return a recipe from labels alone: thin IResNet, CosFace, eight epochs (one hour on 2 cores for aligned CelebA).
 
-    A small scale and margin, since most people have four images: with s = 64 the loss is spent on few hard samples.
+    Scale and margin are small, since most people have four images: s = 64 would focus the loss on few hard samples.
     """
     return RunConfig(
         name="compact",
@@ -66,7 +63,7 @@ def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
 
 
 def smoke(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """A few seconds: for tests, and to see that data and machine are in order before a long run."""
+    """Return a recipe of a few seconds, to check data and machine before a long run."""
     return RunConfig(
         name="smoke",
         output=output,
@@ -78,29 +75,32 @@ def smoke(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
 
 
 def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """IResNet-34 with ArcFace, for a GPU and a set of half a million photos or more, which needs little variation."""
+    """Return a recipe for a GPU and at least half a million photos: IResNet-34 with ArcFace."""
     return RunConfig(
         name="medium",
         output=output,
         data=DataConfig(root=data, min_images=5),
         backbone=BackboneConfig("iresnet34", embedding_dim=512, dropout=0.2),
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
-        augment=AugmentConfig(low_resolution=0.1, grey=0.02, erase=0.05),
+        augment=AugmentConfig(low_resolution=0.1, gray=0.02, erase=0.05),
         distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, margin_warmup_steps=4000),
     )
 
 
 def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """ArcFace's network and loss (IResNet-50, s = 64, m = 0.5, 512 images a batch) for a GPU and a set of CASIA's or
-    MS1M's size, with a polynomial schedule over 20 epochs where the paper steps the rate."""
+    """Return a recipe close to ArcFace's: IResNet-50, s = 64, m = 0.5, 512 images per batch, for a GPU and CASIA or
+    MS1M.
+
+    The schedule is polynomial over 20 epochs, where the paper uses steps.
+    """
     return RunConfig(
         name="papers",
         output=output,
         data=DataConfig(root=data),
         backbone=BackboneConfig("iresnet50", embedding_dim=512, dropout=0.4),
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
-        augment=AugmentConfig(move=0.0, low_resolution=0.0, grey=0.0, brightness=0.0, contrast=0.0, erase=0.0),
+        augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
         distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, ema_decay=0.0),
     )
@@ -110,8 +110,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {"distilled": distilled, "compact": compact, "smoke": smoke, "medium": medium, "papers": papers}
 )
 
-# The papers' losses at the settings of ArcFace's comparison (its section 3.2), AdaCos's own, and two margins at
-# scales that suit a small set. A head and the terms beside it.
+# Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for
+# small sets.
 PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
@@ -133,15 +133,15 @@ PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = Mapp
         ),
     }
 )
-COMPARED_PEOPLE = 2000
+COMPARISON_PEOPLE = 2000
 TRIPLET_IMAGES_PER_PERSON = 4
 
 
-def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARED_PEOPLE) -> RunConfig:
-    """One of PUBLISHED_LOSSES on the comparison's subset and budget: the first ``people`` of those with five images or
-    more. All runs see equally many images in batches of 128, with one schedule; nothing is tuned for any of them.
+def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARISON_PEOPLE) -> RunConfig:
+    """Return the configuration of one of PUBLISHED_LOSSES for `kith-train compare`.
 
-    A loss over pairs of a batch needs people to come several times in it, so that the triplets' batches are balanced.
+    All losses share the first ``people`` with at least five images, batches of 128 and one schedule, without tuning.
+    The triplet loss uses identity-balanced batches, since it needs several images per person.
     """
     head, terms = PUBLISHED_LOSSES[loss]
     return RunConfig(
@@ -159,31 +159,31 @@ def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int =
     )
 
 
-def departures(run: Mapping[str, Any]) -> list[str]:
-    """What ``--set`` must say for the recipe to give a run, as a pack tells of it: ``section.key=value``."""
+def recipe_overrides(run: Mapping[str, Any]) -> list[str]:
+    """Return the ``section.key=value`` settings with which a pack's run differs from its recipe."""
     name = run["name"]
     if name not in RECIPES:
         return []
-    # Any folder will do for the data and the teacher, which the command names by itself.
+    # The command names data and teacher itself, so any path works here.
     teacher = run["distill"]["teacher"]
     recipe = RECIPES[name](Path(), Path(name), Path() if teacher else None)
-    plain = {**_flat(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
-    changed = {key: value for key, value in _flat(run).items() if plain.get(key) != value}
+    defaults = {**_flatten(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
+    changed = {key: value for key, value in _flatten(run).items() if defaults.get(key) != value}
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, dict):
-            # A head's and a term's options are set as if they were its own keys.
-            found |= _flat(value, prefix if key == "options" else f"{prefix}{key}.")
+            # Options of heads and terms are set like keys of their section.
+            flat |= _flatten(value, prefix if key == "options" else f"{prefix}{key}.")
         elif key == "terms":
             for term in value:
-                found[f"terms.{term['name']}"] = term["weight"]
-                found |= _flat(term["options"], f"terms.{term['name']}.")
+                flat[f"terms.{term['name']}"] = term["weight"]
+                flat |= _flatten(term["options"], f"terms.{term['name']}.")
         elif key == "validation":
-            found[key] = ",".join(value)
+            flat[key] = ",".join(value)
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,4 +1,4 @@
-"""A plain loop over photos with insightface.app.FaceAnalysis, in a process of its own: no server, one client."""
+"""A plain loop over photos with insightface.app.FaceAnalysis, in its own process: no server, one client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _work(orders: Connection, pack: Path) -> None:
 
 
 class Loop(Worker):
-    """The loop, working; ``pid`` is its process."""
+    """A running loop; ``pid`` is its process."""
 
     def __init__(self, pack: Path) -> None:
         super().__init__(_work, pack)
@@ -53,7 +53,7 @@ class Loop(Worker):
         return self._process.pid or 0
 
     def run(self, photos: Sequence[bytes], seconds: float, warm_up_s: float) -> Tally:
-        """Raises EOFError where its process ended."""
+        """Run the loop. Raise EOFError if its process ended."""
         self._orders.send((photos, seconds, warm_up_s))
         tally: Tally = self._orders.recv()
         return tally

@@ -1,8 +1,8 @@
-"""A minimal server: FastAPI around FaceAnalysis, as the README of either shows it.
+"""A minimal server: FastAPI around FaceAnalysis, like the examples in both READMEs.
 
 NAIVE_PACK=DIRECTORY uvicorn bench.peers.naive_server:app
 
-NAIVE_SIDE: the detector's canvas where it is not the 640 of either README.
+NAIVE_SIDE: the detector's canvas, if it differs from the READMEs' 640.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""HTTP: requests in, JSON out. Nothing below this package knows of it."""
+"""REST API."""

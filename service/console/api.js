@@ -142,7 +142,7 @@ export async function all(path, name, { query = {}, signal, most = 10_000 } = {}
   return found;
 }
 
-/** An id as it stands between two slashes of an address. What a URL would normalise to another address is refused before
+/** An id as it stands between two slashes of an address. What a URL would normalize to another address is refused before
  * anything is sent: no escape helps, for "%2E%2E" is ".." to it, and "%2F" is "/" to many. */
 export function part(id) {
   if (/^\.{0,2}$|[/\\\x00-\x1f\x7f-\x9f]/.test(id))

@@ -3,8 +3,8 @@
 export const EVENTS = {
   searched: "Search",
   verified: "Comparison with a person",
-  templates_enrolled: "Enrolment",
-  enrolment_refused: "Refused enrolment",
+  templates_enrolled: "Enrollment",
+  enrollment_refused: "Refused enrollment",
   template_on_sight: "Photo kept on sight",
   subject_put: "Person made or replaced",
   subject_changed: "Person changed",
@@ -22,10 +22,10 @@ export const EVENTS = {
   gallery_exported: "Export of a gallery",
   subject_exported: "Export of a person",
   threshold_moved: "Threshold moved",
-  migration_started: "Another recogniser made ready",
-  migration_cut_over: "Another recogniser answers",
-  migration_rolled_back: "Back to the recogniser before",
-  migration_finished: "The other recogniser given up",
+  migration_started: "Another recognizer made ready",
+  migration_cut_over: "Another recognizer answers",
+  migration_rolled_back: "Back to the recognizer before",
+  migration_finished: "The other recognizer given up",
   job_queued: "Job begun",
   job_cancelled: "Job called off",
   key_created: "Key made",
@@ -37,7 +37,6 @@ export const EVENTS = {
   database_backed_up: "Backup made",
   database_restored: "Backup restored",
   repaired: "Repair",
-  audit_began: "The audit began",
   audit_lines_lost: "Lines lost",
 };
 

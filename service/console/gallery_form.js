@@ -27,7 +27,7 @@ const INDEX = [
   ["auto", "Chosen by the gallery’s size"],
   ["exact", "Every photo is compared"],
   ["compact", "Compact codes first (large galleries)"],
-  ["graph", "A graph of neighbours (large galleries)"],
+  ["graph", "A graph of neighbors (large galleries)"],
 ];
 const GATE = [
   ["min_eye_distance_px", "Smallest distance between the eyes, in pixels"],

@@ -15,7 +15,7 @@ import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
 import * as keys from "./pages/keys.js";
 import * as migration from "./pages/migration.js";
-import * as enrol from "./pages/enrol.js";
+import * as enroll from "./pages/enroll.js";
 import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
@@ -24,13 +24,13 @@ import * as subject from "./pages/subject.js";
 // when another page takes its place. Parts of an address that begin with ":" are its params.
 const PAGES = [
   ["/identify", identify],
-  ["/enrol", enrol],
+  ["/enroll", enroll],
   ["/compare", compare],
   ["/galleries", galleries],
   ["/galleries/:gallery", gallery],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
-  ["/galleries/:gallery/recogniser", migration],
+  ["/galleries/:gallery/recognizer", migration],
   ["/galleries/:gallery/settings", settings],
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
@@ -40,7 +40,7 @@ const PAGES = [
 ];
 const PLACES = [
   ["/identify", "Identify", "search"],
-  ["/enrol", "Enrol", "enrol"],
+  ["/enroll", "Enroll", "enroll"],
   ["/compare", "Compare", "compare"],
   ["/galleries", "Galleries", "gallery"],
   ["/jobs", "Jobs", "jobs"],

@@ -58,7 +58,7 @@ const described = ({ name, metadata, tags }) => ({ name, metadata, tags });
 
 /**
  * What is to be said of somebody who is `now` so that nothing of `gone` is left that `kept` got by the merge (see
- * service/gallery/merging.py); fields that lack stay as they are. All three as `parsed` reads them.
+ * service/storage/repositories/subject_merging.py); fields that lack stay as they are. All three as `parsed` reads them.
  */
 export function apart(now, kept, gone) {
   const got = ([entry, value]) =>

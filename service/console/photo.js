@@ -5,7 +5,7 @@ import { fill, h, icon } from "./dom.js";
 import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
-/** What one page gives to the next: a photo with the box of a face to enrol; and the photos to come back to, of which
+/** What one page gives to the next: a photo with the box of a face to enroll; and the photos to come back to, of which
  * number `at` was looked at. */
 export const DESK = { photo: null, box: null, back: null };
 export const clearDesk = () => Object.assign(DESK, { photo: null, box: null, back: null });
@@ -105,7 +105,7 @@ async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}
 
 /** A face cut out, `size` pixels wide; a drawing where the photo cannot be shown. */
 export function thumbnail(photo, box, size = 72) {
-  if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enrol"));
+  if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
   const density = Math.min(3, devicePixelRatio || 1);
   const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
   const side = Math.max(box[2] - box[0], box[3] - box[1]) * 1.35;

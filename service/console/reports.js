@@ -9,7 +9,7 @@ const PLACES = [
   ["", "People", "people"],
   ["/risk", "Risk", "risk"],
   ["/hygiene", "Hygiene", "hygiene"],
-  ["/recogniser", "Recogniser", "move"],
+  ["/recognizer", "Recognizer", "move"],
   ["/settings", "Settings", "edit"],
 ];
 

@@ -39,7 +39,7 @@ export function linkButton(label, href, { kind = "plain", icon: name } = {}) {
   return h("a", { class: `button ${kind}`, href }, name && icon(name), h("span", {}, label));
 }
 
-/** A labelled control; `hint` is read with it. */
+/** A labeled control; `hint` is read with it. */
 export function field(label, control, hint) {
   control.id ||= unique("field");
   const about = hint && h("p", { class: "hint", id: unique("hint") }, hint);

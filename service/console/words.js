@@ -224,7 +224,7 @@ export function problem(error) {
 
 const say = (title, text, remedy) => ({ title, text, remedy });
 const PROBLEMS = {
-  no_face: () => say("No face found", "The photo shows no face that could be recognised.", "Take one in which the face is upright, visible and not tiny."),
+  no_face: () => say("No face found", "The photo shows no face that could be recognized.", "Take one in which the face is upright, visible and not tiny."),
   several_faces: () => say("Several faces", "The photo shows more than one person.", "Choose whose face it is."),
   duplicate_subject: (d) =>
     d.subject
@@ -236,9 +236,9 @@ const PROBLEMS = {
     const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
     const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
     const why = reasons.map((name) => reason(name, { quality: measured }));
-    return say("Not a good photo", join(...(why.length ? why : ["A face like this would be recognised badly, or mistaken."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
+    return say("Not a good photo", join(...(why.length ? why : ["A face like this would be recognized badly, or mistaken."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
   },
-  not_live: () => say("Perhaps a picture of a person", "This gallery enrols people who stand before the camera.", "Take a photo of the person, with room around the face."),
+  not_live: () => say("Perhaps a picture of a person", "This gallery enrolls people who stand before the camera.", "Take a photo of the person, with room around the face."),
   image_format: () => say("Not a photo", "This file is no photo that Kith can read.", "Use JPEG, PNG, WebP, HEIC, AVIF, TIFF, BMP or GIF."),
   image_damaged: () => say("A damaged photo", "The file is incomplete, or damaged.", "Copy it again from where it came."),
   image_empty: () => say("An empty file", "There is nothing in this file.", "Choose another one."),
@@ -255,7 +255,7 @@ const PROBLEMS = {
   subject_not_found: () => say("No such person", "Nobody is enrolled here under this id.", "Perhaps they were deleted. See the list of people."),
   subject_exists: () => say("This id is taken", "Somebody has it already; nothing of them was changed.", "Choose another id, or add the photo there."),
   gallery_exists: () => say("This name is taken", "There is a gallery of this name already.", "Use it, or choose another name."),
-  risk_uncalibrated: () => say("The risk cannot be told", "Nothing is known yet of how strangers look to this model.", "Enrol fifty people, or give the gallery a fixed threshold."),
+  risk_uncalibrated: () => say("The risk cannot be told", "Nothing is known yet of how strangers look to this model.", "Enroll fifty people, or give the gallery a fixed threshold."),
 };
 
 /** An id from a name: “Ada Lovelace” as `ada-lovelace`; letters of all scripts stay. */

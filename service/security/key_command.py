@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from service.errors import MasterKeyAwayError, MasterKeyError
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError
 from service.security.sealing import KEY_BYTES
 
 TIMEOUT_S: Final = 10.0
@@ -61,13 +61,13 @@ class KeyCommand:
         return [self.first().id]
 
     def ask(self, request: Mapping[str, str]) -> dict[str, Any]:
-        """Raises MasterKeyAwayError; MasterKeyError: it refuses."""
+        """Raises MasterKeyUnavailableError; MasterKeyError: it refuses."""
         with self._turn:
             if time.monotonic() < self._away_until:
-                raise MasterKeyAwayError(self._why)
+                raise MasterKeyUnavailableError(self._why)
             try:
                 answer = self._run(request)
-            except MasterKeyAwayError as error:
+            except MasterKeyUnavailableError as error:
                 self._why, self._away_until = error.detail, time.monotonic() + PAUSE_S
                 raise
         if "refused" in answer:
@@ -84,25 +84,27 @@ class KeyCommand:
                 start_new_session=True,
             )
         except OSError as error:
-            raise MasterKeyAwayError(f"{self.place} cannot be started: {error.strerror}") from error
+            raise MasterKeyUnavailableError(f"{self.place} cannot be started: {error.strerror}") from error
         with program:
             try:
                 said, logged = program.communicate(json.dumps(request).encode(), self._timeout_s)
             except subprocess.TimeoutExpired as error:
                 self._log(error.stderr)
-                raise MasterKeyAwayError(f"{self.place} did not answer within {self._timeout_s:g} s") from error
+                raise MasterKeyUnavailableError(f"{self.place} did not answer within {self._timeout_s:g} s") from error
             finally:
                 with suppress(ProcessLookupError):  # with whatever it has started
                     os.killpg(program.pid, signal.SIGKILL)
         self._log(logged)
         if program.returncode:
-            raise MasterKeyAwayError(f"{self.place} ended with status {program.returncode}; the log has what it said")
+            raise MasterKeyUnavailableError(
+                f"{self.place} ended with status {program.returncode}; the log has what it said"
+            )
         try:
             answer = json.loads(said)
         except ValueError as error:
-            raise MasterKeyAwayError(f"{self.place} answered with something that is no JSON") from error
+            raise MasterKeyUnavailableError(f"{self.place} answered with something that is no JSON") from error
         if not isinstance(answer, dict):
-            raise MasterKeyAwayError(f"{self.place} answered with something that is no object")
+            raise MasterKeyUnavailableError(f"{self.place} answered with something that is no object")
         return answer
 
     def _log(self, said: bytes | None) -> None:

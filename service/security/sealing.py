@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from models.network import Float
+from models.runtime.network import Float
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12

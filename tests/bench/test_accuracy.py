@@ -1,4 +1,4 @@
-"""The accuracy table has the card's figures, and says of each goal whether it is met."""
+"""The accuracy table contains the model card's figures and marks each goal as met or missed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.accuracy import DIFFERENCE, GOALS, THROUGH_YUNET, Column, markdown
 from tests.conftest import ROOT
-from training.report import MEASURES
+from training.export.model_card import MEASURES
 
 ALARMS = {
     "upside_down": 50,
@@ -51,7 +51,7 @@ def test_every_goal_has_a_row() -> None:
     assert set(GOALS) <= {measure.name for measure in MEASURES} | {DIFFERENCE, THROUGH_YUNET}
 
 
-def test_absent_data_are_said(tmp_path: Path) -> None:
+def test_missing_data_are_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.accuracy"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What benches share is light, and says what is absent."""
+"""Shared benchmark code has few imports and reports missing packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from bench.common import write
 from bench.lfw import lfw_or_exit, packs_beside_reference
 from models.errors import PackError
-from models.pack import BUNDLED, load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
 from tests.conftest import ROOT
 
 
@@ -22,7 +22,7 @@ def test_a_page_of_routes_does_not_wait_for_torch() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_without_lfw_it_is_said_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lfw_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA", str(tmp_path))
     with pytest.raises(SystemExit, match=f"not at {tmp_path}: set KITH_DATA"):
         lfw_or_exit()
@@ -39,7 +39,7 @@ def test_the_reference_is_judged_where_it_is(
     (tmp_path / "detector.onnx").touch()
     with pytest.raises(PackError):
         packs_beside_reference()
-    assert list(packs_beside_reference(lambda _: load_pack(BUNDLED))) == ["bundled", "reference"]
+    assert list(packs_beside_reference(lambda _: load_pack(BUNDLED_PACK))) == ["bundled", "reference"]
 
 
 def test_figures_lie_beside_their_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Operations are counted right, by hand; tables say what was measured."""
+"""Operation counts match hand calculations, and tables show the measurements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bench.floor import report
 from bench.memory import is_flat, slope
 from bench.operations import Work, work_of
 from bench.rates import SIDE, core_ms, product
-from models.pack import BUNDLED, load_pack
-from models.runtime import OnnxNetwork
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
 
 
 def network(path: Path) -> Path:
-    """A convolution of stride 2 in two groups, and a layer of 5 on what it leaves."""
+    """A grouped convolution of stride 2, followed by a linear layer with 5 outputs."""
     kernels = numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "kernels")
     layer = numpy_helper.from_array(np.ones((5, 4 * 4 * 4), np.float32), "layer")
     nodes = [
@@ -47,7 +47,7 @@ def test_operations(tmp_path: Path) -> None:
 
 
 def test_operations_grow_with_the_canvas() -> None:
-    small, large = (work_of(BUNDLED / "detector.onnx", (3, side, side)) for side in (256, 512))
+    small, large = (work_of(BUNDLED_PACK / "detector.onnx", (3, side, side)) for side in (256, 512))
     assert large.multiply_adds == 4 * small.multiply_adds
 
 
@@ -72,7 +72,7 @@ def test_report_adds_up() -> None:
         "machine": "m",
         "operations_per_s": {"onnxruntime fp32": 1e11},
         "bytes_per_s": {"1": {"copy": 2e10}},
-        "networks": {"detector": "onnxruntime fp32", "recogniser": "onnxruntime fp32"},
+        "networks": {"detector": "onnxruntime fp32", "recognizer": "onnxruntime fp32"},
         "stages": {"lfw": [stage, stage | {"name": "quality", "floor_ms": 3.0}]},
     }
     text = report(document, {"lfw": 5.0})
@@ -83,12 +83,12 @@ def test_report_adds_up() -> None:
 
 def test_the_runtimes_own_profiles_name_convolutions() -> None:
     batch = np.zeros((1, 3, 256, 256), np.float32)
-    for network in operators.networks(load_pack(BUNDLED).detection):
+    for network in operators.networks(load_pack(BUNDLED_PACK).detection):
         assert "Conv" in operators.row("detector", network, batch).split(" | ")[3].split(" ")[0]
     assert operators.dearest({"a": 1.0, "b": 3.0}) == "b 75 %, a 25 %"
 
 
-def test_the_table_of_variants_is_what_was_measured() -> None:
+def test_the_variants_table_shows_the_measurements() -> None:
     assert variants.TABLE.read_text() == variants.markdown(json.loads(variants.RESULT.read_text()))
 
 

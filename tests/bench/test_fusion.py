@@ -1,12 +1,12 @@
-"""The measurement of fusion draws what it says it draws, and normalises by the formula."""
+"""The fusion benchmark draws the documented samples and normalizes by the formula."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from bench.fusion import cohort_of_subjects, draw, normalised
-from training.evaluate import DOUBTFUL_STRANGERS
+from bench.fusion import cohort_of_subjects, draw, normalized
+from training.evaluation.lfw import DOUBTFUL_STRANGERS
 
 SIZE = 4
 
@@ -27,7 +27,7 @@ def test_templates_probes_and_strangers_are_different_photos(count: int) -> None
 def test_s_norm_is_its_formula(rng: np.random.Generator) -> None:
     similarities, enrolled = rng.normal(size=(5, 9)), rng.normal(size=(14, 9))
     owners = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 6, 7, 8, 8])
-    found = normalised(similarities, *cohort_of_subjects(enrolled, owners, SIZE), SIZE)
+    found = normalized(similarities, *cohort_of_subjects(enrolled, owners, SIZE), SIZE)
     for p in range(5):
         for s in range(9):
             score = similarities[p, s]

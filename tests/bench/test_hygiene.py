@@ -1,4 +1,4 @@
-"""Planted duplicates and mislabelled templates are found among real people, and little else is reported."""
+"""Planted duplicates and mislabeled templates are found among real people, and little else is reported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from bench.hygiene import Photos, judge, photos_of, plant, several
 from bench.quality import others_than_view1
-from models.pack import ModelPack, load_pack
-from training.evaluate import people_of, read_pairs
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from training.evaluation.lfw import people_of, read_pairs
 
 PEOPLE, PLANTED, OF_NOBODY = 70, 15, 5
 MOST_PHOTOS = 3
@@ -21,7 +22,7 @@ SEEDS = range(100, 110)
 
 @pytest.fixture(scope="module")
 def photos(data: Path, reference: Path, pack: ModelPack) -> Photos:
-    """A few photos of people whom the calibration has not seen, through the reference recogniser."""
+    """Embed a few photos of people outside the calibration set with the reference recognizer."""
     files = [file for file in several(others_than_view1(data / "lfw")) if int(file[-8:-4]) <= MOST_PHOTOS]
     drawn = np.random.default_rng(0).permutation(np.unique(people_of(several(files))))[: PEOPLE + OF_NOBODY]
     chosen = [file for file in files if file.split("/")[0] in set(drawn.tolist())]
@@ -29,7 +30,7 @@ def photos(data: Path, reference: Path, pack: ModelPack) -> Photos:
     return photos_of(judge_pack, data / "lfw", None, chosen, CALIBRATED_ON)
 
 
-def test_nobody_enrolled_was_calibrated_on(photos: Photos, data: Path) -> None:
+def test_enrolled_people_are_not_in_the_calibration_set(photos: Photos, data: Path) -> None:
     pairs = read_pairs(data / "lfw" / "pairsDevTrain.txt")
     assert set(people_of((*pairs.first, *pairs.second)).tolist()).isdisjoint(people_of(photos.files.tolist()).tolist())
 
@@ -42,13 +43,13 @@ def test_planted_errors_are_as_described(photos: Photos) -> None:
         for row, key in zip(planted.snapshot.template_pks, planted.snapshot.subject_pks, strict=True)
         if owner[row] != planted.ids[key].removesuffix(" (2)")
     }
-    assert wrong == planted.mislabelled.keys()
+    assert wrong == planted.mislabeled.keys()
     assert len(wrong) == len(planted.duplicates) == PLANTED
-    assert sum(home is None for home in planted.mislabelled.values()) == OF_NOBODY
+    assert sum(home is None for home in planted.mislabeled.values()) == OF_NOBODY
     assert len(set(planted.snapshot.template_pks.tolist())) == len(planted.snapshot.template_pks)
 
 
-@pytest.mark.parametrize("kind", ["duplicates", "mislabelled"])
+@pytest.mark.parametrize("kind", ["duplicates", "mislabeled"])
 def test_precision_and_recall(photos: Photos, kind: str) -> None:
     draws = [judge(photos, plant(photos, seed, PEOPLE, PLANTED, OF_NOBODY)) for seed in SEEDS]
     right, wrong = sum(d[kind] for d in draws), sum(len(d[f"wrong {kind}"]) for d in draws)

@@ -1,4 +1,4 @@
-"""The load generator counts what a real server answers, and tells refusals from answers."""
+"""The load generator counts a real server's answers and distinguishes rejected requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.load import Generator, Order, content_length, look_at, multipart
 from bench.photos import GROUP_FACES, PROBES, groups, lfw_probes, people
 from bench.servers import naive_server
-from models.pack import BUNDLED
+from models.pack.loading import BUNDLED_PACK
 from tests.conftest import jpeg
 
 CLIENTS = 3
@@ -46,7 +46,7 @@ def test_answers_and_refusals_are_counted(
 
 
 def test_the_naive_server_answers(generator: Generator, astronaut: NDArray[np.uint8]) -> None:
-    with naive_server(BUNDLED) as running:
+    with naive_server(BUNDLED_PACK) as running:
         requests = [multipart("/faces", jpeg(astronaut), "image")]
         tally = generator.run(order(running.port, requests, b'"bbox":', CLIENTS))
         figures = look_at(running.pid)

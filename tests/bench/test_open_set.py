@@ -1,4 +1,4 @@
-"""The bench of risk judges what it says: simulated people through the service's own parts."""
+"""The open-set benchmark evaluates simulated people with the service's own components."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from bench.open_set import SOURCES, Outcome, People, draw, judge_gallery, promise, tables
-from models.pack import ModelPack
-from models.recognition import unit
-from service.gallery.fusion import DEFAULT_FUSION, scores
+from models.pack.manifest import ModelPack
+from models.vision.recognition import l2_normalize
+from service.domain.fusion import DEFAULT_FUSION, fuse_similarities
 
 
 def simulated(rng: np.random.Generator, count: int = 120, photos: int = 5, strangers: int = 1500) -> People:
-    """Photos of people, and strangers of the same kind."""
-    centres = rng.normal(size=(count, 128)) + 1.4
-    own = [unit(c + 0.5 * rng.normal(size=(photos, 128))) for c in centres]
-    return People(own, unit(rng.normal(size=(strangers, 128)) + 1.4))
+    """Photos of enrolled people, and strangers from the same distribution."""
+    centers = rng.normal(size=(count, 128)) + 1.4
+    own = [l2_normalize(c + 0.5 * rng.normal(size=(photos, 128))) for c in centers]
+    return People(own, l2_normalize(rng.normal(size=(strangers, 128)) + 1.4))
 
 
 def test_ratios_are_of_what_was_measured(pack: ModelPack, rng: np.random.Generator) -> None:
@@ -26,14 +26,14 @@ def test_ratios_are_of_what_was_measured(pack: ModelPack, rng: np.random.Generat
     assert {(o.source, o.fpir) for o in outcomes} == {(s, f) for s in (*SOURCES, "fixed") for f in (0.1, 0.01, 0.001)}
     enrolled = np.concatenate([people.photos[i][:2] for i in chosen])
     owners, unknown = np.repeat(np.arange(len(chosen)), 2), np.full(2 * len(chosen), np.nan, np.float32)
-    best = scores(people.strangers, enrolled, owners, unknown, DEFAULT_FUSION).max(1)
+    best = fuse_similarities(people.strangers, enrolled, owners, unknown, DEFAULT_FUSION).max(1)
     for outcome in outcomes:
         assert outcome.measured_fpir == np.mean(best >= outcome.threshold)
         assert 0 <= outcome.fnir <= 1
-    # A search in vain is one whose own subject is not first, or is below the threshold.
+    # A search misses if its own subject is not first or scores below the threshold.
     strict = next(o for o in outcomes if o.source == "both" and o.fpir == 0.001)
     probes = np.concatenate([people.photos[i][2:] for i in chosen])
-    similarity = scores(probes, enrolled, owners, unknown, DEFAULT_FUSION)
+    similarity = fuse_similarities(probes, enrolled, owners, unknown, DEFAULT_FUSION)
     own = similarity.argmax(1) == np.repeat(np.arange(len(chosen)), 3)
     assert strict.fnir == 1 - np.mean(own & (similarity.max(1) >= strict.threshold))
 

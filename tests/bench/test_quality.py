@@ -1,4 +1,4 @@
-"""The quality score tells on real photos which comparisons fail: better than chance, and no worse than size alone."""
+"""The quality score predicts failed comparisons on photos better than chance, and no worse than face size alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench.quality import EYES, SCORE, Evidence, evidence, of_the_network, others_than_view1
-from models.pack import ModelPack
-from training.evaluate import people_of, read_pairs
+from models.pack.manifest import ModelPack
+from training.evaluation.lfw import people_of, read_pairs
 
 PHOTOS_OF_ONE = 5
 REJECTED = 0.05
@@ -17,7 +17,7 @@ REJECTED = 0.05
 
 @pytest.fixture(scope="module")
 def judged(data: Path, pack: ModelPack, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """A few photos of everybody whom no setting was chosen on and who has several."""
+    """Score a few photos of each person who has several and is not in the tuning set."""
     files = others_than_view1(data / "lfw")
     people, counts = np.unique(people_of(files), return_counts=True)
     several = set(people[counts > 1].tolist())
@@ -25,7 +25,7 @@ def judged(data: Path, pack: ModelPack, tmp_path_factory: pytest.TempPathFactory
     return evidence(pack, data / "lfw", kept, tmp_path_factory.mktemp("cache"))
 
 
-def test_nobody_is_judged_whom_settings_were_chosen_on(data: Path) -> None:
+def test_evaluated_people_are_not_in_the_tuning_set(data: Path) -> None:
     chosen_on = read_pairs(data / "lfw" / "pairsDevTrain.txt")
     known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
     assert known.isdisjoint(people_of(others_than_view1(data / "lfw")).tolist())

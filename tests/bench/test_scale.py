@@ -1,4 +1,4 @@
-"""docs/scale.md has the tables as the script prints them, of the figures that are stored."""
+"""docs/scale.md contains the tables that the script prints from the stored figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_document_has_the_tables() -> None:
 
 
 def test_bytes_a_vector() -> None:
-    """Counted anew: a thousand vectors, their codes, and a graph's links layer by layer."""
+    """Independent calculation for 1000 vectors: their codes, and the graph's links by layer."""
     memory = {kind.name: kind.memory for kind in KINDS}
     assert memory["Milvus `FLAT`"] * 1000 == 1000 * 512 * 4
     assert memory["in process, `compact`"] - memory["in process, `exact`"] == 512 / 4 * 4 / 8

@@ -1,4 +1,4 @@
-"""What is said of rounds: medians with their spread, rates by the seconds that count."""
+"""Summaries of rounds: medians with their spread, and rates over the measured seconds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
     assert measured["ratios"][f"own / {LOOP}"]["photos_per_s"] == {"median": 2.5, "min": 2.0, "max": 3.0}
 
 
-def test_cells_of_other_runs_are_told_apart() -> None:
+def test_cells_of_other_runs_are_distinguished() -> None:
     def of(day: str, commit: str) -> dict[str, Any]:
         return {"date": day, "commit": commit, "machine": "M", "networks": {"Kith": "detector openvino bf16"}}
 

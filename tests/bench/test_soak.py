@@ -1,4 +1,4 @@
-"""The soak, for seconds instead of half an hour; and that it would notice."""
+"""The soak test runs for seconds instead of half an hour, and detects faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from bench.soak import Plan, Reading, Series, judged_rises, markdown, p99_of_thirds, soak
 from bench.soak_load import PEOPLE, Asking, Book, Client, Known, Photos
-from models.recognition import unit
-from service.client import Kith
+from kith import Kith
+from models.vision.recognition import l2_normalize
 from tests.conftest import jpeg
 from tests.faults import LONG
 
@@ -22,7 +22,7 @@ SHORT = Plan(rounds=2, round_s=3, clients=3, own=2, fixed=4, others=12, rest_s=0
 
 
 class One:
-    """A server, and no other; it is never away."""
+    """Single server that is always available."""
 
     api_key = "none is asked for"
 
@@ -46,33 +46,33 @@ def test_a_soak(data: Path, kind: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def client(server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]) -> Iterator[Client]:
-    """Who has enrolled a photo, and nobody else ever."""
-    vector = np.asarray(unit(np.ones((1, kith.model().dimension))), np.float32)[0]
+    """Client that enrolled one photo into an otherwise empty gallery."""
+    vector = np.asarray(l2_normalize(np.ones((1, kith.model().dimension))), np.float32)[0]
     mine, theirs = Known(jpeg(astronaut), vector), Known(jpeg(actor), vector)
     kith.create_gallery(PEOPLE, fusion="max")
     book = Book()
     with Asking(One(server), book, random.Random(0)) as ask:
         client = Client(0, ask, [mine], Photos([("fixed-0", theirs)], [], [], []))
-        client.enrol_photo()
+        client.enroll_photo()
         client.identify_mine()
         assert book.wrong == []
         yield client
     kith.delete_gallery(PEOPLE)
 
 
-def test_who_vanishes_is_missed(client: Client, kith: Kith) -> None:
+def test_a_missing_subject_is_noticed(client: Client, kith: Kith) -> None:
     kith.delete_subject(PEOPLE, client.subjects[0].id)
     client.identify_mine()
     (wrong,) = client.book.wrong
     assert wrong.startswith("client-0-0 was to be found: unknown")
 
 
-def test_who_comes_back_is_noticed(client: Client, kith: Kith) -> None:
+def test_a_reappearing_subject_is_noticed(client: Client, kith: Kith) -> None:
     (photo,) = client.subjects[0].templates.values()
     client.delete_subject()
     assert client.book.wrong == []
     assert isinstance(photo, bytes)
-    kith.enrol(PEOPLE, "client-0-0", photo, face="largest")
+    kith.enroll(PEOPLE, "client-0-0", photo, face="largest")
     client.identify_gone()
     (wrong,) = client.book.wrong
     assert wrong.startswith("nobody was to be found: identified, client-0-0")
@@ -91,7 +91,7 @@ def test_a_server_that_lives_and_does_not_answer_is_wrong(client: Client) -> Non
     assert "server 0 lived and did not answer" in book.wrong[0]
 
 
-def test_growth_is_of_what_comes_after_the_warm_up() -> None:
+def test_growth_is_measured_after_the_warm_up() -> None:
     plan = replace(SHORT, rounds=6)
     held = [Reading(mb, 20, 30, 0.0) for mb in (100, 200, 300, 310, 320, 330)]
     rises = judged_rises(plan, [(reading, reading) for reading in held])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Browser, JSHandle, Page
 
-from service.client import Kith
+from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import MISSING, Watched, chromium, executable
@@ -106,7 +106,7 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
     people = (("ada", "Ada Lovelace", "ada"), ("countess", "The countess", "ada again"), ("tom", "Tom", "tom"))
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
-        kith.enrol(gallery, subject, photos[photo], allow_duplicate=True)
+        kith.enroll(gallery, subject, photos[photo], allow_duplicate=True)
 
 
 def choose(page: Page, *files: Path, button: str = "Choose") -> None:

@@ -24,8 +24,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 from scipy.spatial import cKDTree
 
-from service.client import Kith
-from service.demo import package_file
+from kith import Kith
+from service.cli.tools.demo import package_file
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import MISSING, chromium, executable
@@ -124,11 +124,11 @@ def populate(kith: Kith, folder: Path) -> None:
             continue
         for gallery in ("guests", "crew"):
             kith.put_subject(gallery, subject, name=name, tags=["invited"], metadata={"table": 4})
-            kith.enrol(gallery, subject, folder / f"{subject}.jpg")
+            kith.enroll(gallery, subject, folder / f"{subject}.jpg")
     kith.put_subject("guests", "e-collins", name="E. Collins", tags=["press"])
-    kith.enrol("guests", "e-collins", folder / "collins again.jpg", allow_duplicate=True)
+    kith.enroll("guests", "e-collins", folder / "collins again.jpg", allow_duplicate=True)
     kith.calibrate("guests")
-    kith.wait_for(kith.enrol_archive("visitors", folder / "people.zip").id)
+    kith.wait_for(kith.enroll_archive("visitors", folder / "people.zip").id)
 
 
 # How it is shown
@@ -157,22 +157,22 @@ def take(browser: Browser, url: str, name: str, show: Callable[[Page, Path], Non
 
 
 def keep(png: bytes, path: Path) -> None:
-    """In as many colours as fit into MAX_BYTES: those of the page as they are, those of the photos about."""
+    """In as many colors as fit into MAX_BYTES: those of the page as they are, those of the photos about."""
     with Image.open(io.BytesIO(png)) as image:
         pixels = image.convert("RGB")
-    colours, at, counts = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
-    exact = colours[np.argsort(-counts)[:EXACT]]
+    colors, at, counts = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    exact = colors[np.argsort(-counts)[:EXACT]]
     for most in (256, 192, 128, 96):
         median_cut = pixels.quantize(most - EXACT, Image.Quantize.MEDIANCUT).getpalette() or []
         about = np.reshape(median_cut, (-1, 3))[: most - EXACT]
         palette = np.concatenate([exact, about]).astype(np.uint8)
-        nearest = cKDTree(palette).query(colours)[1].astype(np.uint8)
+        nearest = cKDTree(palette).query(colors)[1].astype(np.uint8)
         small = Image.fromarray(nearest[at].reshape(pixels.height, pixels.width), "P")
         small.putpalette(palette.tobytes())
         small.save(path, optimize=True)
         if path.stat().st_size <= MAX_BYTES:
             break
-    print(f"{path.name}: {path.stat().st_size // 1000} kB, {most} colours")
+    print(f"{path.name}: {path.stat().st_size // 1000} kB, {most} colors")
 
 
 def at(place: str) -> Callable[[Page, Path], None]:
@@ -194,7 +194,7 @@ def give(page: Page, *files: Path) -> None:
 
 
 def enrolling(page: Page, folder: Path) -> None:
-    at("/enrol?gallery=crew")(page, folder)
+    at("/enroll?gallery=crew")(page, folder)
     give(page, folder / "biden.jpg", folder / "biden again.jpg")
     expect(page.get_by_text("photo of a face")).to_have_count(2)
     page.get_by_label("Name", exact=True).fill("Joe Biden")
@@ -235,7 +235,7 @@ SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
     "identify": identified,
     "dark": identified,
     "phone": identified,
-    "enrol": enrolling,
+    "enroll": enrolling,
     "compare": compared,
     "galleries": at("/galleries"),
     "gallery": at("/galleries/guests"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route, expect
 
-from service.client import Kith
+from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import faults

@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Route, expect
 
-from service.client import Kith
+from kith import Kith
 from tests.browser.conftest import Opener, choose, transfer
 
 Photos = dict[str, Path]
@@ -21,10 +21,10 @@ REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "
 def answers(page: Page, pattern: str, answer: Answer, status: int = 200) -> None:
     """The service's part, where a state is wanted that takes it long to be in."""
 
-    def fulfil(route: Route) -> None:
+    def fulfill(route: Route) -> None:
         route.fulfill(status=status, content_type="application/json", body=json.dumps(answer(route)))
 
-    page.route(re.compile(pattern), fulfil)
+    page.route(re.compile(pattern), fulfill)
 
 
 def asked(route: Route) -> dict[str, str]:
@@ -32,7 +32,7 @@ def asked(route: Route) -> dict[str, str]:
 
 
 def job(number: int, **state: Any) -> dict[str, Any]:
-    about = {"kind": "enrolment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "cancelling": False}
+    about = {"kind": "enrollment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "cancelling": False}
     counted = {"state": "running", "done": 3, "failed": 0, "counts": {}, "problem": None}
     return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
 
@@ -99,21 +99,21 @@ def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: s
     expect(note).to_have_count(0)
 
 
-def test_the_button_keeps_the_focus_while_a_recogniser_is_made_ready(visit: Opener, populated: str) -> None:
+def test_the_button_keeps_the_focus_while_a_recognizer_is_made_ready(visit: Opener, populated: str) -> None:
     page = visit(populated)
     page.clock.install()
     embedded = [3]
 
     def generation(name: str, known: int) -> dict[str, Any]:
         waiting = {"waiting_with_crop": 0, "waiting_without_crop": 0, "threshold": None}
-        return {"model": name, "recogniser": name * 8, "served": True, "templates": 9, "embedded": known, **waiting}
+        return {"model": name, "recognizer": name * 8, "served": True, "templates": 9, "embedded": known, **waiting}
 
     def state(_: Route) -> Any:
         generations = {"current": generation("old", 9), "other": generation("new", embedded[0])}
         return {"state": "shadow", "shadow": None, "jobs": ["one"], **generations}
 
     answers(page, "/migrate$", state)
-    page.goto(f"{populated}/console#/galleries/family/recogniser")
+    page.goto(f"{populated}/console#/galleries/family/recognizer")
     over = page.get_by_role("button", name="Let the new one answer")
     over.focus()
     embedded[0] = 7
@@ -227,7 +227,7 @@ def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str)
     made = page.get_by_role("row").filter(has_text="Gallery made").first
     expect(made.get_by_title("gallery_created")).to_be_visible()
     expect(made.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))
-    expect(page.get_by_role("option", name="Another recogniser answers")).to_have_count(1)
+    expect(page.get_by_role("option", name="Another recognizer answers")).to_have_count(1)
     page.get_by_label("Until").fill("2020-01-31")
     expect(page.get_by_role("heading", name="No such line")).to_be_visible()
 
@@ -235,16 +235,16 @@ def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str)
 def test_the_photo_is_there_after_one_of_its_faces_was_enrolled(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family")
-        kith.enrol("family", "tom", photos["tom"])
+        kith.enroll("family", "tom", photos["tom"])
     page = visit(service)
     choose(page, photos["tom"], photos["ada"])
     spoken = page.get_by_role("status")
     expect(spoken.filter(has_text="tom.jpg. 1 face: 1 known. tom.")).to_have_count(1)
     page.get_by_role("button", name="Photo 2, ada.jpg: 1 face").click()
-    page.get_by_role("link", name="Enrol this face").click()
+    page.get_by_role("link", name="Enroll this face").click()
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("Ada")
-    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("button", name="Enroll", exact=True).click()
     page.get_by_role("link", name="Try it: identify").click()
     expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
     expect(page.get_by_role("article", name="Face 1").get_by_role("link", name="Ada")).to_be_visible()
@@ -253,7 +253,7 @@ def test_the_photo_is_there_after_one_of_its_faces_was_enrolled(visit: Opener, s
 
 def test_who_removes_a_photo_is_at_the_next(visit: Opener, populated: str, photos: Photos) -> None:
     page = visit(populated)
-    page.goto(f"{populated}/console#/enrol?gallery=empty")
+    page.goto(f"{populated}/console#/enroll?gallery=empty")
     choose(page, photos["ada"], photos["tom"])
     remove = page.get_by_role("button", name="Remove", exact=True)
     expect(page.get_by_text("good photo of a face")).to_have_count(2)
@@ -268,7 +268,7 @@ def test_who_removes_a_photo_is_at_the_next(visit: Opener, populated: str, photo
 def test_a_comparison_with_somebody_goes_by_their_gallery(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("doors", risk={"fmr": 0.0001})
-        kith.enrol("doors", "ada", photos["ada"])
+        kith.enroll("doors", "ada", photos["ada"])
     page = visit(service)
     page.goto(f"{service}/console#/compare")
     strict = page.get_by_label("How strict")

@@ -28,12 +28,12 @@ def give_key(page: Page) -> None:
 
 def test_a_new_key_leaves_what_is_in_hand(visit: Opener, populated: str, photos: Photos) -> None:
     page = visit(populated)
-    page.goto(f"{populated}/console#/enrol?gallery=empty")
+    page.goto(f"{populated}/console#/enroll?gallery=empty")
     choose(page, photos["ada"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     page.get_by_label("Name", exact=True).fill("Ada")
     page.route(re.compile("/subjects/ada"), refuse)
-    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("button", name="Enroll", exact=True).click()
     give_key(page)
     expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
     expect(page.get_by_text("good photo of a face")).to_be_visible()
@@ -42,7 +42,7 @@ def test_a_new_key_leaves_what_is_in_hand(visit: Opener, populated: str, photos:
     expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
     page.unroute_all()
     page.route(re.compile("/subjects/ada/templates"), refuse)
-    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("button", name="Enroll", exact=True).click()
     give_key(page)
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 

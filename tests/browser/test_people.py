@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Error, Locator, Page, Route, expect
 
-from service.client import Kith
+from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import faults, overflow
@@ -31,7 +31,7 @@ def first_face(page: Page) -> Locator:
 
 def name_somebody(page: Page, name: str) -> None:
     page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("button", name="Enroll", exact=True).click()
 
 
 def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
@@ -47,7 +47,7 @@ def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
     expect(page.get_by_role("heading", name="family", level=1)).to_be_visible()
     expect(page.get_by_role("heading", name="Nobody is enrolled yet")).to_be_visible()
 
-    page.get_by_role("link", name="Enrol the first").click()
+    page.get_by_role("link", name="Enroll the first").click()
     choose(page, photos["ada"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     name_somebody(page, "Ada Lovelace")
@@ -123,7 +123,7 @@ def test_a_stranger_is_told_and_enrolled_from_the_crowd(visit: Opener, service: 
     assert faults(page) == []
     page.get_by_role("button", name="Face 2:").click()
     expect(page.get_by_role("article", name="Face 2")).to_be_focused()
-    stranger.get_by_role("link", name="Enrol this face").click()
+    stranger.get_by_role("link", name="Enroll this face").click()
     expect(page.get_by_text("photo of a face")).to_be_visible()  # that face is chosen already
     name_somebody(page, "Grace Hopper")
     expect(page.get_by_role("heading", name="Grace Hopper is enrolled")).to_be_visible()
@@ -136,10 +136,10 @@ def test_a_face_of_several_is_chosen_to_be_enrolled(visit: Opener, service: str,
     with Kith(service) as kith:
         kith.create_gallery("family")
     page = visit(service)
-    go(page, "/enrol?gallery=family")
+    go(page, "/enroll?gallery=family")
     choose(page, photos["party"])
     expect(page.get_by_role("heading", name="6 faces. Whose is to be enrolled?")).to_be_visible()
-    expect(page.get_by_role("button", name="Enrol", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Enroll", exact=True)).to_be_disabled()
     assert faults(page) == []
     page.get_by_role("button", name="Choose face 3").click()
     expect(page.get_by_role("button", name="Another face")).to_be_focused()
@@ -151,9 +151,9 @@ def test_a_duplicate_is_refused_and_enrolled_on_insisting(visit: Opener, service
     with Kith(service) as kith:
         kith.create_gallery("family")
         kith.put_subject("family", "ada", name="Ada")
-        kith.enrol("family", "ada", photos["ada"])
+        kith.enroll("family", "ada", photos["ada"])
     page = visit(service)
-    go(page, "/enrol?gallery=family")
+    go(page, "/enroll?gallery=family")
     choose(page, photos["ada again"])
     name_somebody(page, "The countess")
     expect(page.get_by_role("alert").filter(has_text="Already here under another name")).to_be_visible()
@@ -164,7 +164,7 @@ def test_a_duplicate_is_refused_and_enrolled_on_insisting(visit: Opener, service
     with Kith(service) as kith:
         assert [subject.id for subject in kith.subjects("family")] == ["ada"]
     page.get_by_role("button", name="They are two people").click()
-    dialog.get_by_role("button", name="Enrol").click()
+    dialog.get_by_role("button", name="Enroll").click()
     expect(page.get_by_role("heading", name="The countess is enrolled")).to_be_visible()
 
 
@@ -262,12 +262,12 @@ def test_a_gallery_is_deleted_by_who_types_its_name(visit: Opener, service: str)
     expect(page.get_by_role("heading", name="No gallery yet")).to_be_visible()
 
 
-def test_enrol_and_identify_without_a_mouse(visit: Opener, service: str, photos: Photos) -> None:
+def test_enroll_and_identify_without_a_mouse(visit: Opener, service: str, photos: Photos) -> None:
     """Tab, Enter, letters; the focus is always somewhere, and is seen."""
     with Kith(service) as kith:
         kith.create_gallery("family")
     page = visit(service)
-    go(page, "/enrol")
+    go(page, "/enroll")
     expect(page.get_by_role("button", name="Choose photos")).to_be_visible()
     with page.expect_file_chooser() as chooser:
         tab_to(page, page.get_by_role("button", name="Choose photos"))
@@ -276,7 +276,7 @@ def test_enrol_and_identify_without_a_mouse(visit: Opener, service: str, photos:
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     tab_to(page, page.get_by_label("Name", exact=True))
     page.keyboard.type("Ada")
-    tab_to(page, page.get_by_role("button", name="Enrol", exact=True))
+    tab_to(page, page.get_by_role("button", name="Enroll", exact=True))
     page.keyboard.press("Space")
     expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
     tab_to(page, page.get_by_role("link", name="Try it: identify"))
@@ -331,7 +331,7 @@ def test_what_cannot_be_looked_at_is_told_in_words(
     (tmp_path / "text.jpg").write_text("This is no photo.")
     (tmp_path / "cut.jpg").write_bytes(photos["ada"].read_bytes()[:9000])
     page = visit(populated)
-    for place in ("/identify?gallery=family", "/enrol?gallery=family"):
+    for place in ("/identify?gallery=family", "/enroll?gallery=family"):
         go(page, place)
         choose(page, photos.get(shown, tmp_path / f"{shown}.jpg"))
         expect(page.get_by_role("main")).to_contain_text(told)
@@ -377,7 +377,7 @@ def test_what_a_person_typed_is_never_markup(visit: Opener, service: str, photos
     with Kith(service) as kith:
         kith.create_gallery("family")
         kith.put_subject("family", "<b>ada", name=name, tags=["<i>"], metadata={"<u>": "</textarea>"})
-        kith.enrol("family", "<b>ada", photos["ada"])
+        kith.enroll("family", "<b>ada", photos["ada"])
     page = visit(service)
     choose(page, photos["ada"])
     first_face(page).get_by_role("link", name=name).click()
@@ -439,7 +439,7 @@ def test_a_late_list_of_people_takes_nobody_s_place(visit: Opener, service: str)
             kith.put_subject(gallery, person.lower(), name=person)
     page = visit(service)
     late = held_back(page, "/galleries/first/subjects")
-    go(page, "/enrol?gallery=first")
+    go(page, "/enroll?gallery=first")
     page.get_by_label("Somebody enrolled already").check()
     until(page, late, 1)
     answer = late[0].fetch()
@@ -483,7 +483,7 @@ def test_who_leaves_at_once_leaves_a_person_with_their_name(visit: Opener, servi
     with Kith(service) as kith:
         kith.create_gallery("family")
         page = visit(service)
-        go(page, "/enrol?gallery=family")
+        go(page, "/enroll?gallery=family")
         choose(page, photos["ada"])
         expect(page.get_by_text("good photo of a face")).to_be_visible()
         slow = held_back(page, "/subjects/ada-lovelace/templates")
@@ -500,9 +500,9 @@ def test_a_duplicate_goes_to_whom_it_is(visit: Opener, service: str, photos: Pho
     with Kith(service) as kith:
         kith.create_gallery("family")
         kith.put_subject("family", "ada", name="Ada")
-        kith.enrol("family", "ada", photos["ada"])
+        kith.enroll("family", "ada", photos["ada"])
         page = visit(service)
-        go(page, "/enrol?gallery=family")
+        go(page, "/enroll?gallery=family")
         choose(page, photos["ada again"])
         name_somebody(page, "Zoe New")
         page.get_by_role("button", name="It is “ada”").click()
@@ -515,20 +515,20 @@ def test_a_refused_photo_goes_to_whom_the_next_one_made(visit: Opener, service: 
     with Kith(service) as kith:
         kith.create_gallery("family")
     page = visit(service)
-    go(page, "/enrol?gallery=family")
+    go(page, "/enroll?gallery=family")
     poor = {"code": "low_quality", "title": "Poor", "detail": "It is poor.", "remedy": "", "reasons": []}
     page.route(re.compile("/ada/templates"), lambda route: route.fulfill(status=422, json=poor), times=1)
     choose(page, photos["ada"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     name_somebody(page, "Ada")
-    anyway = page.get_by_role("button", name="Enrol it all the same")
+    anyway = page.get_by_role("button", name="Enroll it all the same")
     expect(anyway).to_be_visible()
     choose(page, photos["ada again"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
-    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("button", name="Enroll", exact=True).click()
     expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
     anyway.click()
-    page.get_by_role("dialog").get_by_role("button", name="Enrol").click()
+    page.get_by_role("dialog").get_by_role("button", name="Enroll").click()
     expect(page.get_by_text("Enrolled", exact=True)).to_have_count(2)
     with Kith(service) as kith:
         assert len(list(kith.templates("family", "ada"))) == 2
@@ -538,7 +538,7 @@ def test_what_was_typed_of_who_is_enrolled_is_not_lost(visit: Opener, service: s
     with Kith(service) as kith:
         kith.create_gallery("family")
     page = visit(service)
-    go(page, "/enrol?gallery=family")
+    go(page, "/enroll?gallery=family")
     full = {"code": "storage_unavailable", "title": "No", "detail": "The disk is full.", "remedy": ""}
 
     def fail(route: Route) -> None:
@@ -571,16 +571,16 @@ def test_what_was_typed_of_who_is_enrolled_is_not_lost(visit: Opener, service: s
 def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
     visit: Opener, tmp_path: Path, photos: Photos
 ) -> None:
-    """With a key that may only enrol, and where another desk was faster."""
+    """With a key that may only enroll, and where another desk was faster."""
     settings = load_settings(data_dir=tmp_path / "kith", api_key=OPERATOR, log_level="ERROR")
     with embedded(settings) as url, Kith(url, OPERATOR) as kith:
         kith.create_gallery("family")
         kith.put_subject("family", "ada", name="Ada Lovelace", tags=["vip"], metadata={"room": 12})
-        token = kith.create_key("desk", ["enrol"]).token
+        token = kith.create_key("desk", ["enroll"]).token
         page = visit(url)
         page.evaluate("(token) => sessionStorage.setItem('kith-key', token)", token)
         page.reload()
-        go(page, "/enrol")
+        go(page, "/enroll")
         page.get_by_label("Gallery").fill("family")
         page.get_by_label("Gallery").press("Tab")
         choose(page, photos["ada"])
@@ -591,7 +591,7 @@ def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
         assert (ada.name, ada.tags, ada.metadata, ada.templates) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)
 
         page.get_by_label("Id", exact=True).fill("ada-king")
-        page.get_by_role("button", name="Enrol", exact=True).click()
+        page.get_by_role("button", name="Enroll", exact=True).click()
         expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
         assert kith.subject("family", "ada-king").name == "Ada"
         assert [subject.id for subject in kith.subjects("family")] == ["ada", "ada-king"]
@@ -603,12 +603,12 @@ def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, p
         for subject in ("one", "two"):
             kith.put_subject("family", subject, name="Ada")
     page = visit(service)
-    go(page, "/enrol?gallery=family")
+    go(page, "/enroll?gallery=family")
     choose(page, photos["ada"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
-    enrol = page.get_by_role("button", name="Enrol", exact=True)
+    enroll = page.get_by_role("button", name="Enroll", exact=True)
     page.get_by_label("Id", exact=True).fill("..")
-    enrol.click()
+    enroll.click()
     expect(page.get_by_role("alert").filter(has_text="more than one dot or two")).to_be_visible()
     page.get_by_label("Somebody enrolled already").check()
     expect(page.locator("datalist option")).to_have_count(2)
@@ -617,12 +617,12 @@ def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, p
         ("..", "Nobody is enrolled under this name or id."),
     ):
         page.get_by_label("Whose photos are these?").fill(name)
-        enrol.click()
+        enroll.click()
         expect(page.get_by_role("alert").filter(has_text=told)).to_be_visible()
     page.get_by_label("Somebody new").check()
     page.get_by_label("Id", exact=True).fill("three")
     page.route(re.compile("/subjects/three$"), lambda route: route.abort())
-    enrol.click()
+    enroll.click()
     expect(page.get_by_role("alert").filter(has_text="No answer came")).to_be_visible()  # beside the form
     expect(page.locator(".toast")).to_have_count(0)
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from service.client import Kith
+from kith import Kith
 from tests.browser.conftest import Opener
 
 UPRIGHT_IS_TURNED_LEFT = 6
@@ -69,15 +69,15 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
         page = visit(service)
         page.goto(f"{service}/console#/identify?gallery=friends")
         page.locator("input[type=file]").set_input_files(photos["party"])
-        cards(page).nth(2).get_by_role("link", name="Enrol this face").click()
+        cards(page).nth(2).get_by_role("link", name="Enroll this face").click()
         page.get_by_label("Name", exact=True).fill("Third")
-        page.get_by_role("button", name="Enrol", exact=True).click()
+        page.get_by_role("button", name="Enroll", exact=True).click()
         page.get_by_text("Third is enrolled").wait_for()
-        page.get_by_role("button", name="Enrol somebody else").click()
+        page.get_by_role("button", name="Enroll somebody else").click()
         page.locator("input[type=file]").set_input_files(photos["party"])
         page.get_by_role("button", name="Choose face 2").click()
         page.get_by_label("Name", exact=True).fill("Second")
-        page.get_by_role("button", name="Enrol", exact=True).click()
+        page.get_by_role("button", name="Enroll", exact=True).click()
         page.get_by_text("Second is enrolled").wait_for()
         found = kith.identify("friends", photos["party"]).results
         assert [one.subject for one in found[:3]] == [None, "second", "third"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from service.client import Kith
+from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.conftest import Opener, populate
@@ -148,7 +148,7 @@ def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
             file.write(photos[name], f"{name}/1.jpg")
     page = visit(service)
     page.goto(f"{service}/console#/jobs")
-    page.get_by_role("button", name="Enrol many at once").first.click()
+    page.get_by_role("button", name="Enroll many at once").first.click()
     page.get_by_label("Archive").set_input_files(archive)
     page.get_by_role("button", name="Begin").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -165,7 +165,7 @@ def test_what_is_no_archive_is_told_where_it_was_chosen(
     kith.create_gallery("staff")
     page = visit(service)
     page.goto(f"{service}/console#/jobs")
-    page.get_by_role("button", name="Enrol many at once").first.click()
+    page.get_by_role("button", name="Enroll many at once").first.click()
     page.get_by_label("Archive").set_input_files(photos["ada"])
     page.get_by_role("button", name="Begin").click()
     expect(page.get_by_role("dialog").get_by_text("archive_invalid")).to_be_visible()
@@ -175,7 +175,7 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     page = visit(populated)
     page.goto(f"{populated}/console#/health")
     expect(page.get_by_role("heading", name="All is well")).to_be_visible()
-    expect(page.locator(".network").get_by_text("Recognising them", exact=True)).to_be_visible()
+    expect(page.locator(".network").get_by_text("Recognizing them", exact=True)).to_be_visible()
     reason = page.locator(".models dd").first
     expect(reason).to_be_hidden()  # until who knows the field's terms asks for it
     page.get_by_text("Details", exact=True).first.click()
@@ -186,13 +186,16 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     expect(row).to_contain_text("exact")
 
 
-def test_a_gallery_moves_to_another_recogniser_and_back(visit: Opener, photos: dict[str, Path], tmp_path: Path) -> None:
+def test_a_gallery_moves_to_another_recognizer_and_back(visit: Opener, photos: dict[str, Path], tmp_path: Path) -> None:
     other = str(projected_pack(tmp_path).directory)
-    with embedded(load_settings(data_dir=tmp_path / "kith", also=other, log_level="ERROR")) as url, Kith(url) as kith:
+    with (
+        embedded(load_settings(data_dir=tmp_path / "kith", extra_packs=other, log_level="ERROR")) as url,
+        Kith(url) as kith,
+    ):
         kith.create_gallery("family", keep_crops=True)
         populate(kith, "family", photos)
         page = visit(url)
-        page.goto(f"{url}/console#/galleries/family/recogniser")
+        page.goto(f"{url}/console#/galleries/family/recognizer")
         page.get_by_role("button", name="Make projected ready").click()
         expect(page.get_by_text("It knows 3 of 3 photos")).to_have_count(2)
         page.get_by_role("button", name="Let the new one answer").click()
@@ -236,5 +239,5 @@ def test_the_reference_is_shown_without_a_way_to_the_internet(visit: Opener, pop
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{populated}/docs")
     page.get_by_text("/v1/galleries/{gallery}/risk", exact=True).click()
-    expect(page.get_by_text("FPIRs to give thresholds for")).to_be_visible()
+    expect(page.get_by_text("FPIR targets; repeatable")).to_be_visible()
     assert [url for url in asked if not url.startswith((populated, "data:"))] == []

@@ -124,7 +124,7 @@ test("an id comes of a name in any script", () => {
 
 test("problems speak to people; what is not known is said as the service says it", () => {
   assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
-  assert.match(words.problem({ code: "forbidden", document: { scope: "enrol" } }).text, /“enrol”/);
+  assert.match(words.problem({ code: "forbidden", document: { scope: "enroll" } }).text, /“enroll”/);
   assert.equal(words.problem({ code: "new", title: "T", message: "M", remedy: "R" }).text, "M");
 });
 
@@ -160,5 +160,5 @@ test("a photo that is refused for its quality says which value, and what to do",
   const said = words.problem({ code: "low_quality", document: { reasons: ["eye_distance_px", "sharpness"], quality } });
   assert.match(said.text, /too small: 8 pixels.*blurred.*Size: 8 pixels from eye to eye; Sharpness: 1\.2/);
   assert.doesNotMatch(said.text, /Contrast/);
-  assert.match(words.problem({ code: "low_quality", document: {} }).text, /recognised badly/);
+  assert.match(words.problem({ code: "low_quality", document: {} }).text, /recognized badly/);
 });

@@ -1,4 +1,4 @@
-"""An image as docker/check built it."""
+"""Container image as docker/check built it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """Skips where KITH_IMAGE names none."""
+    """Return the image name. Skips if KITH_IMAGE is not set."""
     name = os.environ.get("KITH_IMAGE")
     if not name:
         pytest.skip("KITH_IMAGE names no image: make container-check")

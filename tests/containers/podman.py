@@ -1,4 +1,4 @@
-"""Containers by podman and runc, locked up as docs/deployment.md does, one by one."""
+"""Containers with podman and runc, restricted as in docs/deployment.md, one at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from service.client import Kith
+from kith import Kith
 from tests.faults.servers import free_port
 
 KEY: Final = "check-" + "k" * 32
@@ -19,20 +19,20 @@ STOP_TIMEOUT_S: Final = 20
 LOCKED: Final = (
     *("--read-only", "--tmpfs", "/tmp:size=256m", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
     *("--memory", "1g", "--pids-limit", "200", "--network", "host"),
-    # The defaults are more than root may have within another container.
+    # The defaults exceed the limits of root inside another container.
     *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),
 )
 
 
 def podman(*arguments: str, status: int | None = 0) -> str:
-    """What it prints; ``status``: what it has to end with, None for any."""
+    """Run podman and return its output. ``status``: expected exit status; None allows any."""
     done = _call(*arguments)
     assert status is None or done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """One command in a container of its own."""
+    """Run one command in a new container."""
     return _call("run", "--rm", *arguments)
 
 
@@ -41,7 +41,9 @@ def _call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Container:
-    """``kith serve`` in one; a context manager, after which it is gone, its unnamed volumes with it."""
+    """Context manager of a container that runs ``kith serve``. The container and its unnamed volumes are removed on
+    exit.
+    """
 
     def __init__(self, image: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.name = f"kith-check-{uuid.uuid4().hex[:12]}"
@@ -59,7 +61,7 @@ class Container:
 
     @property
     def is_healthy(self) -> bool:
-        """By the image's own check."""
+        """Run the image's own health check."""
         return _call("healthcheck", "run", self.name).returncode == 0
 
     def wait_until_healthy(self) -> None:
@@ -78,7 +80,7 @@ class Container:
         podman("restart", "--time", str(STOP_TIMEOUT_S), self.name)
 
     def stop(self) -> int:
-        """As podman stop does; what its process ended with, 137 if it had to be killed."""
+        """Stop the container like podman stop, and return the exit status: 137 if it had to be killed."""
         podman("stop", "--time", str(STOP_TIMEOUT_S), self.name)
         return int(self.state()["ExitCode"])
 

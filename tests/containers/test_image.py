@@ -1,5 +1,6 @@
-"""The image serves, locked up as it should be; what it stores outlives it, and what it accepted it answers. By make
-container-check, which builds it."""
+"""The restricted image serves requests, persists its data, and completes accepted requests. make container-check
+builds the image and runs these tests.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 from packaging.requirements import Requirement
 from PIL import Image
 
-from service.client import Kith
-from service.demo import altered
+from kith import Kith
+from service.cli.tools.demo import alter
 from tests.conftest import ROOT, jpeg
 from tests.containers.podman import KEY, LOCKED, START_TIMEOUT_S, Container, podman, run
 
@@ -40,19 +41,19 @@ def container(image: str) -> Iterator[Container]:
 
 @pytest.fixture
 def volumes() -> Iterator[list[str]]:
-    """Options that mount one for the data, and one for the master key."""
+    """Options that mount a volume for the data and a volume for the master key."""
     names = [f"kith-check-{uuid.uuid4().hex}" for _ in range(2)]
     yield ["--volume", f"{names[0]}:/data", "--volume", f"{names[1]}:/keys"]
     podman("volume", "rm", "--force", *names, status=None)
 
 
-def enrol(kith: Kith, astronaut: Photo) -> None:
+def enroll(kith: Kith, astronaut: Photo) -> None:
     kith.create_gallery(GALLERY)
-    kith.enrol(GALLERY, "collins", jpeg(astronaut))
+    kith.enroll(GALLERY, "collins", jpeg(astronaut))
 
 
-def recognises(kith: Kith, astronaut: Photo, group: Photo) -> None:
-    probe = altered(Image.fromarray(astronaut), mirror=True, turn_deg=5, scale=0.8, light=0.8, jpeg=60)
+def recognizes(kith: Kith, astronaut: Photo, group: Photo) -> None:
+    probe = alter(Image.fromarray(astronaut), mirror=True, turn_deg=5, scale=0.8, light=0.8, jpeg=60)
     (found,) = kith.identify(GALLERY, probe, faces="largest").results
     assert found.subject == "collins"
     strangers = kith.identify(GALLERY, jpeg(group)).results
@@ -64,11 +65,11 @@ def test_who_is_enrolled_is_known_after_a_restart(image: str, astronaut: Photo, 
     with Container(image) as running:
         running.wait_until_healthy()
         with running.client() as kith:
-            enrol(kith, astronaut)
-            recognises(kith, astronaut, group)
+            enroll(kith, astronaut)
+            recognizes(kith, astronaut, group)
             running.restart()
             running.wait_until_healthy()
-            recognises(kith, astronaut, group)
+            recognizes(kith, astronaut, group)
 
 
 def test_it_may_do_nothing_but_serve(container: Container) -> None:
@@ -88,7 +89,7 @@ def test_it_logs_no_warning(container: Container) -> None:
 
 
 def test_its_process_is_the_service_itself(container: Container) -> None:
-    """No shell stands between it and the signal that ends it."""
+    """Signals reach the service directly, without a shell in between."""
     assert container.execute("cat", "/proc/1/cmdline").split("\0")[1:3] == ["/opt/kith/code/bin/kith", "serve"]
 
 
@@ -154,7 +155,7 @@ def accepts(port: int) -> bool:
 def test_another_container_takes_over_with_the_key_alone(
     image: str, volumes: list[str], astronaut: Photo, group: Photo
 ) -> None:
-    """An upgrade: the volumes stay, the container is another. The key is made as compose.yaml has it made."""
+    """Upgrades keep the volumes and replace the container. The key is created as in compose.yaml."""
     made = "test -s /keys/master.key || (umask 077 && head -c 32 /dev/urandom | base64 >/keys/master.key)"
     for _ in range(2):
         assert run(*LOCKED, *volumes, image, "sh", "-c", made).returncode == 0
@@ -162,14 +163,14 @@ def test_another_container_takes_over_with_the_key_alone(
     with Container(image, *volumes, environment=where) as first:
         first.wait_until_healthy()
         with first.client() as kith:
-            enrol(kith, astronaut)
+            enroll(kith, astronaut)
         assert "master.key" not in first.execute("ls", "/data")
         first.execute("kith", "backup", "/data/kith.backup")
         assert first.stop() == 0
     with Container(image, *volumes, environment=where) as second:
         second.wait_until_healthy()
         with second.client() as kith:
-            recognises(kith, astronaut, group)
+            recognizes(kith, astronaut, group)
     with Container(image, *volumes[:2]) as without:
         assert int(podman("wait", without.name)) != 0, "it makes no other key for what one has sealed"
         assert "master key" in without.log()
@@ -180,7 +181,7 @@ def test_another_container_takes_over_with_the_key_alone(
 
 @pytest.mark.parametrize(("mode", "is_taken"), [(0o440, True), (0o444, False)])
 def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Path, mode: int, is_taken: bool) -> None:
-    """Root's, and readable by the group that fsGroup names, behind links."""
+    """Files owned by root, readable by the fsGroup, behind symbolic links."""
     held = tmp_path / "keys" / "..data"
     held.mkdir(parents=True)
     (held / "master.key").write_bytes(base64.b64encode(bytes(range(32))))
@@ -199,10 +200,10 @@ def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Pa
 
 
 def test_a_gpu_that_is_missing_is_said(image: str) -> None:
-    """By the image for GPUs, unless it may go without."""
+    """The GPU image is not ready without a GPU if KITH_ALLOW_CPU is false."""
     if not image.endswith("gpu"):
         pytest.skip("the image is not for GPUs")
-    assert "no NVIDIA driver is here" in " ".join(run(*LOCKED, image, "kith", "doctor", "--json").stdout.split())
+    assert "no NVIDIA driver is installed" in " ".join(run(*LOCKED, image, "kith", "doctor", "--json").stdout.split())
     with Container(image, environment={"KITH_ALLOW_CPU": "false"}) as running:
         until = time.monotonic() + START_TIMEOUT_S
         while (answer := readiness(running.port)) is None:
@@ -211,7 +212,7 @@ def test_a_gpu_that_is_missing_is_said(image: str) -> None:
 
 
 def readiness(port: int) -> dict[str, Any] | None:
-    """The problem that /readyz tells of; None: it does not listen yet."""
+    """Return the problem in /readyz, or None while the server does not listen."""
     try:
         document: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).json()
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""What is lost when something breaks: nothing that was acknowledged. KITH_FAULTS=long (make test-faults) does more."""
+"""Fault injection: no acknowledged write is lost. KITH_FAULTS=long (make test-faults) runs more cases."""
 
 import os
 from typing import Final

@@ -1,4 +1,4 @@
-"""A tally of the kills, printed when all is done."""
+"""Fixtures of the fault tests, with a tally of kills at the end of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tally(request: pytest.FixtureRequest) -> Tally:
 
 @pytest.fixture(params=["sqlite", "postgresql"] if LONG else ["sqlite"])
 def some_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
-    """For tests that take long."""
+    """Factory of empty SQLite databases; of PostgreSQL too with KITH_FAULTS=long."""
     return url_maker(request, tmp_path)
 
 

@@ -1,8 +1,9 @@
-"""Can what several processes did at once, and saw, be put in one order? Pure: linearisability, template by template.
+"""Linearizability checker for concurrent histories, template by template.
 
-Each template is a register that names its subject, or nobody. Herlihy and Wing (1990): a history of several objects is
-linearisable if and only if each object's is, so that each is searched for an order of its own, as Wing and Gong (1993)
-do. What was never answered may have happened at any time after it was asked, or never.
+Each template is a register that holds its subject or nothing. Linearizability is local (Herlihy and Wing, 1990): a
+history of several objects is linearizable if and only if the history of each object is. So each template is searched
+separately, as Wing and Gong (1993) do. An operation without an answer may have happened at any time after its
+request, or never.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 NEVER = math.inf
-Kind = Literal["enrol", "move", "delete", "delete subject", "read"]
+Kind = Literal["enroll", "move", "delete", "delete subject", "read"]
 State = tuple[frozenset[int], str | None]
-"""Which operations are still to be put in order, and whose the template is before them."""
+"""Operations not yet ordered, and the template's subject before them."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """On one template. ``began``, ``ended``: seconds of a clock that all processes share; NEVER: no answer came.
-    ``subject``: where it was found, or is enrolled; ``to``: where it is moved."""
+    """Operation on one template. ``began``, ``ended``: seconds of a clock shared by all processes; NEVER: no answer
+    arrived. ``subject``: subject that a search found or an enrollment names; ``to``: target of a move.
+    """
 
     kind: Kind
     began: float
@@ -30,9 +32,11 @@ class Operation:
     to: str | None = None
 
     def after(self, value: str | None) -> tuple[bool, str | None]:
-        """Whether it can have happened where the template is ``value``'s, and whose it is then."""
+        """Return whether the operation is possible when the template belongs to ``value``, and the subject
+        afterwards.
+        """
         match self.kind:
-            case "enrol":
+            case "enroll":
                 return value is None, self.subject
             case "move":
                 return value == self.subject, self.to
@@ -45,7 +49,7 @@ class Operation:
 
 
 def has_an_order(operations: Iterable[Operation]) -> bool:
-    """Whether some order of them explains every answer and puts none before what was answered before it was asked."""
+    """Return whether some order explains every answer and respects real time."""
     ordered = sorted(operations, key=lambda operation: operation.began)
     waiting: list[State] = [(frozenset(range(len(ordered))), None)]
     seen: set[State] = set()
@@ -68,7 +72,7 @@ def _next(ordered: Sequence[Operation], left: frozenset[int], value: str | None)
             break
         possible, then = ordered[i].after(value)
         if possible and ordered[i].kind == "read":
-            return [(left - {i}, value)]  # it changes nothing, and so may as well come first
+            return [(left - {i}, value)]  # it changes nothing, so trying it first loses no order
         if possible:
             found.append((left - {i}, then))
     return found

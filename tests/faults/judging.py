@@ -1,4 +1,4 @@
-"""What writers wrote down, judged: each template's operations, and what does not fit together."""
+"""Evaluation of the writers' histories: operations by template, and inconsistencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tests.faults.workers import Answered, Asked
 
 
 def operations_of(histories: Iterable[list[Asked | Answered]]) -> dict[str, list[Operation]]:
-    """By template. What was asked and not answered may have happened; what was refused, or is a search that was not
-    answered, says nothing."""
+    """Group the operations by template. Unanswered writes may have happened; rejected operations and unanswered
+    searches are ignored.
+    """
     by_template: dict[str, list[Operation]] = {}
     subjects_deleted: list[Operation] = []
     for history in histories:
@@ -34,12 +35,12 @@ def operations_of(histories: Iterable[list[Asked | Answered]]) -> dict[str, list
 
 
 def without_an_order(by_template: dict[str, list[Operation]]) -> dict[str, list[Operation]]:
-    """The templates whose history nothing explains."""
+    """Return the templates whose history is not linearizable."""
     return {template: found for template, found in by_template.items() if not has_an_order(found)}
 
 
 def halves(histories: list[list[Asked | Answered]], present: Iterable[str]) -> list[tuple[str, ...]]:
-    """Of the enrolments that were never answered, those of which a part is there, though nobody deleted the rest."""
+    """Return the unanswered enrollments that are stored partially, although no request deleted the rest."""
     there = set(present)
     asked = [line for history in histories for line in history if isinstance(line, Asked)]
     deleted = {template for line in asked if line.kind == "delete" for template in line.templates}
@@ -49,7 +50,7 @@ def halves(histories: list[list[Asked | Answered]], present: Iterable[str]) -> l
     for history in histories:
         answered = {line.number for line in history if isinstance(line, Answered) and line.ended != NEVER}
         for line in history:
-            if not isinstance(line, Asked) or line.kind != "enrol" or line.number in answered:
+            if not isinstance(line, Asked) or line.kind != "enroll" or line.number in answered:
                 continue
             homes = {line.subject} | {moved_to.get(template) for template in line.templates}
             if homes & emptied or deleted & set(line.templates):

@@ -1,4 +1,4 @@
-"""Processes that say what they have done, until they are killed."""
+"""Processes that report each step until they are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pause(seconds: float) -> None:
 
 
 class Killed:
-    """``work(*arguments, pipe)`` in a process of its own, which sends a word for each step that it has done."""
+    """Run ``work(*arguments, pipe)`` in a separate process, which sends a message after each step."""
 
     def __init__(self, work: Any, *arguments: Any) -> None:
         self._pipe, theirs = CONTEXT.Pipe(duplex=False)
@@ -24,7 +24,7 @@ class Killed:
         theirs.close()
 
     def after(self, words: int, seconds: float) -> list[Any]:
-        """Kill it so long after so many words, unless it has ended; return all that it said."""
+        """Kill the process some time after a number of messages, unless it has ended; return all messages."""
         said: list[Any] = []
         try:
             while len(said) < words:
@@ -34,12 +34,12 @@ class Killed:
             self.process.kill()
             while True:
                 said.append(self._pipe.recv())
-        except (EOFError, OSError):  # the latter: in the middle of a word
+        except (EOFError, OSError):  # EOFError: killed in the middle of a message
             self.process.join(60)
             return said
 
     def at_its_end(self) -> list[Any]:
-        """All that it said, when it has ended by itself."""
+        """Return all messages after the process ended by itself."""
         said: list[Any] = []
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, ended one by one, by what started them."""
+"""Real servers in separate processes, which the starting test ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from service.client import Kith
+from kith import Kith
 
 START_TIMEOUT_S = 60
 
 
 class Server:
-    """``kith serve`` on a free port. ``log``: a file that has what it says, else it says it here."""
+    """Run ``kith serve`` on a free port. ``log``: file for its output; the default is the test's own output."""
 
     def __init__(self, folder: Path, database_url: str | None = None, log: Path | None = None, **settings: str) -> None:
         port = free_port()
@@ -34,7 +34,7 @@ class Server:
         self.launch()
 
     def launch(self) -> None:
-        command = [sys.executable, "-m", "service.cli", "serve"]
+        command = [sys.executable, "-m", "service.cli.main", "serve"]
         with nullcontext() if self._log is None else self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
 
@@ -48,14 +48,14 @@ class Server:
         raise AssertionError("the service did not become ready")
 
     def readiness(self) -> int | None:
-        """The status of /readyz; None: no answer."""
+        """Return the status of /readyz, or None without an answer."""
         try:
             return httpx.get(f"{self.url}/readyz", timeout=30).status_code
         except httpx.TransportError:
             return None
 
     def peak_bytes(self) -> int:
-        """The most memory that the process has had."""
+        """Peak memory of the process."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
@@ -68,7 +68,7 @@ class Server:
             self.kill()
 
     def terminate(self, patient_s: float) -> int:
-        """Asks it to end; its exit status. Raises subprocess.TimeoutExpired."""
+        """Terminate the process and return its exit status. Raises subprocess.TimeoutExpired."""
         self._process.terminate()
         return self._process.wait(patient_s)
 
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(folder: Path, *database_urls: str | None) -> Iterator[list[Server]]:
-    """A ready server for each URL, None: SQLite in the folder."""
+    """Start a ready server for each URL; None means SQLite in the folder."""
     servers = [Server(folder, url) for url in database_urls]
     try:
         for server in servers:

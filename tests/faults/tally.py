@@ -1,4 +1,4 @@
-"""What was done to the service, for the last lines of a run."""
+"""Tally of kills and violations, printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Tally:
-    """Kills by what was going on, the requests that they interrupted, and how often a promise was broken."""
+    """Kills by activity, interrupted requests, and the number of broken guarantees."""
 
     def __init__(self) -> None:
         self.kills: Counter[str] = Counter()
@@ -17,7 +17,7 @@ class Tally:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Around what is looked at after a kill."""
+        """Context of the checks after a kill. Counts failed assertions."""
         try:
             yield
         except AssertionError:

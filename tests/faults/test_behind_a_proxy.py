@@ -1,6 +1,7 @@
-"""docker/haproxy.cfg before real nodes, and with it the layout of docker/compose.scale.yaml on loopback: two nodes,
-PostgreSQL, and Milvus Lite for Milvus. A node is killed while requests go on: what was acknowledged stays, who asks is
-answered, and the node agrees when it is back."""
+"""docker/haproxy.cfg in front of real nodes, in the layout of docker/compose.scale.yaml on loopback: two nodes,
+PostgreSQL, and Milvus Lite instead of Milvus. A node is killed while requests continue: acknowledged writes persist,
+clients get answers, and the restarted node agrees.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
-from service.api.callers import WRONG_KEYS
-from service.client import Kith
+from kith import Kith, Risk
+from service.api.http.auth import WRONG_KEY_LIMIT
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT, jpeg
@@ -38,12 +39,12 @@ from tests.postgres import Postgres
 
 KEY = "k" * 40
 DEADLINE_S = 60
-RISK = {"threshold": 0.92}
+RISK: Risk = {"threshold": 0.92}
 
 
 @contextmanager
 def proxy(*nodes: str, **environment: str) -> Iterator[str]:
-    """HAProxy by docker/haproxy.cfg before two nodes; its URL."""
+    """Run HAProxy with docker/haproxy.cfg in front of two nodes; yield its URL."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
         pytest.skip("HAProxy is not installed (Debian: apt-get install haproxy)")
@@ -80,7 +81,7 @@ def status(url: str, **arguments: object) -> int | None:
 def scaled(
     postgres: Postgres, milvus_lite: MilvusLite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[list[Server], str]]:
-    """Two nodes set as compose.scale.yaml sets them, as far as it says where and not what, and the proxy's URL."""
+    """Start two nodes with the settings of compose.scale.yaml except addresses; yield them and the proxy's URL."""
     database = postgres.create(f"scaled_{os.getpid()}")
     compose = yaml.safe_load((ROOT / "docker" / "compose.scale.yaml").read_text())
     for name, value in compose["x-kith"]["environment"].items():
@@ -99,7 +100,7 @@ def scaled(
 
 
 class Writer(threading.Thread):
-    """Enrols one made-up person after another, and keeps who was acknowledged."""
+    """Thread that enrolls synthetic people and records the acknowledged ones."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -123,13 +124,13 @@ class Writer(threading.Thread):
             if self.enough.is_set():
                 return
             vector = self._rng.normal(size=self._dimension).astype(np.float32)
-            done = self._kith.enrol("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
+            done = self._kith.enroll("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
             assert done.enrolled == 1
             self.acknowledged[f"p{number}"] = vector
 
 
 def agrees(kith: Kith, people: dict[str, NDArray[np.float32]]) -> None:
-    """Each is found by what they were enrolled with, through this server."""
+    """Check that this server identifies each person by the enrolled vector."""
     for name, vector in people.items():
         (found,) = kith.identify("g", embeddings=[vector], risk=RISK).results
         assert found.subject == name
@@ -142,7 +143,7 @@ def test_a_node_is_killed_and_comes_back(
     nodes, url = scaled
     with Kith(url, KEY) as kith:
         kith.create_gallery("g", fusion="max")
-        kith.enrol("g", "collins", jpeg(astronaut))
+        kith.enroll("g", "collins", jpeg(astronaut))
         writer = Writer(url)
         writer.start()
         for killed in nodes:
@@ -169,7 +170,7 @@ def test_a_node_is_killed_and_comes_back(
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where one listens, with a key."""
+    """Address of one node that requires a key."""
     folder = tmp_path_factory.mktemp("node")
     settings = load_settings(data_dir=folder, api_key=KEY, trusted_proxies="127.0.0.1", log_level="ERROR")
     with embedded(settings) as url:
@@ -196,7 +197,7 @@ def test_one_node_of_two_is_enough(node: str, astronaut: NDArray[np.uint8]) -> N
 def test_an_address_that_is_made_up_is_not_passed_on(node: str) -> None:
     with proxy(node, node) as url:
         until(lambda: status(f"{url}/readyz") == 200)
-        many = range(100, 100 + 3 * WRONG_KEYS.burst)  # a slow machine is given more tries meanwhile
+        many = range(100, 100 + 3 * WRONG_KEY_LIMIT.burst)  # a slow machine is given more tries meanwhile
         made_up = [{"X-API-Key": "wrong", "X-Forwarded-For": f"198.51.100.{number}"} for number in many]
         assert 429 in [status(f"{url}/v1/models", headers=headers) for headers in made_up]
         assert status(f"{url}/v1/models", headers={"X-API-Key": KEY}) == 200
@@ -218,7 +219,7 @@ def test_tls_ends_at_the_proxy(node: str, tmp_path: Path) -> None:
 
 
 def certify(file: Path) -> None:
-    """A certificate for 127.0.0.1, by itself, and its key."""
+    """Create a self-signed certificate for 127.0.0.1 and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now, places = datetime.now(UTC), x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])

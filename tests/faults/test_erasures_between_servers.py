@@ -1,5 +1,6 @@
-"""Two servers over one database: who is erased through one is nobody to the other, to an archive under way, to exports
-made later, and after both were killed."""
+"""Two servers over one database. A subject erased through one is unknown to the other, to a running archive job, to
+later exports, and after both servers were killed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.client import KithClientError
+from kith import KithClientError, Risk
 from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.servers import serving
@@ -19,7 +20,7 @@ from tests.faults.test_sigkill import findings
 from tests.postgres import DatabaseUrl
 
 BEFORE = 40
-"""Photos of others that an archive's job has to decide on before it comes to the one who is erased."""
+"""Photos of other people that the archive job processes before the erased person's photo."""
 
 
 @pytest.mark.skipif(not LONG, reason="make test-faults; tests/service/test_erasure.py has the same in one process")
@@ -35,15 +36,15 @@ def test_an_erasure_reaches_every_server_job_and_export(
         here, there = (server.client(attempts=4) for server in servers)
         here.create_gallery("g", fusion="max", keep_crops=True)
         here.put_subject("g", "eileen", "Eileen Collins", {"born": 1956}, ["commander"])
-        assert here.enrol("g", "eileen", photo).enrolled == 1
-        assert here.enrol("g", "tom", other).enrolled == 1
-        risk = {"threshold": 0.5}
+        assert here.enroll("g", "eileen", photo).enrolled == 1
+        assert here.enroll("g", "tom", other).enrolled == 1
+        risk: Risk = {"threshold": 0.5}
         for kith in (here, there):
             (face,) = kith.identify("g", photo, risk=risk).results
             assert face.subject == "eileen"
         archive = tmp_path / "people.zip"
         archive.write_bytes(_archive(other, photo))
-        job = there.enrol_archive("g", archive, allow_duplicate=True)
+        job = there.enroll_archive("g", archive, allow_duplicate=True)
 
         receipt = here.delete_subject("g", "eileen").receipt
         assert receipt is not None
@@ -69,8 +70,8 @@ def test_an_erasure_reaches_every_server_job_and_export(
             with pytest.raises(KithClientError) as again:
                 kith.delete_subject("g", "eileen")
             assert again.value.problem["receipt"]["id"] == receipt.id
-        # Somebody's new decision.
-        assert there.enrol("g", "eileen", photo).enrolled == 1
+        # A later enrollment is a new decision by the operator.
+        assert there.enroll("g", "eileen", photo).enrolled == 1
         (face,) = here.identify("g", photo, risk=risk).results
         assert face.subject == "eileen"
         for kith in (here, there):

@@ -1,4 +1,6 @@
-"""No room left: a write says so and leaves nothing behind, searches go on, and with room all is as before."""
+"""On a full disk, writes fail with a clear error and no side effects, searches continue, and freed space restores
+writes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.recognition import unit
-from service.client import Kith, KithClientError
-from service.errors import StorageFullError
-from service.gallery.check import open_check
-from service.gallery.disk_reserve import RESERVE_BYTES
-from service.gallery.subjects import GallerySettings, NewTemplate
+from kith import Kith, KithClientError
+from models.vision.recognition import l2_normalize
+from service.core.errors import StorageFullError
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.services.gallery_check import open_check
+from service.storage.db.disk_reserve import RESERVE_BYTES
 from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.faults.workers import Node
@@ -29,7 +31,7 @@ SIZE_MB = 40
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of SIZE_MB; skips where none may be mounted."""
+    """Mount a file system of SIZE_MB. Skips if mounting is not permitted."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)], check=False)
@@ -40,7 +42,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Take the last byte."""
+    """Fill the disk to the last byte."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 10, 1):
@@ -57,15 +59,15 @@ def test_a_full_disk(small_disk: Path) -> None:
     with serving(small_disk, None) as (server,), server.client() as kith:
         dimension = kith.model().dimension
         kith.create_gallery("g", fusion="max")
-        enrolled = {f"s{i}": unit(rng.normal(size=(1, dimension))) for i in range(20)}
+        enrolled = {f"s{i}": l2_normalize(rng.normal(size=(1, dimension))) for i in range(20)}
         for subject, vectors in enrolled.items():
-            _enrol(kith, subject, vectors)
+            _enroll(kith, subject, vectors)
         filler = fill(small_disk)
         refused: list[str] = []
-        for i in range(200):  # the last pages that the database has already may still take some
-            vectors = unit(rng.normal(size=(20, dimension)))
+        for i in range(200):  # free space inside the database's last pages may hold a few more
+            vectors = l2_normalize(rng.normal(size=(20, dimension)))
             try:
-                _enrol(kith, f"t{i}", vectors)
+                _enroll(kith, f"t{i}", vectors)
                 enrolled[f"t{i}"] = vectors
             except KithClientError as error:
                 assert (error.status, error.code) == (507, "storage_full"), str(error)
@@ -74,16 +76,16 @@ def test_a_full_disk(small_disk: Path) -> None:
                 break
         assert len(refused) >= 5
         _look(kith, enrolled)
-        assert server.readiness() == 200  # it can be searched
-        for subject in [*enrolled][:10]:  # who asks to be erased need not wait for room
+        assert server.readiness() == 200  # searches work
+        for subject in [*enrolled][:10]:  # erasure works without free space
             deleted = kith.delete_subject("g", subject)
             assert deleted.subjects == 1
             del enrolled[subject]
-        _wait_for(small_disk / "kith.db-reserve", RESERVE_BYTES)  # made again
+        _wait_for(small_disk / "kith.db-reserve", RESERVE_BYTES)  # recreated
         _look(kith, enrolled)
         kept = next(iter(enrolled.values()))
         filler.unlink()
-        _enrol(kith, refused[0], kept * -1)
+        _enroll(kith, refused[0], kept * -1)
         enrolled[refused[0]] = kept * -1
         _look(kith, enrolled)
     with open_check(open_database(f"sqlite:///{small_disk / 'kith.db'}")) as check:
@@ -91,20 +93,20 @@ def test_a_full_disk(small_disk: Path) -> None:
 
 
 def _wait_for(file: Path, size: int) -> None:
-    """Once nobody reads what the log holds, within half a minute."""
+    """Wait until the file has this size. The log is truncated within 30 s after its last reader."""
     deadline = time.monotonic() + 120
     while not file.exists() or file.stat().st_size != size:
         assert time.monotonic() < deadline
         threading.Event().wait(0.2)
 
 
-def _enrol(kith: Kith, subject: str, vectors: np.ndarray) -> None:
-    answer = kith.enrol("g", subject, embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
+def _enroll(kith: Kith, subject: str, vectors: np.ndarray) -> None:
+    answer = kith.enroll("g", subject, embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
     assert answer.enrolled == len(vectors)
 
 
 def _look(kith: Kith, enrolled: dict[str, np.ndarray]) -> None:
-    """Exactly these are there, by listing and by searching."""
+    """Check that listing and searching return exactly these subjects."""
     assert {s.id: s.templates for s in kith.subjects("g")} == {s: len(v) for s, v in enrolled.items()}
     for subject, vectors in enrolled.items():
         (result,) = kith.identify("g", embeddings=[vectors[0]], risk={"threshold": 0.99}).results
@@ -112,18 +114,20 @@ def _look(kith: Kith, enrolled: dict[str, np.ndarray]) -> None:
 
 
 def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
-    """As a full disk, where none can be mounted."""
+    """A page limit simulates a full disk, without a mount."""
     with Node(f"sqlite:///{tmp_path / 'kith.db'}") as node:
-        gallery = node.store.create_gallery("g", "f" * 32, 32, GallerySettings())
+        gallery = node.store.galleries.create("g", "f" * 32, 32, GallerySettings())
 
         def limit(connection: sa.Connection) -> None:
             connection.exec_driver_sql("PRAGMA max_page_count = 60")
 
         sa.event.listen(node.database.engine, "begin", limit)
-        vectors = unit(np.random.default_rng(0).normal(size=(5000, 32)))
+        vectors = l2_normalize(np.random.default_rng(0).normal(size=(5000, 32)))
         with pytest.raises(StorageFullError):
-            node.store.enrol(gallery, "a", [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
+            node.store.templates.enroll(
+                gallery, "a", [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None
+            )
         assert node.templates("g") == {}
-        node.store.enrol(gallery, "b", [NewTemplate(uuid.uuid4().hex, vectors[0], "embedding")], None)
+        node.store.templates.enroll(gallery, "b", [NewTemplate(uuid.uuid4().hex, vectors[0], "embedding")], None)
         (((found, _),),) = node.search("g", vectors[:1], 3)
         assert found == "b"

@@ -1,5 +1,6 @@
-"""Killed at random instants while a gallery moves to another recogniser, a service is before or after each step, and
-has lost nothing: every template, with a vector of each recogniser that its crop or its enrolment gave it."""
+"""Kills at random instants of a migration. The service is before or after each step and keeps every template, with a
+vector of each recognizer that its crop or enrollment provided.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.alignment import align
-from models.detection import Detector
-from models.network import Float
-from models.pack import ModelPack
-from models.recognition import Recogniser
-from models.runtime import OnnxNetwork
-from service import crops
-from service.api.migration_schemas import MigrationOut
-from service.client import Kith, KithClientError
-from service.errors import StorageError
-from service.gallery.check import open_check
-from service.gallery.generations import Generations
-from service.gallery.store import Store
-from service.gallery.subjects import Crop, GallerySettings, NewTemplate
-from service.gallery.tables import jobs
+from kith import Kith, KithClientError
+from kith.wire.migration import MigrationOut
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import align
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from service.core.errors import StorageError
+from service.domain.gallery import Crop, GallerySettings, NewTemplate
+from service.inference import crops
+from service.services.gallery_check import open_check
+from service.storage.db.tables import jobs
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import Server
@@ -57,8 +58,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def theirs(second: ModelPack) -> Recogniser:
-    return Recogniser(OnnxNetwork(second.recognition.path), second.recognition)
+def theirs(second: ModelPack) -> Recognizer:
+    return Recognizer(OnnxNetwork(second.recognition.path), second.recognition)
 
 
 @pytest.fixture
@@ -70,28 +71,28 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def people(
-    store: Store, detector: Detector, recogniser: Recogniser, astronaut: NDArray[np.uint8]
+    store: Store, detector: Detector, recognizer: Recognizer, astronaut: NDArray[np.uint8]
 ) -> dict[str, tuple[Float, Crop]]:
-    """A gallery ``g`` of one photo in many lights, each with its crop; by subject."""
+    """Create a gallery ``g`` of one photo in many lights, each with its crop; return vector and crop by subject."""
     (faces,) = detector.detect([astronaut])
-    gallery = store.create_gallery(
-        "g", recogniser.fingerprint, recogniser.dimension, GallerySettings(fusion="max", keep_crops=True)
+    gallery = store.galleries.create(
+        "g", recognizer.fingerprint, recognizer.dimension, GallerySettings(fusion="max", keep_crops=True)
     )
     rng = np.random.default_rng(1)
     made: dict[str, tuple[Float, Crop]] = {}
     photos = [(astronaut * rng.uniform(0.4, 1, 3)).astype(np.uint8) for _ in range(TEMPLATES)]
     for start in range(0, TEMPLATES, 50):
         some = photos[start : start + 50]
-        vectors = recogniser.embed(np.concatenate([align(photo, faces.landmarks_xy[:1]) for photo in some]))
+        vectors = recognizer.embed(np.concatenate([align(photo, faces.landmarks_xy[:1]) for photo in some]))
         for i, (photo, vector) in enumerate(zip(some, vectors, strict=True), start):
-            crop = crops.cut(photo, faces.boxes_xyxy[0], faces.landmarks_xy[0])
-            store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "photo", crop=crop)], None)
+            crop = crops.cut_crop(photo, faces.boxes_xyxy[0], faces.landmarks_xy[0])
+            store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "photo", crop=crop)], None)
             made[f"s{i}"] = vector, crop
     return made
 
 
 def killed(server: Server, step: Step, delay_s: float) -> bool:
-    """Kill the server so long after a step was asked for; tells whether it was acknowledged before."""
+    """Kill the server this long after a step was requested; return whether the step was acknowledged before."""
     told: list[MigrationOut] = []
 
     def ask() -> None:
@@ -119,31 +120,31 @@ def settled(server: Server) -> MigrationOut:
 
 
 def expire_leases(store: Store) -> None:
-    """As if the dead process's jobs had waited for their time."""
-    with store._database.write(StorageError("unforeseen")) as connection:
+    """Expire the dead process's leases without waiting."""
+    with store.database.write(StorageError("unforeseen")) as connection:
         connection.execute(jobs.update().values(lease_until=datetime(2000, 1, 1, tzinfo=UTC)))
 
 
-def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recogniser) -> None:
-    """The gallery's row, its generations and their vectors say the same."""
+def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recognizer) -> None:
+    """Check that the gallery's row, its generations and their vectors agree."""
     with open_check(open_database(url)) as check:
         assert list(check.findings("g", False)) == []
-    gallery = store.gallery("g")
-    kept = Generations(store._database).kept(gallery)
+    gallery = store.galleries.get("g")
+    kept = GenerationStore(store.database).list_live(gallery)
     assert [one.state == "current" for one in kept] == [True] + [False] * (len(kept) - 1)
     current = kept[0]
     assert (gallery.generation, gallery.fingerprint) == (current.number, current.fingerprint)
     assert gallery.dimension == current.dimension
     assert gallery.templates == len(people)
     for one in kept:
-        view = gallery.under(one.number)
-        stored = store.snapshot(view)
-        names = {pk: subject.id for pk, subject in store.subjects_by_pk(view, stored.subject_pks.tolist()).items()}
+        view = gallery.at_generation(one.number)
+        stored = store.changes.snapshot(view)
+        names = {pk: subject.id for pk, subject in store.subjects.by_pk(view, stored.subject_pks.tolist()).items()}
         chosen = np.random.default_rng(2).permutation(len(stored.subject_pks))[:20]
         for row in chosen.tolist():
             vector, crop = people[names[int(stored.subject_pks[row])]]
             if one.fingerprint == theirs.fingerprint:
-                image, points = crops.read(crop)
+                image, points = crops.decode_crop(crop)
                 (vector,) = theirs.embed(align(image, points[None]))
             assert float(stored.vectors[row] @ vector) > 0.9999
 
@@ -153,16 +154,16 @@ def test_killed_at_every_step_nothing_is_lost(
     store: Store,
     people: dict[str, tuple[Float, Crop]],
     second: ModelPack,
-    theirs: Recogniser,
+    theirs: Recognizer,
     tmp_path: Path,
     tally: Tally,
 ) -> None:
     rng = np.random.default_rng(4)
-    first, new = store.gallery("g").fingerprint, theirs.fingerprint
-    server = Server(tmp_path, url, KITH_ALSO=str(second.directory))
+    first, new = store.galleries.get("g").fingerprint, theirs.fingerprint
+    server = Server(tmp_path, url, KITH_EXTRA_PACKS=str(second.directory))
     try:
         server.wait_until_ready()
-        # In the middle of re-embedding: the next server goes on.
+        # In the middle of re-embedding: the next server continues.
         for _ in range(KILLS):
             killed(server, lambda kith: kith.migrate("g", "projected"), float(rng.uniform(0.05, 0.6)))
             tally.kills["re-embedding"] += 1
@@ -174,7 +175,7 @@ def test_killed_at_every_step_nothing_is_lost(
         assert told.other is not None and told.other.embedded == told.other.templates == len(people)
         check_sound(url, store, people, theirs)
 
-        # At each transition, of which there is a before and an after, and no between.
+        # At each transition: the state is before or after, never between.
         steps: tuple[tuple[Step, tuple[str, str], tuple[str, str]], ...] = (
             (lambda kith: kith.cut_over("g"), ("shadow", first), ("cut_over", new)),
             (lambda kith: kith.roll_back("g"), ("cut_over", new), ("set_aside", first)),
@@ -187,22 +188,22 @@ def test_killed_at_every_step_nothing_is_lost(
                 expire_leases(store)
                 with server.client() as kith:
                     told = kith.migration("g")
-                    state = told.state, told.current.recogniser
+                    state = told.state, told.current.recognizer
                     assert state == after if acknowledged else state in (before, after)
                     assert told.current.embedded == len(people)
                     check_sound(url, store, people, theirs)
-                    told = step(kith)  # whoever was cut off asks again
-                    assert (told.state, told.current.recogniser) == after
+                    told = step(kith)  # the interrupted client retries
+                    assert (told.state, told.current.recognizer) == after
                     (found,) = kith.identify(
                         "g",
                         embeddings=[_probe(store)],
-                        recogniser=store.gallery("g").fingerprint,
+                        recognizer=store.galleries.get("g").fingerprint,
                         risk={"threshold": 0.9},
                     ).results
                     assert found.similarity is not None and found.similarity > 0.999
             check_sound(url, store, people, theirs)
             settled(server)
-            assert store.gallery("g").other is None
+            assert store.galleries.get("g").other is None
             with server.client() as kith:
                 assert kith.migrate("g", "projected").other is not None
             told = settled(server)
@@ -212,6 +213,6 @@ def test_killed_at_every_step_nothing_is_lost(
 
 
 def _probe(store: Store) -> Float:
-    """A vector that the gallery has now."""
-    gallery = store.gallery("g")
-    return np.asarray(store.snapshot(gallery).vectors[0], np.float32)
+    """Return a current vector of the gallery."""
+    gallery = store.galleries.get("g")
+    return np.asarray(store.changes.snapshot(gallery).vectors[0], np.float32)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.network import Float
-from models.recognition import unit
-from service.client import Kith
-from service.gallery.fusion import Fusion
-from service.gallery.labels import labels_of
-from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from kith import Kith, Risk
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.domain.fusion import Fusion
+from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
 from service.security.sealing import Seal, new_key
+from service.storage.db.row_sealing import labels_of
 from tests.faults import LONG
 from tests.faults.history import NEVER, Kind, Operation, has_an_order
 from tests.faults.judging import operations_of, without_an_order
@@ -35,11 +35,11 @@ DIMENSION = 32
 WRITERS = 4
 
 
-# One after the other, against a model
+# Sequential operations, against a model
 
 
 class Model:
-    """What the gallery holds, as a person would keep it; searched by brute force in float64."""
+    """Model of a gallery, searched by brute force in float64."""
 
     def __init__(self, fusion: Fusion) -> None:
         self.fusion = fusion
@@ -67,13 +67,13 @@ def _quality(template: NewTemplate) -> float:
 
 
 class Actor(Protocol):
-    """A process with a gallery open."""
+    """A process with an open gallery."""
 
     def call(self, method: str, *arguments: Any) -> Any: ...
 
 
 class HttpActor:
-    """A server, by what :class:`Node` calls things."""
+    """A server with the interface of :class:`Node`."""
 
     def __init__(self, kith: Kith) -> None:
         self._kith = kith
@@ -96,22 +96,24 @@ class HttpActor:
     def _change_fusion(self, gallery: str, fusion: Fusion) -> None:
         self._kith.update_gallery(gallery, fusion=fusion)
 
-    def _enrol(self, gallery: str, subject: str, new: list[NewTemplate]) -> list[str | None]:
+    def _enroll(self, gallery: str, subject: str, new: list[NewTemplate]) -> list[str | None]:
         given = [template.vector for template in new]
-        answer = self._kith.enrol(gallery, subject, embeddings=given, allow_duplicate=True, allow_inconsistent=True)
+        answer = self._kith.enroll(gallery, subject, embeddings=given, allow_duplicate=True, allow_inconsistent=True)
         return [result.template for result in answer.results]
 
     def _search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None) -> Found:
         options: dict[str, Any] = {}
         if chosen is not None:
             options["filter"] = {"tags": chosen.tags, "metadata": dict(chosen.metadata)}
-        risk = {"threshold": 0.5}
+        risk: Risk = {"threshold": 0.5}
         answer = self._kith.identify(gallery, embeddings=list(probes), risk=risk, top_k=k, **options)
         return [[(c.subject, c.similarity) for c in result.candidates] for result in answer.results]
 
 
 def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps: int, seed: int) -> Counter[str]:
-    """Random steps by random processes; after each, the next search of every process is the model's."""
+    """Run random steps in random processes. After each step, the next search of every process must agree with the
+    model.
+    """
     rng = np.random.default_rng(seed)
     done: Counter[str] = Counter()
     for _ in range(steps):
@@ -120,14 +122,14 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
         owned = model.enrolled.get(subject, [])
         step = str(
             rng.choice(
-                ["enrol", "put subject", "delete subject", "delete template", "move", "change the fusion"],
+                ["enroll", "put subject", "delete subject", "delete template", "move", "change the fusion"],
                 p=[0.4, 0.14, 0.06, 0.15, 0.17, 0.08],
             )
         )
-        if step == "enrol":
-            vectors = unit(rng.normal(size=(int(rng.integers(1, 5)), dimension)))
+        if step == "enroll":
+            vectors = l2_normalize(rng.normal(size=(int(rng.integers(1, 5)), dimension)))
             new = [_of_some_quality(vector, rng, actor) for vector in vectors]
-            given = actor.call("enrol", gallery, subject, new)
+            given = actor.call("enroll", gallery, subject, new)
             if isinstance(actor, HttpActor):
                 new = [replace(template, id=name) for template, name in zip(new, given, strict=True)]
             model.enrolled.setdefault(subject, []).extend(new)
@@ -152,7 +154,7 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
         else:
             continue
         done[step] += 1
-        probes = unit(rng.normal(size=(2, dimension)))
+        probes = l2_normalize(rng.normal(size=(2, dimension)))
         k = int(rng.integers(2, SUBJECTS + 1))
         for chosen in (None, _some_filter(rng)):
             expected = model.search(probes, k, chosen)
@@ -208,19 +210,19 @@ def test_servers_and_stores_answer_alike(tmp_path: Path, some_database_url: Data
 
 
 def fresh(url: str, fusion: Fusion, *galleries: str) -> str:
-    """The database at ``url``, with empty galleries (default: one, "g")."""
+    """Create empty galleries (default: one, "g") in the database at ``url``."""
     with Node(url) as node:
         for name in galleries or ("g",):
-            node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     return url
 
 
-# At once, against every order that explains it
+# Concurrent operations, against every order that explains them
 
 
 def at_once(url: str, gallery: str, shared_subjects: int, steps: int, unlocked: bool = False) -> list[list[Any]]:
-    """Writers at work on a gallery; what each asked and was answered."""
-    weights = {"enrol": 3.0, "delete": 1.0, "delete subject": 0.5, "trim": 0.3, "read": 5.0}
+    """Run writers on one gallery; return the requests and answers of each."""
+    weights = {"enroll": 3.0, "delete": 1.0, "delete subject": 0.5, "trim": 0.3, "read": 5.0}
     if shared_subjects:
         weights["move"] = 3.0
     counters = CONTEXT.Array("q", WRITERS, lock=False)
@@ -232,10 +234,10 @@ def at_once(url: str, gallery: str, shared_subjects: int, steps: int, unlocked: 
 
 
 def after_all(url: str, gallery: str, histories: list[list[Any]]) -> list[list[Any]]:
-    """The histories, and one of a process that looked when all had ended, in SQL and by its index."""
+    """Return the histories, plus that of a process that reads SQL and searches its index after all writers ended."""
     templates = tuple({t for h in histories for line in h if isinstance(line, Asked) for t in line.templates})
     with Node(url) as node:
-        found = node.store.gallery(gallery)
+        found = node.store.galleries.get(gallery)
         stored = node.templates(gallery)
         by_search = seen(node, found, templates)
     assert found.templates == len(stored)
@@ -244,7 +246,7 @@ def after_all(url: str, gallery: str, histories: list[list[Any]]) -> list[list[A
 
 
 @pytest.mark.parametrize(("fusion", "shared_subjects"), [("max", 6), ("quality_weighted", 0)])
-def test_what_processes_do_at_once_has_an_order(
+def test_concurrent_operations_are_linearizable(
     database_url: DatabaseUrl, fusion: Fusion, shared_subjects: int
 ) -> None:
     url = fresh(database_url(), fusion)
@@ -252,18 +254,20 @@ def test_what_processes_do_at_once_has_an_order(
         commit_late(url)
     histories = at_once(url, "g", shared_subjects, 1500 if LONG else 100)
     answered = Counter(line.kind for history in histories for line in history if isinstance(line, Asked))
-    assert min(answered[kind] for kind in ("enrol", "delete", "delete subject", "read")) > 5
+    assert min(answered[kind] for kind in ("enroll", "delete", "delete subject", "read")) > 5
     by_template = operations_of(after_all(url, "g", histories))
     assert without_an_order(by_template) == {}
 
 
 def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
-    """Writers of one gallery take turns; those of another neither wait for them nor come between their numbers."""
+    """Writers of one gallery are serialized. Writers of another gallery neither wait for them nor get numbers between
+    theirs.
+    """
     names = ["a", "b", "c"]
     url = fresh(database_url(), "max", *names)
     if not url.startswith("sqlite"):
         commit_late(url)
-    weights = {"enrol": 3.0, "move": 2.0, "read": 4.0}
+    weights = {"enroll": 3.0, "move": 2.0, "read": 4.0}
     counters = CONTEXT.Array("q", 2, lock=False)
     running = {
         name: [Writer(Task(url, name, i, 2, 4, 400 if LONG else 40, weights), counters) for i in range(2)]
@@ -275,7 +279,7 @@ def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
 
 
 def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any) -> None:
-    """A test of the tests: where numbers are not in the order of commits, they notice."""
+    """Mutation test: the checks fail when numbers are not in commit order."""
     url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"), "max")
     commit_late(url)
     histories = at_once(url, "g", 6, 80, unlocked=True)
@@ -283,7 +287,7 @@ def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any) ->
 
 
 def commit_late(url: str) -> None:
-    """From now on each transaction that wrote to the change log waits, as it commits, for up to 10 ms a line."""
+    """Delay each commit of a transaction that wrote to the change log, by up to 10 ms a line."""
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         connection.exec_driver_sql(
@@ -297,7 +301,7 @@ def commit_late(url: str) -> None:
     engine.dispose()
 
 
-# The judge itself
+# The linearizability checker
 
 
 def operation(kind: Kind, began: float, ended: float, subject: str | None, to: str | None = None) -> Operation:
@@ -307,26 +311,26 @@ def operation(kind: Kind, began: float, ended: float, subject: str | None, to: s
 @pytest.mark.parametrize(
     ("operations", "explained"),
     [
-        ([operation("enrol", 0, 1, "a"), operation("read", 2, 3, "a")], True),
-        ([operation("enrol", 0, 1, "a"), operation("read", 2, 3, None)], False),  # an acknowledged write unseen
-        ([operation("enrol", 0, 4, "a"), operation("read", 1, 2, "a"), operation("read", 3, 5, None)], False),
-        ([operation("enrol", 0, NEVER, "a"), operation("read", 2, 3, None)], True),
-        ([operation("enrol", 0, NEVER, "a"), operation("read", 2, 3, "a")], True),
-        ([operation("enrol", 5, 6, "a"), operation("read", 2, 3, "a")], False),  # seen before it was asked
+        ([operation("enroll", 0, 1, "a"), operation("read", 2, 3, "a")], True),
+        ([operation("enroll", 0, 1, "a"), operation("read", 2, 3, None)], False),  # misses an acknowledged write
+        ([operation("enroll", 0, 4, "a"), operation("read", 1, 2, "a"), operation("read", 3, 5, None)], False),
+        ([operation("enroll", 0, NEVER, "a"), operation("read", 2, 3, None)], True),
+        ([operation("enroll", 0, NEVER, "a"), operation("read", 2, 3, "a")], True),
+        ([operation("enroll", 5, 6, "a"), operation("read", 2, 3, "a")], False),  # seen before its request
         (
-            [operation("enrol", 0, 1, "a"), operation("move", 2, 6, "a", "b"), operation("read", 3, 4, "a")],
+            [operation("enroll", 0, 1, "a"), operation("move", 2, 6, "a", "b"), operation("read", 3, 4, "a")],
             True,
         ),
         (
-            [operation("enrol", 0, 1, "a"), operation("move", 2, 3, "a", "b"), operation("read", 4, 5, "a")],
+            [operation("enroll", 0, 1, "a"), operation("move", 2, 3, "a", "b"), operation("read", 4, 5, "a")],
             False,
         ),
         (
-            [operation("enrol", 0, 1, "a"), operation("delete", 2, 3, "a"), operation("delete", 4, 5, "a")],
+            [operation("enroll", 0, 1, "a"), operation("delete", 2, 3, "a"), operation("delete", 4, 5, "a")],
             False,
         ),
         (
-            [operation("enrol", 0, 1, "a"), operation("delete subject", 0, 2, "a"), operation("read", 3, 4, "a")],
+            [operation("enroll", 0, 1, "a"), operation("delete subject", 0, 2, "a"), operation("read", 3, 4, "a")],
             True,
         ),
     ],

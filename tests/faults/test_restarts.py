@@ -1,4 +1,6 @@
-"""The database goes away under load and comes back: clear errors, no restart, and nothing acknowledged is lost."""
+"""The database stops under load and returns: clear errors, no restart of the service, and no acknowledged write is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.network import Float
-from models.recognition import unit
-from service.client import KithClientError
-from service.gallery.check import open_check
-from service.server import CLOSING_S, GRACE_S
+from kith import KithClientError
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.server import SHUTDOWN_CLOSE_S, SHUTDOWN_REQUESTS_S
+from service.services.gallery_check import open_check
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import Server, serving
@@ -28,12 +30,12 @@ DOWN_S = 0.5
 PROBES = 32
 KEY = "operator-" * 4
 TOLD_S = 15
-"""On a machine that does other things, too."""
+"""Generous, for busy machines."""
 
 
 @pytest.mark.parametrize("mode", ["immediate", "fast"] if LONG else ["immediate"])
 def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode: str) -> None:
-    """``immediate`` is a crash: it recovers from its log; ``fast`` breaks every connection."""
+    """Restart PostgreSQL. ``immediate`` is a crash with log recovery; ``fast`` closes every connection."""
     url = postgres.create(f"kith_{uuid.uuid4().hex}")
     acknowledged: dict[str, str] = {}
     vectors: dict[str, Float] = {}
@@ -46,20 +48,20 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             dimension = kith.model().dimension
             kith.create_gallery("g", fusion="max")
 
-        def enrol(client: int) -> None:
-            """Each request until it is answered, under one key."""
+        def enroll(client: int) -> None:
+            """Repeat each request under one idempotency key until it is answered."""
             rng = np.random.default_rng(client)
             with server.client() as kith:
                 for i in range(100_000):
                     if stopping.is_set():
                         return
                     subject = f"c{client}-{i}"
-                    (vectors[subject],) = unit(rng.normal(size=(1, dimension)))
+                    (vectors[subject],) = l2_normalize(rng.normal(size=(1, dimension)))
                     key = uuid.uuid4().hex
                     give_up = time.monotonic() + 120
                     while True:
                         try:
-                            answer = kith.enrol(
+                            answer = kith.enroll(
                                 "g",
                                 subject,
                                 embeddings=[vectors[subject]],
@@ -99,7 +101,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             if (error.status, error.code) not in ((503, "storage_unavailable"), (503, "storage_busy")):
                 unforeseen.append(str(error))
 
-        clients = [threading.Thread(target=enrol, args=(c,), daemon=True) for c in range(CLIENTS)]
+        clients = [threading.Thread(target=enroll, args=(c,), daemon=True) for c in range(CLIENTS)]
         clients.append(threading.Thread(target=identify, daemon=True))
         for thread in clients:
             thread.start()
@@ -126,7 +128,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
         assert repeated, "nothing was interrupted: the restarts prove nothing"
         with server.client() as kith:
             stored = {s.id: s.templates for s in kith.subjects("g")}
-            # Whether its first commit was lost or only the answer to it, a repeated request is stored once.
+            # A repeated request is stored once, whether its first commit or only the answer was lost.
             assert stored == dict.fromkeys(acknowledged, 1)
             for subject, template in acknowledged.items():
                 assert [t.id for t in kith.templates("g", subject)] == [template]
@@ -136,7 +138,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
 
 def test_postgresql_halts_and_goes_on(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create(f"kith_{uuid.uuid4().hex}")
-    # The operator's key is told without the database, where the others lie.
+    # The operator's key works without the database, which holds the other keys.
     server = Server(tmp_path, url, KITH_API_KEY=KEY)
     with closing(server), ThreadPoolExecutor(PROBES) as probes:
         server.wait_until_ready()
@@ -144,7 +146,7 @@ def test_postgresql_halts_and_goes_on(tmp_path: Path, postgres: Postgres) -> Non
             assert http.get(f"{server.url}/v1/status").json()["ready"] is True
         with postgres.halted():
             asked = time.monotonic()
-            # More than asyncio has threads.
+            # More than the size of asyncio's thread pool.
             answers = list(probes.map(lambda _: server.readiness(), range(PROBES)))
             assert set(answers) == {503}
             assert httpx.get(f"{server.url}/readyz", timeout=TOLD_S).json()["code"] == "readiness_unknown"
@@ -157,4 +159,4 @@ def test_postgresql_halts_and_goes_on(tmp_path: Path, postgres: Postgres) -> Non
             assert time.monotonic() < deadline, "not ready again"
         with postgres.halted():
             assert server.readiness() == 503
-            assert server.terminate(patient_s=GRACE_S + CLOSING_S + 5) == 1
+            assert server.terminate(patient_s=SHUTDOWN_REQUESTS_S + SHUTDOWN_CLOSE_S + 5) == 1

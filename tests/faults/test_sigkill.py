@@ -1,12 +1,11 @@
-"""Killed at any instant: what was acknowledged is there, the rest is absent or whole, and the index agrees with SQL."""
+"""Kills at any instant: acknowledged writes persist, other writes are absent or complete, and the index agrees with
+SQL.
+"""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.recognition import unit
-from service.client import KithClientError
-from service.errors import GalleryExistsError, GalleryNotFoundError
-from service.gallery.check import Finding, open_check
-from service.gallery.subjects import GallerySettings, NewTemplate, SubjectFilter
+from kith import KithClientError
+from models.vision.recognition import l2_normalize
+from service.core.errors import GalleryExistsError, GalleryNotFoundError
+from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
+from service.services.gallery_check import Finding, open_check
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.judging import halves, operations_of, without_an_order
 from tests.faults.killing import pause
-from tests.faults.old_databases import DIMENSION, at_revision_0002, revision_of
 from tests.faults.servers import serving
 from tests.faults.tally import Tally
 from tests.faults.test_model import after_all
-from tests.faults.workers import CONTEXT, Answered, Asked, Node, Task, Writer, template_id, vector_of
-from tests.postgres import DatabaseUrl, Postgres
-from tests.service.test_fusion import fused_similarity
+from tests.faults.workers import CONTEXT, DIMENSION, Answered, Asked, Node, Task, Writer, template_id, vector_of
+from tests.postgres import DatabaseUrl
 
 WRITERS = 3
 MOST_S = 0.25
-"""After its first word, the latest instant at which a writer is killed."""
+"""Maximum delay between a writer's first message and its kill."""
 WORK = {
-    "enrolment": {"enrol": 1.0},
-    "deletion": {"enrol": 1.0, "delete": 1.0, "delete subject": 0.5},
-    "moving": {"enrol": 1.0, "move": 3.0},
-    "trimming of the log": {"enrol": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
+    "enrollment": {"enroll": 1.0},
+    "deletion": {"enroll": 1.0, "delete": 1.0, "delete subject": 0.5},
+    "moving": {"enroll": 1.0, "move": 3.0},
+    "trimming of the log": {"enroll": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
 }
 
 
@@ -52,11 +49,11 @@ def findings(url: str, gallery: str | None = None) -> list[Finding]:
 
 @pytest.mark.parametrize("kind", WORK)
 def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str, tally: Tally) -> None:
-    """All at once, as when a machine goes down, or some while the others go on."""
+    """Kill all writers at once, like a power failure, or some while the others continue."""
     url, rng = database_url(), np.random.default_rng()
     for i in range(14 if LONG else 1):
         with Node(url) as node:
-            node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         counters = CONTEXT.Array("q", WRITERS, lock=False)
         writers = [Writer(Task(url, f"g{i}", w, WRITERS, 6, 60, WORK[kind]), counters) for w in range(WRITERS)]
         for writer in writers:
@@ -96,8 +93,8 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
     took = 0.05
     for i in range(12 if LONG else 2):
         with Node(url) as node:
-            gallery = node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-            node.store.enrol(gallery, "a", [new_template(template) for template in templates], None)
+            gallery = node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.templates.enroll(gallery, "a", [new_template(template) for template in templates], None)
         process = CONTEXT.Process(target=_delete_gallery, args=(url, f"g{i}"), daemon=True)
         started = time.monotonic()
         process.start()
@@ -111,7 +108,7 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
             try:
                 assert set(node.templates(f"g{i}")) == set(templates)
             except GalleryNotFoundError:
-                node.store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
+                node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
                 assert node.templates(f"g{i}") == {}
             assert findings(url, f"g{i}") == []
 
@@ -122,85 +119,14 @@ def new_template(template: str) -> NewTemplate:
 
 def _delete_gallery(url: str, name: str) -> None:
     with Node(url) as node:
-        node.store.delete_gallery(name)
+        node.store.galleries.delete(name)
 
 
-# Upgrades of the tables
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Callable[[], str]]:
-    """A database of revision 0002: whose vectors it has, and fresh copies of it."""
-    if request.param == "sqlite":
-        made = tmp_path / "old.db"
-        kept = at_revision_0002(f"sqlite:///{made}", 120, 5)
-
-        def copy() -> str:
-            path = tmp_path / f"{uuid.uuid4().hex}.db"
-            shutil.copy(made, path)
-            return f"sqlite:///{path}"
-
-        return kept, copy
-    cluster: Postgres = request.getfixturevalue("postgres")
-    name = f"kith_{uuid.uuid4().hex}"
-    kept = at_revision_0002(cluster.create(name), 120, 5)
-    return kept, lambda: cluster.create(f"kith_{uuid.uuid4().hex}", copy_of=name)
-
-
-def test_an_upgrade_killed_midway_is_finished_by_the_next_start(
-    old: tuple[dict[str, Any], Callable[[], str]], tally: Tally
-) -> None:
-    kept, copy = old
-    rng, took, before = np.random.default_rng(), 0.0, 0
-    rounds = 14 if LONG else 2
-    for i in range(rounds):
-        url = copy()
-        process = CONTEXT.Process(target=_upgrade, args=(url,), daemon=True)
-        started = time.monotonic()
-        process.start()
-        if i:
-            pause(rng.uniform(0.1 * took, took))
-            process.kill()
-            tally.kills["upgrade of the tables"] += 1
-        process.join()
-        took = took or time.monotonic() - started
-        before += revision_of(url) == "0002"
-        with tally.judging():
-            _check_upgraded(url, kept)
-    assert not LONG or before, "every upgrade was done before it was killed"
-
-
-def _upgrade(url: str) -> None:
-    open_database(url).close()
-
-
-def _check_upgraded(url: str, kept: dict[str, Any]) -> None:
-    """Every answer is what the vectors of the old database say."""
-    rng = np.random.default_rng(1)
-    probes = unit(rng.normal(size=(3, DIMENSION)))
-    with Node(url) as node:
-        for among in (None, SubjectFilter(tags=("even",)), SubjectFilter(metadata=(("floor", 2),))):
-            of = [s for s in kept if among is None or (int(s[1:]) % 2 == 0 if among.tags else int(s[1:]) % 3 == 2)]
-            found = node.search("g", probes, 5, among)
-            for probe, hits in zip(probes, found, strict=True):
-                fused = {s: fused_similarity(probe, kept[s], [np.nan] * len(kept[s]), "mean_top_k") for s in of}
-                best = sorted(fused, key=lambda subject: -fused[subject])[:5]
-                assert [subject for subject, _ in hits] == best
-                np.testing.assert_allclose([s for _, s in hits], [fused[s] for s in best], atol=1e-5)
-        counts = node.store.gallery("g")
-        assert (counts.subjects, counts.templates) == (len(kept), sum(map(len, kept.values())))
-        # A key that was given before is not given again: the last template of all was deleted.
-        highest = int(node.store.snapshot(counts).template_pks.max())
-        node.enrol("g", "new", [new_template(template_id(9, 9))])
-        assert int(node.store.snapshot(node.store.gallery("g")).template_pks.max()) > highest + 1
-    assert findings(url) == []
-
-
-# A server
+# Server
 
 
 def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl, tally: Tally) -> None:
-    """Through HTTP: clients know what was acknowledged, and a server that starts again serves it."""
+    """Clients know which HTTP requests were acknowledged, and a restarted server has those writes."""
     url, rng = some_database_url(), np.random.default_rng()
     per_request = 3
     acknowledged: dict[str, list[str]] = {}
@@ -208,7 +134,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
     with serving(tmp_path, url) as (server,):
         with server.client() as kith:
             dimension = kith.model().dimension
-            # By max, a subject answers for each of its templates.
+            # With fusion max, a subject answers for each of its templates.
             kith.create_gallery("g", fusion="max")
         for kill in range(12 if LONG else 1):
             alive, dead = threading.Semaphore(0), threading.Event()
@@ -218,10 +144,10 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                 with server.client() as kith:
                     for i in range(1000):
                         subject = f"k{kill}-w{writer}-{i}"
-                        vectors = unit(drawn.normal(size=(per_request, dimension)))
+                        vectors = l2_normalize(drawn.normal(size=(per_request, dimension)))
                         sent[subject] = vectors
                         try:
-                            answer = kith.enrol(
+                            answer = kith.enroll(
                                 "g", subject, embeddings=list(vectors), allow_inconsistent=True, allow_duplicate=True
                             )
                         except KithClientError:
@@ -237,7 +163,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                 assert alive.acquire(timeout=60)
             pause(rng.uniform(0, MOST_S))
             server.kill()
-            tally.kills["enrolment by a server"] += 1
+            tally.kills["enrollment by a server"] += 1
             for thread in writers:
                 thread.join(60)
             assert dead.is_set(), "every request succeeded: the kill came too late to prove anything"
@@ -261,7 +187,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
 
 
 def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
-    """On an empty database, each wanting the same gallery and the same subject in it."""
+    """Concurrent writers on an empty database create the same gallery and the same subject."""
     url = database_url()
     counters = CONTEXT.Array("q", 8, lock=False)
     processes = [CONTEXT.Process(target=_first_start, args=(url, i, counters), daemon=True) for i in range(8)]
@@ -273,15 +199,17 @@ def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
     assert sorted(counters) == [0] * 7 + [1]
     with Node(url) as node:
         assert len(node.templates("g")) == 8
-        assert [s.id for s in node.store.list_subjects(node.store.gallery("g"), None, 9, SubjectFilter())] == ["a"]
+        assert [
+            s.id for s in node.store.subjects.list_page(node.store.galleries.get("g"), None, 9, SubjectFilter())
+        ] == ["a"]
     assert findings(url) == []
 
 
 def _first_start(url: str, number: int, created: Any) -> None:
     with Node(url) as node:
         try:
-            node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+            node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
             created[number] = 1
         except GalleryExistsError:
             pass
-        node.enrol("g", "a", [new_template(template_id(number, 0))])
+        node.enroll("g", "a", [new_template(template_id(number, 0))])

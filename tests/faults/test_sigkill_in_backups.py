@@ -1,4 +1,4 @@
-"""Killed while it backs up or restores: the file is whole or not there, the database as it was or as the backup is."""
+"""Kills during backup and restore: the file is complete or absent, and the database is unchanged or restored."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from service.errors import BackupError
-from service.gallery.backup import back_up, read_manifest, restore
-from service.gallery.subjects import GallerySettings
+from service.core.errors import BackupError
+from service.domain.gallery import GallerySettings
+from service.storage.privacy.backup import back_up, read_manifest, restore
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
@@ -40,8 +40,8 @@ def _restore(url: str, path: Path, pipe: Pipe) -> None:
 def test_a_killed_backup_leaves_the_one_before(some_database_url: DatabaseUrl, tmp_path: Path, tally: Tally) -> None:
     url, rng, path = some_database_url(), np.random.default_rng(), tmp_path / "kith.backup"
     with Node(url) as node:
-        gallery = node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-        node.store.enrol(gallery, "a", [new_template(template) for template in TEMPLATES], None)
+        gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        node.store.templates.enroll(gallery, "a", [new_template(template) for template in TEMPLATES], None)
     started = time.monotonic()
     assert Killed(_back_up, url, path).at_its_end() == ["begun", "done"]
     took, before = time.monotonic() - started, read_manifest(path)
@@ -56,14 +56,14 @@ def test_a_killed_backup_leaves_the_one_before(some_database_url: DatabaseUrl, t
 def _restores(source: str, url: str, path: Path, took: float, tally: Tally) -> None:
     rng = np.random.default_rng()
     with Node(url) as node:
-        node.store.create_gallery("before", "f" * 32, DIMENSION, GallerySettings())
-        node.enrol("before", "a", [new_template(template_id(4, 0))])
+        node.store.galleries.create("before", "f" * 32, DIMENSION, GallerySettings())
+        node.enroll("before", "a", [new_template(template_id(4, 0))])
     state = "before"
     for _ in range(8 if LONG else 1):
         said = Killed(_restore, url, path).after(1, rng.uniform(0, 1.5 * took))
         tally.kills["restore"] += 1
         with tally.judging(), Node(url) as node:
-            (gallery,) = node.store.list_galleries(None, 5)
+            (gallery,) = node.store.galleries.list_page(None, 5)
             assert gallery.name == "g" or (state == "before" and "done" not in said)
             state = gallery.name
             assert set(node.templates(state)) == (set(TEMPLATES) if state == "g" else {template_id(4, 0)})
@@ -77,13 +77,13 @@ def _restores(source: str, url: str, path: Path, took: float, tally: Tally) -> N
 def test_a_backup_cut_off_by_other_means_is_refused(tmp_path: Path) -> None:
     url, path = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.backup"
     with Node(url) as node:
-        node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+        node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
         database = node.database
         back_up(database, path)
         path.write_bytes(path.read_bytes()[:-100])
         try:
             restore(database, path, replace=True)
         except BackupError:
-            assert [gallery.name for gallery in node.store.list_galleries(None, 5)] == ["g"]
+            assert [gallery.name for gallery in node.store.galleries.list_page(None, 5)] == ["g"]
         else:
             raise AssertionError("a part of a backup was restored")

@@ -1,4 +1,4 @@
-"""Killed at any instant of an erasure: the person is there whole or gone whole, and gone where it was acknowledged."""
+"""Kills at any instant of an erasure: the person is stored completely or not at all, and is gone once acknowledged."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Final
 import numpy as np
 import sqlalchemy as sa
 
-from service.gallery.erasure import Erasures
-from service.gallery.sealed_rows import lookup_of
-from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
-from service.gallery.tables import crops, erasures, idempotency, labels, templates, vectors
+from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.storage.db.row_sealing import subject_lookup
+from service.storage.db.tables import crops, erasures, idempotency, labels, templates, vectors
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
-from tests.faults.old_databases import DIMENSION
 from tests.faults.tally import Tally
 from tests.faults.test_sigkill import findings
-from tests.faults.workers import Node, template_id, vector_of
+from tests.faults.workers import DIMENSION, Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
 
 PEOPLE: Final = 60
@@ -33,16 +32,16 @@ def _fill(store: Store, gallery: Gallery) -> None:
         ids = [template_id(person, number) for number in range(EACH)]
         crop = Crop(b"a face" * 100, LANDMARKS)
         new = [NewTemplate(t, vector_of(t, DIMENSION), "photo", crop=crop) for t in ids]
-        store.enrol(gallery, f"s{person}", new, Idempotent(f"key {person}", "d", "an answer"))
-        store.put_subject(gallery, f"s{person}", "Name", {}, ["tag"])
+        store.templates.enroll(gallery, f"s{person}", new, IdempotentResponse(f"key {person}", "d", "an answer"))
+        store.subjects.put(gallery, f"s{person}", "Name", {}, ["tag"])
 
 
 def _judge(url: str, acknowledged: dict[str, str]) -> set[str]:
-    """Who is left."""
+    """Return the remaining subjects."""
     database = open_database(url)
-    store, receipts = Store(database), Erasures(database)
-    gallery = store.gallery("g")
-    left = {s.id for s in store.list_subjects(gallery, None, 1000, SubjectFilter())}
+    store, receipts = Store(database), ErasureStore(database)
+    gallery = store.galleries.get("g")
+    left = {s.id for s in store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
     assert not left & acknowledged.keys()
     with database.read() as connection:
         counts = {
@@ -59,8 +58,8 @@ def _judge(url: str, acknowledged: dict[str, str]) -> set[str]:
         "idempotency": len(left),
     }
     everybody = {f"s{person}" for person in range(PEOPLE)}
-    assert known == {lookup_of(gallery.seal, gone) for gone in everybody - left}
-    assert all(receipts.verdict(receipt).holds for receipt in acknowledged.values())
+    assert known == {subject_lookup(gallery.seal, gone) for gone in everybody - left}
+    assert all(receipts.verify(receipt).holds for receipt in acknowledged.values())
     with Node(url) as node:
         assert set(node.templates("g").values()) == left
     assert findings(url, "g") == []
@@ -73,7 +72,7 @@ def test_a_person_is_erased_whole_or_not_at_all(some_database_url: DatabaseUrl, 
     with Node(url) as node:
         _fill(
             node.store,
-            node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max", keep_crops=True)),
+            node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max", keep_crops=True)),
         )
     acknowledged: dict[str, str] = {}
     left = {f"s{person}" for person in range(PEOPLE)}

@@ -1,4 +1,4 @@
-"""Killed in the middle of an import: it has taken whole blocks, and the same file given again takes the rest."""
+"""Kills during an import: complete blocks are stored, and importing the same file again adds the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from service.gallery.bulk import BulkStore
-from service.gallery.importing import Import
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
-from service.gallery.transfer import Items
+from service.domain.gallery import GallerySettings
+from service.domain.gallery_items import GalleryItems
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.store import Store
+from service.storage.transfer.importing import Import
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
@@ -31,7 +31,7 @@ def block(number: int) -> list[str]:
 
 def _import(url: str, gallery: str, pipe: Pipe) -> None:
     database = open_database(url)
-    taking = Import(BulkStore(database), Store(database).gallery(gallery))
+    taking = Import(BulkStore(database), Store(database).galleries.get(gallery))
     for number in range(BLOCKS):
         ids = block(number)
         nothing: list[None] = [None] * IN_BLOCK
@@ -47,7 +47,7 @@ def _import(url: str, gallery: str, pipe: Pipe) -> None:
             vectors,
             np.ones(IN_BLOCK, np.bool_),
         ]
-        taking.take(Items(*columns))
+        taking.take(GalleryItems(*columns))
         pipe.send(number)
 
 
@@ -56,7 +56,7 @@ def test_an_import_killed_midway_goes_on_with_the_same_file(some_database_url: D
     for i in range(6 if LONG else 1):
         name = f"g{i}"
         with Node(url) as node:
-            node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         for _ in range(2):
             said = Killed(_import, url, name).after(int(rng.integers(0, BLOCKS // 2)), rng.uniform(0, 0.05))
             tally.kills["import"] += 1

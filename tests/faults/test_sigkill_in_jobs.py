@@ -1,5 +1,6 @@
-"""A server killed again and again while it enrols an archive: each photo is decided on once, and the end is that of a
-server that was left alone."""
+"""A server is killed repeatedly while it enrolls an archive. Each photo is processed once, and the result equals that
+of an uninterrupted server.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.client import FileStream
-from service.gallery.job_store import JobStore
+from kith import FileStream
+from service.storage.repositories.jobs import JobStore
 from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.killing import pause
@@ -42,17 +43,17 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
         url = some_database_url()
         with serving(tmp_path / f"{kills}-kills", url) as (server,), server.client(attempts=4) as kith:
             kith.create_gallery("g", fusion="max")
-            job = kith.enrol_archive("g", FileStream(archive), face="largest", allow_duplicate=True)
+            job = kith.enroll_archive("g", FileStream(archive), face="largest", allow_duplicate=True)
             for _ in range(kills):
                 pause(rng.uniform(0, 2.0))
                 server.kill()
-                tally.kills["bulk enrolment"] += is_unfinished(url, job.id)
+                tally.kills["bulk enrollment"] += is_unfinished(url, job.id)
                 server.launch()
                 server.wait_until_ready()
             ended = kith.wait_for(job.id, 300)
             assert (ended.state, ended.done, ended.failed) == ("succeeded", PHOTOS, 0)
         with tally.judging(), Node(url) as node:
-            # By people: a template's id is a hash keyed by its gallery.
+            # Grouped by person: template ids are hashes keyed by the gallery.
             ends.append(sorted(node.templates("g").values()))
             assert len(ends[-1]) == PHOTOS
             assert findings(url) == []

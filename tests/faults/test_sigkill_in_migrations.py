@@ -1,5 +1,6 @@
-"""Killed at any instant of a gallery's move to another recogniser, and back: it is before or after each step, every
-template can be searched, and whoever comes next goes on."""
+"""Kills at any instant of a migration and its rollback. The gallery is before or after each step, every template can
+be searched, and the next process continues.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ from typing import Final, Self
 import numpy as np
 import pytest
 
-from models.alignment import CROP_SIZE_PX, TEMPLATE_XY
-from models.network import Float
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser
-from models.runtime import OnnxNetwork
-from service import crops
-from service.batching import Batcher, Devices
-from service.gallery.generations import Generations
-from service.gallery.job_store import JobStore
-from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate
-from service.jobs import Runner
-from service.migration import Migrations, aligned
-from service.recognisers import Recognisers, Served
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import CROP_SIZE_PX, TEMPLATE_XY
+from models.vision.recognition import Recognizer
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
+from service.inference import crops
+from service.inference.batcher import Batcher, DevicePool
+from service.inference.recognizers import Recognizers, ServedRecognizer
+from service.services.gallery_risks import GalleryRisks
+from service.services.job_runner import Runner
+from service.services.migration import Migrations, aligned
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
@@ -46,31 +47,31 @@ FOLLOWED_BY: Final = {
     "previous": {"set_aside", "none"},
     "set_aside": {"shadow"},
 }
-"""What becomes of the other generation in a walk through a migration's states."""
+"""States of the other generation during a migration."""
 
 
 def crop_of(template: str) -> Crop:
-    """Noise, with landmarks where a face has them: an embedding needs no more."""
+    """Noise with landmarks at a face's positions, which suffices for an embedding."""
     rng = np.random.default_rng(int(template, 16))
     photo = rng.integers(0, 256, (20, 20, 3), np.uint8).repeat(8, 0).repeat(8, 1)
     landmarks = (TEMPLATE_XY * 120 / CROP_SIZE_PX + 20).astype(np.float32)
-    return crops.cut(photo, np.array([20.0, 20.0, 140.0, 140.0], np.float32), landmarks)
+    return crops.cut_crop(photo, np.array([20.0, 20.0, 140.0, 140.0], np.float32), landmarks)
 
 
 class Place:
-    """What a server has for migrations."""
+    """Repositories that a server uses for migrations."""
 
     def __init__(self, url: str, also: Path) -> None:
         database = open_database(url)
-        self.store, self.generations, self.jobs = Store(database), Generations(database), JobStore(database)
+        self.store, self.generations, self.jobs = Store(database), GenerationStore(database), JobStore(database)
         served = []
-        for directory in (BUNDLED, also):
+        for directory in (BUNDLED_PACK, also):
             pack = load_pack(directory)
             network = OnnxNetwork(pack.recognition.path, threads=1)
-            recogniser = Recogniser(network, pack.recognition)
-            batcher = Batcher("recogniser", Devices(), [recogniser.embed_each], (1, 4, 16), 64)
-            served.append(Served(pack, network, recogniser, None, batcher))
-        self.recognisers = Recognisers(*served)
+            recognizer = Recognizer(network, pack.recognition)
+            batcher = Batcher("recognizer", DevicePool(), [recognizer.embed_each], (1, 4, 16), 64)
+            served.append(ServedRecognizer(pack, network, recognizer, None, batcher))
+        self.recognizers = Recognizers(*served)
         self.risks = GalleryRisks(self.store, {})
 
     def __enter__(self) -> Self:
@@ -81,15 +82,15 @@ class Place:
         self.store.close()
 
     def embedding(self, template: str, fingerprint: str) -> Float:
-        served = self.recognisers.get(fingerprint)
+        served = self.recognizers.get(fingerprint)
         assert served is not None
-        (vector,) = served.recogniser.embed(aligned(crop_of(template), served)[None])
+        (vector,) = served.recognizer.embed(aligned(crop_of(template), served)[None])
         return np.asarray(vector, np.float32)
 
-    def enrol(self, gallery: Gallery, number: int) -> str:
+    def enroll(self, gallery: Gallery, number: int) -> str:
         template = template_id(5, number)
         vector, crop = self.embedding(template, gallery.fingerprint), crop_of(template)
-        self.store.enrol(
+        self.store.templates.enroll(
             gallery, f"s{number % 20}", [NewTemplate(template, vector, "photo", {"score": 0.5}, 0.9, crop=crop)], None
         )
         return template
@@ -97,15 +98,15 @@ class Place:
     def run_jobs(self, gallery: Gallery) -> None:
         async def run() -> None:
             async with asyncio.timeout(RUN_TIMEOUT_S), AsyncExitStack() as opened:
-                devices = opened.enter_context(Devices())
+                devices = opened.enter_context(DevicePool())
                 batchers = [
-                    Batcher("recogniser", devices, [s.recogniser.embed_each], (1, 4, 16), 64) for s in self.recognisers
+                    Batcher("recognizer", devices, [s.recognizer.embed_each], (1, 4, 16), 64) for s in self.recognizers
                 ]
                 served = [
                     replace(each, batcher=await opened.enter_async_context(batcher))
-                    for each, batcher in zip(self.recognisers, batchers, strict=True)
+                    for each, batcher in zip(self.recognizers, batchers, strict=True)
                 ]
-                kinds = Migrations(self.store, self.generations, Recognisers(*served), self.risks).kinds()
+                kinds = Migrations(self.store, self.generations, Recognizers(*served), self.risks).kinds()
                 await opened.enter_async_context(Runner(self.jobs, kinds, lease_s=LEASE_S, poll_s=0.02))
                 while self.jobs.list_jobs(gallery, ("queued", "running"), None, 1):
                     await asyncio.sleep(0.01)
@@ -113,17 +114,17 @@ class Place:
         asyncio.run(run())
 
     def state(self, gallery: Gallery) -> str:
-        _, *others = self.generations.kept(gallery)
+        _, *others = self.generations.list_live(gallery)
         return others[0].state if others else "none"
 
     def step(self, gallery: Gallery, rng: np.random.Generator) -> None:
-        """To the next state. What is not finished goes on first."""
+        """Advance to the next state, after unfinished jobs have ended."""
         state = self.state(gallery)
         if state in ("none", "shadow", "set_aside"):
-            (to,) = (served for served in self.recognisers if served.fingerprint != gallery.fingerprint)
+            (to,) = (served for served in self.recognizers if served.fingerprint != gallery.fingerprint)
             self.generations.start(gallery, to.fingerprint, to.dimension, to.pack.model_id, on_sight=False)
         self.run_jobs(gallery)
-        gallery = self.store.gallery(gallery.name)
+        gallery = self.store.galleries.get(gallery.name)
         if state == "shadow":
             self.generations.cut_over(gallery, 1.0, None)
         elif state == "previous" and rng.random() < 0.5:
@@ -136,9 +137,9 @@ def _walk(url: str, also: Path, steps: int, pipe: Pipe) -> None:
     rng = np.random.default_rng()
     with Place(url, also) as place:
         for _ in range(steps):
-            gallery = place.store.gallery("g")
-            pipe.send(("enrolled", place.enrol(gallery, gallery.templates)))
-            place.step(place.store.gallery("g"), rng)
+            gallery = place.store.galleries.get("g")
+            pipe.send(("enrolled", place.enroll(gallery, gallery.templates)))
+            place.step(place.store.galleries.get("g"), rng)
             pipe.send(("state", place.state(gallery)))
 
 
@@ -150,14 +151,14 @@ def also(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also: Path, tally: Tally) -> None:
     url, rng = some_database_url(), np.random.default_rng()
     with Place(url, also) as place:
-        first = place.recognisers.default
+        first = place.recognizers.default
         settings = GallerySettings(fusion="max", keep_crops=True)
-        gallery = place.store.create_gallery("g", first.fingerprint, first.dimension, settings)
-        enrolled = {place.enrol(gallery, number) for number in range(TEMPLATES_AT_FIRST)}
+        gallery = place.store.galleries.create("g", first.fingerprint, first.dimension, settings)
+        enrolled = {place.enroll(gallery, number) for number in range(TEMPLATES_AT_FIRST)}
         state = "none"
         for _ in range(16 if LONG else 1):
             said = Killed(_walk, url, also, 1000).after(int(rng.integers(1, 6)), rng.uniform(0, 0.4))
-            tally.kills["migration to another recogniser"] += 1
+            tally.kills["migration to another recognizer"] += 1
             enrolled |= {what for kind, what in said if kind == "enrolled"}
             state = next((what for kind, what in reversed(said) if kind == "state"), state)
             with tally.judging():
@@ -169,19 +170,19 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
 
 
 def _judge(place: Place, enrolled: set[str], state: str | None) -> str:
-    """The state that is there, which is ``state`` or follows it."""
-    gallery = place.store.gallery("g")
+    """Check that the stored state is ``state`` or its successor, and return it."""
+    gallery = place.store.galleries.get("g")
     found = place.state(gallery)
     assert state is None or found == state or found in FOLLOWED_BY[state]
-    # What was acknowledged is there; at most the enrolment that was under way is there beside it.
+    # Acknowledged templates are stored, plus at most the enrollment in progress.
     there = {template_id(5, number) for number in range(gallery.templates)}
     assert enrolled <= there
     covered = place.generations.coverage(gallery, gallery.generation)
     waiting = place.jobs.list_jobs(gallery, ("queued", "running"), None, 10)
     assert covered.embedded == covered.templates or waiting
-    for generation in place.generations.kept(gallery):
-        taken = place.store.snapshot(gallery.under(generation.number))
-        named = place.store.templates_by_pk(gallery, taken.template_pks.tolist())
+    for generation in place.generations.list_live(gallery):
+        taken = place.store.changes.snapshot(gallery.at_generation(generation.number))
+        named = place.store.templates.by_pk(gallery, taken.template_pks.tolist())
         for row in range(0, len(taken.template_pks), 9):
             expected = place.embedding(named[int(taken.template_pks[row])].id, generation.fingerprint)
             assert float(taken.vectors[row] @ expected) > 0.999

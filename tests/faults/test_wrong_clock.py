@@ -1,4 +1,4 @@
-"""A server whose wall clock is set wrong, in reality: for its process alone, by a library in front of the system's."""
+"""A server whose wall clock is wrong, for its process only, through a preloaded library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.recognition import unit
-from service.client import Kith
-from service.gallery.tables import leases
+from kith import Kith
+from models.vision.recognition import l2_normalize
+from service.storage.db.tables import leases
 from tests.databases import open_database
 from tests.faults.servers import Server
 
@@ -45,7 +45,7 @@ int clock_gettime(clockid_t id, struct timespec *at) {
 
 @pytest.fixture
 def offset(tmp_path: Path) -> Path:
-    """Seconds that the servers' wall clock is ahead. Skips where no C compiler makes the library."""
+    """File with the offset of the servers' wall clock. Skips if no C compiler can build the library."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -90,25 +90,26 @@ def wait_until(true: Callable[[], bool]) -> None:
         threading.Event().wait(0.5)
 
 
-def enrol(kith: Kith, people: int) -> None:
+def enroll(kith: Kith, people: int) -> None:
     rng, dimension = np.random.default_rng(0), kith.model().dimension
     kith.create_gallery("staff", retention_days=365)
     for number in range(people):
-        kith.enrol("staff", f"s{number}", embeddings=[unit(rng.normal(size=(1, dimension)))[0]], allow_duplicate=True)
+        (embedding,) = l2_normalize(rng.normal(size=(1, dimension)))
+        kith.enroll("staff", f"s{number}", embeddings=[embedding], allow_duplicate=True)
 
 
-def test_a_clock_400_days_ahead_erases_nobody(offset: Path) -> None:
-    """While the service runs, after it was killed amid it, and once the clock is right again."""
+def test_a_clock_400_days_ahead_erases_no_subject(offset: Path) -> None:
+    """While the service runs, after a kill during the job, and after the clock is corrected."""
     server = start(offset)
     try:
         with server.client() as kith:
-            enrol(kith, 11)
+            enroll(kith, 11)
             set_clock(offset, 400)
             wait_until(lambda: paused(kith))
             assert "kith_retention_paused 1.0" in metrics(server)
             assert kith.gallery("staff").subjects == 11
         server.kill()
-        server = start(offset)  # it knows no other time than the wrong one
+        server = start(offset)  # it knows the wrong time only
         with server.client() as kith:
             wait_until(lambda: held(kith))
             assert 'kith_retention_held{gallery="staff"} 1.0' in metrics(server)
@@ -118,13 +119,13 @@ def test_a_clock_400_days_ahead_erases_nobody(offset: Path) -> None:
         set_clock(offset, 0)
         server = start(offset)
         with server.client() as kith:
-            wait_until(lambda: not held(kith))  # it sweeps, although the killed one's lease ends in 400 days
+            wait_until(lambda: not held(kith))  # it sweeps although the killed process's lease ends in 400 days
             assert not paused(kith)
             assert kith.gallery("staff").subjects == 11
     finally:
         server.terminate(60)
     database = open_database(f"sqlite:///{offset.with_name('data') / 'kith.db'}")
     with database.read() as connection:
-        assert connection.execute(leases.select()).all() == []  # given back as the service ended
+        assert connection.execute(leases.select()).all() == []  # released when the service stopped
     database.close()
-    assert "waits for a confirmation: 11 of 11 templates" in offset.with_name("log").read_text()
+    assert "waits for confirmation: 11 of 11 templates" in offset.with_name("log").read_text()

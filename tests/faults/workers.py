@@ -1,4 +1,4 @@
-"""Processes that each have a store and indexes of their own, as the nodes of a service have."""
+"""Processes with separate stores and indexes, like the nodes of a service."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from typing import Any, Self
 import numpy as np
 import sqlalchemy as sa
 
-from models.network import Float
-from models.recognition import unit
-from service.errors import KithError, StorageError
-from service.gallery.database import Database
-from service.gallery.erasure import Receipt
-from service.gallery.follower import Followers
-from service.gallery.fusion import Fusion
-from service.gallery.replicas import in_process
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, Idempotent, NewTemplate, SubjectFilter
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import KithError, StorageError
+from service.domain.fusion import Fusion
+from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.storage.db.engine import Database
+from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults.history import NEVER, Kind
 
 ANSWER_TIMEOUT_S = 60
 EXACT = 0.999
-"""A template's similarity to its own vector, and nobody else's."""
+"""Minimum similarity of a template to its own vector, which no other vector reaches."""
 KEPT_LINES = 5
-"""Of the change log, where a writer shortens it: so few that those who follow it are too late."""
+"""Lines that a writer leaves when it trims the change log: too few for followers, which must start over."""
 Found = list[list[tuple[str, float]]]
-# Started once, with everything imported: a worker is then a fork of it, in milliseconds.
+# Started once with all imports, so that each worker is forked in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
 
+DIMENSION = 32
+
 
 class Unlocked(Database):
-    """What the writers would be if they did not take turns."""
+    """Writers without the gallery lock, to prove that the tests detect its absence."""
 
     @contextmanager
     def change(self, gallery: Gallery, sealed: bool = True, erasing: bool = False) -> Iterator[sa.Connection]:
@@ -64,43 +66,43 @@ class Node:
         self.followers.close()
         self.store.close()
 
-    def enrol(self, gallery: str, subject: str, new: list[NewTemplate], key: str | None = None) -> str | None:
-        keyed = None if key is None else Idempotent(key, key, key)
-        return self.store.enrol(self.store.gallery(gallery), subject, new, keyed)
+    def enroll(self, gallery: str, subject: str, new: list[NewTemplate], key: str | None = None) -> str | None:
+        keyed = None if key is None else IdempotentResponse(key, key, key)
+        return self.store.templates.enroll(self.store.galleries.get(gallery), subject, new, keyed)
 
     def put_subject(self, gallery: str, subject: str, metadata: dict[str, Any], tags: list[str]) -> None:
-        self.store.put_subject(self.store.gallery(gallery), subject, None, metadata, tags)
+        self.store.subjects.put(self.store.galleries.get(gallery), subject, None, metadata, tags)
 
     def delete_subject(self, gallery: str, subject: str) -> Receipt:
-        return self.store.delete_subject(self.store.gallery(gallery), subject)
+        return self.store.subjects.delete(self.store.galleries.get(gallery), subject)
 
     def delete_template(self, gallery: str, subject: str, template: str) -> None:
-        self.store.delete_template(self.store.gallery(gallery), subject, template)
+        self.store.templates.delete(self.store.galleries.get(gallery), subject, template)
 
     def move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
-        self.store.move_template(self.store.gallery(gallery), subject, template, to)
+        self.store.templates.move(self.store.galleries.get(gallery), subject, template, to)
 
     def change_fusion(self, gallery: str, fusion: Fusion) -> None:
-        self.store.update_gallery(gallery, lambda settings: replace(settings, fusion=fusion))
+        self.store.galleries.update(gallery, lambda settings: replace(settings, fusion=fusion))
 
     def search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None = None) -> Found:
-        found = self.store.gallery(gallery)
-        among = None if chosen is None else self.store.matching_subjects(found, chosen)
+        found = self.store.galleries.get(gallery)
+        among = None if chosen is None else self.store.subjects.matching_pks(found, chosen)
         results, _ = self.followers.of(found).search(probes, k, among, found.version)
-        named = self.store.named(found, {hit.subject_pk for hits in results for hit in hits})
-        # A subject that was deleted since the search is no answer to it.
+        named = self.store.subjects.names(found, {hit.subject_pk for hits in results for hit in hits})
+        # Skip subjects deleted since the search.
         return [[(named[h.subject_pk].id, h.similarity) for h in hits if h.subject_pk in named] for hits in results]
 
     def templates(self, gallery: str) -> dict[str, str]:
-        """Of each template, its subject, by SQL."""
-        found = self.store.gallery(gallery)
-        taken = self.store.snapshot(found)
-        listed = self.store.templates_by_pk(found, taken.template_pks.tolist())
+        """Return the subject of each template, read by SQL."""
+        found = self.store.galleries.get(gallery)
+        taken = self.store.changes.snapshot(found)
+        listed = self.store.templates.by_pk(found, taken.template_pks.tolist())
         return {template.id: template.subject for template in listed.values()}
 
 
 class Worker:
-    """A :class:`Node` in another process; its methods by name."""
+    """Proxy of a :class:`Node` in another process, with the same methods."""
 
     def __init__(self, url: str) -> None:
         self._pipe, theirs = CONTEXT.Pipe()
@@ -109,7 +111,7 @@ class Worker:
         theirs.close()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Raises what the method raised."""
+        """Call the method; raise its exception here."""
         self._pipe.send((method, arguments))
         assert self._pipe.poll(ANSWER_TIMEOUT_S), f"{method} was not answered"
         answer = self._pipe.recv()
@@ -136,12 +138,12 @@ def _answer(url: str, pipe: Pipe) -> None:
             pipe.send(answer)
 
 
-# Writers that write down what they do
+# Writers that record their operations
 
 
 @dataclass(frozen=True)
 class Asked:
-    """About to be done: ``templates`` are named by it, or ``subject`` for all that it has."""
+    """Record written before an operation: ``templates`` by name, or ``subject`` for all its templates."""
 
     number: int
     kind: Kind
@@ -153,8 +155,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """``number``: of what was asked. ``found``: by template, where a search saw it; None: it was refused, and changed
-    nothing."""
+    """Record written after an operation. ``number``: of the request. ``found``: subject by template that a search
+    saw; None: the request was rejected and changed nothing.
+    """
 
     number: int
     ended: float
@@ -163,10 +166,10 @@ class Answered:
 
 @dataclass(frozen=True)
 class Task:
-    """What a writer does: random steps on one gallery until it is told to stop, is killed, or ``steps`` are done.
+    """Run random steps on one gallery until stopped, killed, or ``steps`` are done.
 
-    ``shared_subjects``: of the gallery, among which templates are moved; 0: each request enrols a subject of its own,
-    and subjects are deleted whole.
+    ``shared_subjects``: number of subjects among which templates are moved. 0: each request enrolls a new subject,
+    and subjects are deleted with all their templates.
     """
 
     url: str
@@ -185,13 +188,12 @@ def template_id(writer: int, number: int) -> str:
 
 def vector_of(template: str, dimension: int) -> Float:
     drawn = np.random.default_rng(int(template, 16)).normal(size=(1, dimension))
-    (vector,) = np.asarray(unit(drawn), np.float32)
+    (vector,) = np.asarray(l2_normalize(drawn), np.float32)
     return np.asarray(vector, np.float32)
 
 
 class Writer:
-    """A process at work on a :class:`Task`. What it says is read as it comes, so that what it said before it was killed
-    is known."""
+    """Process that runs a :class:`Task`. Messages are read as they arrive, so that messages before a kill are known."""
 
     def __init__(self, task: Task, counters: Any) -> None:
         self.said: list[Asked | Answered | str] = []
@@ -207,7 +209,7 @@ class Writer:
         while True:
             try:
                 self.said.append(pipe.recv())
-            except (EOFError, OSError):  # the latter: in the middle of a word
+            except (EOFError, OSError):  # EOFError: killed in the middle of a message
                 return
             finally:
                 self._spoken.set()
@@ -220,7 +222,7 @@ class Writer:
         self.finished()
 
     def finished(self) -> list[Asked | Answered]:
-        """Everything it said, when it has ended. Fails where it ended by an error."""
+        """Return all messages after the process ended. Fails if it ended with an error."""
         self.process.join(10 * ANSWER_TIMEOUT_S)
         self._reader.join(ANSWER_TIMEOUT_S)
         errors = [line for line in self.said if isinstance(line, str)]
@@ -243,15 +245,15 @@ class _Steps:
         self._pipe = pipe
         self._rng = np.random.default_rng((task.writer, int(time.time_ns() % 2**32)))
         self._node = Node(task.url, task.unlocked)
-        self._gallery = self._node.store.gallery(task.gallery)
+        self._gallery = self._node.store.galleries.get(task.gallery)
         self._asked = 0
 
     def run(self) -> None:
         kinds, weights = list(self._task.weights), np.array(list(self._task.weights.values()))
         for _ in range(self._task.steps):
             match self._rng.choice(kinds, p=weights / weights.sum()):
-                case "enrol":
-                    self._enrol()
+                case "enroll":
+                    self._enroll()
                 case "move":
                     self._move()
                 case "delete":
@@ -259,7 +261,7 @@ class _Steps:
                 case "delete subject":
                     self._delete_subject()
                 case "trim":
-                    self._node.store.trim_log(self._node.store.gallery(self._gallery.name), KEPT_LINES)
+                    self._node.store.changes.trim(self._node.store.galleries.get(self._gallery.name), KEPT_LINES)
                 case "read":
                     self._search()
 
@@ -270,12 +272,12 @@ class _Steps:
         return f"s{template}"
 
     def _somebodys(self) -> str:
-        """A template that may have been enrolled lately, by any writer."""
+        """Return a template that any writer may have enrolled recently."""
         writer = int(self._rng.integers(self._task.writers))
         made = self._counters[writer]
         return template_id(writer, int(self._rng.integers(max(0, made - 12), made + 1)))
 
-    def _enrol(self) -> None:
+    def _enroll(self) -> None:
         first = self._counters[self._task.writer]
         ids = tuple(template_id(self._task.writer, first + i) for i in range(self._rng.integers(1, 4)))
         if not self._task.shared_subjects:
@@ -283,11 +285,11 @@ class _Steps:
         self._counters[self._task.writer] = first + len(ids)
         subject = self._subject() if self._task.shared_subjects else f"s{ids[0]}"
         new = [NewTemplate(t, vector_of(t, self._gallery.dimension), "embedding") for t in ids]
-        self._do("enrol", ids, subject, None, lambda: self._node.enrol(self._gallery.name, subject, new))
+        self._do("enroll", ids, subject, None, lambda: self._node.enroll(self._gallery.name, subject, new))
 
     def _templates_of(self, subject: str) -> list[str]:
         try:
-            return [template.id for template in self._node.store.list_templates(self._gallery, subject)]
+            return [template.id for template in self._node.store.templates.list_page(self._gallery, subject)]
         except KithError:
             return []
 
@@ -330,12 +332,13 @@ class _Steps:
 
 
 def seen(node: Node, gallery: Gallery, templates: tuple[str, ...]) -> dict[str, str | None]:
-    """By search: whose each template is, if it is anybody's. A template whose subject went away between the search and
-    the look at its name is left out."""
+    """Return the subject of each template by search. Templates whose subject was deleted between the search and the
+    lookup of its name are omitted.
+    """
     probes = np.stack([vector_of(template, gallery.dimension) for template in templates])
-    current = node.store.gallery(gallery.name)
+    current = node.store.galleries.get(gallery.name)
     results, _ = node.followers.of(current).search(probes, 1, None, current.version)
-    named = node.store.named(current, {hit.subject_pk for hits in results for hit in hits})
+    named = node.store.subjects.names(current, {hit.subject_pk for hits in results for hit in hits})
     found: dict[str, str | None] = {}
     for template, hits in zip(templates, results, strict=True):
         if not hits or hits[0].similarity < EXACT:

@@ -1,7 +1,9 @@
-"""``python -m tests.fuzz TARGET ...``: one target, or ``all`` by turns, with its options. ``python -m tests.fuzz
---minutes 10``: one after the other, from what was worth keeping before (the folder fuzz-corpus). Linux alone.
+"""Fuzzing with libFuzzer, on Linux only.
 
-Ends with 1 at the first finding; the bytes lie in fuzz-findings, to be made a case of (docs/security-tests.md).
+``python -m tests.fuzz TARGET ...`` runs one target, or ``all`` in turn, with libFuzzer options. ``python -m
+tests.fuzz --minutes 10`` runs each target from the stored corpus (the folder fuzz-corpus).
+
+Exits with 1 at the first finding. Its bytes are in fuzz-findings; add them as a test case (docs/security-tests.md).
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from pathlib import Path
 import atheris
 
 READERS = [
-    "models.legacy",
-    "models.pack",
-    "models.risk",
-    "service.api.forms",
-    "service.api.requests",
-    "service.archives",
-    "service.gallery.ndjson",
-    "service.gallery.parquet",
-    "service.gallery.parquet_footer",
-    "service.gallery.transfer",
-    "service.imaging",
+    "models.pack.fields",
+    "models.pack.loading",
+    "models.pack.manifest",
+    "models.risk.calibration",
+    "service.api.http.bodies",
+    "service.inference.archives",
+    "service.storage.transfer.ndjson",
+    "service.storage.transfer.parquet",
+    "service.storage.transfer.parquet_footer",
+    "service.domain.gallery_items",
+    "service.inference.images",
 ]
 with atheris.instrument_imports(include=READERS):
     from tests.fuzz.targets import ALL, TARGETS, Target
@@ -32,11 +34,11 @@ with atheris.instrument_imports(include=READERS):
 CORPUS = Path("fuzz-corpus")
 FINDINGS = Path("fuzz-findings")
 LONGEST = 20_000
-"""Bytes of an input: small ones go through by the thousand each second."""
+"""Maximum input size in bytes: thousands of small inputs run per second."""
 
 
 def fuzz(name: str, options: list[str]) -> None:
-    """Runs until an option ends it, and ends the process."""
+    """Run until an option stops it, then exit the process."""
     target: Target = ALL if name == "all" else TARGETS[name]
     atheris.Setup([sys.argv[0], *options], target.run)
     atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""What reads bytes of others, each as a function of bytes that returns, or raises what nobody documented: a finding."""
+"""Fuzz targets: functions of untrusted bytes. Any undocumented exception is a finding."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from PIL import ExifTags, Image
 from starlette.requests import Request
 
 from models.errors import ModelError
-from models.pack import BUNDLED, load_pack
-from models.risk import EDGES, Calibration
-from service.api.requests import read_photos, read_verify
-from service.api.schemas import EnrolIn, IdentifyIn
-from service.archives import ArchiveLimits, contents, members
-from service.errors import ImageError, KithError
-from service.gallery.ndjson import Lines, header_line, lines_of
-from service.gallery.parquet import Reader, Writer
-from service.gallery.transfer import Header, Items, check
-from service.imaging import FORMATS, ImageLimits, open_photo
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.risk.calibration import EDGES, Calibration
+from service.api.http.bodies import read_photos, read_verify
+from service.core.errors import ImageError, KithError
+from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
+from service.inference.archives import ArchiveLimits, iterate_members, read_contents
+from service.inference.images import FORMATS, ImageLimits, open_photo
+from service.schemas.identification import IdentifyIn
+from service.schemas.subjects import EnrollIn
 from service.settings import Settings
+from service.storage.transfer.ndjson import Lines, header_line, lines_of
+from service.storage.transfer.parquet import Reader, Writer
 from tests.service.images import SMALL, canvas, encode, gif, heic, heic_grid, heic_overlay, ifd, scans, tiff, with_exif
 
 DIMENSION: Final = 4
-HEADER: Final = Header("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)
+HEADER: Final = GalleryFileHeader("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)
 
 
 @dataclass(frozen=True)
 class Target:
-    """``seeds``: files of the kind that is read, to start from."""
+    """Fuzz target. ``seeds``: valid example inputs."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
@@ -80,11 +81,11 @@ def _turned() -> bytes:
 
 
 def _manifest(data: bytes) -> None:
-    """A pack whose manifest, and after a NUL whose calibration, is this; its networks are not looked at."""
+    """Load a pack with this manifest and, after a NUL, this calibration. Its networks are not opened."""
     manifest, _, calibration = data.partition(b"\0")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for name in ("detector.onnx", "recogniser.onnx"):
+        for name in ("detector.onnx", "recognizer.onnx"):
             (root / name).touch()
         (root / "manifest.json").write_bytes(manifest)
         (root / "calibration.json").write_bytes(calibration)
@@ -97,8 +98,8 @@ def _manifest(data: bytes) -> None:
 
 
 def _manifests() -> Iterator[bytes]:
-    document = json.loads((BUNDLED / "manifest.json").read_text())
-    for task, name in (("detection", "detector.onnx"), ("recognition", "recogniser.onnx")):
+    document = json.loads((BUNDLED_PACK / "manifest.json").read_text())
+    for task, name in (("detection", "detector.onnx"), ("recognition", "recognizer.onnx")):
         document["tasks"][task]["file"] = name
     document |= {"calibration": "calibration.json", "metrics": {}, "provenance": {}, "variants": {}}
     document["tasks"]["recognition"]["alignment"] = {"template": [[38, 51], [73, 51], [56, 71], [41, 92], [70, 92]]}
@@ -111,7 +112,7 @@ def _manifests() -> Iterator[bytes]:
 
 
 def _lines(data: bytes) -> None:
-    """In two pieces, cut where the first byte says."""
+    """Parse the bytes in two pieces. The first byte gives the position of the cut."""
     cut = data[0] if data else 0
     lines = Lines()
     try:
@@ -131,15 +132,15 @@ def _parquet(data: bytes) -> None:
         pass
 
 
-def _check(block: Items, dimension: int) -> None:
-    taken, refused = check(block, dimension)
+def _check(block: GalleryItems, dimension: int) -> None:
+    taken, refused = validate_items(block, dimension)
     assert len(taken) + len(refused) == len(block)
     norms = np.linalg.norm(taken.vectors[taken.given], axis=1)
     assert np.allclose(norms, 1, atol=1e-5)
 
 
-def _items() -> Items:
-    return Items(
+def _items() -> GalleryItems:
+    return GalleryItems(
         [1, 2],
         ["ada", "grace"],
         ["Ada", None],
@@ -174,8 +175,8 @@ def _archive(data: bytes) -> None:
         file.write(data)
         file.flush()
         try:
-            contents(Path(file.name), limits, None, lambda: None)
-            for member in members(Path(file.name), limits):
+            read_contents(Path(file.name), limits, None, lambda: None)
+            for member in iterate_members(Path(file.name), limits):
                 assert len(member.name) <= 512
                 with suppress(KithError):
                     assert len(member.read()) <= limits.photo_bytes
@@ -215,7 +216,7 @@ KINDS: Final = (
 
 
 def _body(data: bytes) -> None:
-    """The first byte says of what kind and whose; the second where it is cut into pieces."""
+    """Parse a request body. The first byte selects kind and format, the second the position of the cut."""
     kind, cut = (*data[:2], 0, 0)[:2]
     whole = data[2:]
     pieces = [whole[: cut * 4], whole[cut * 4 :]]
@@ -233,11 +234,11 @@ def _body(data: bytes) -> None:
         case 0:
             read = read_photos(request, IdentifyIn, SETTINGS)
         case 1:
-            read = read_photos(request, EnrolIn, SETTINGS)
+            read = read_photos(request, EnrollIn, SETTINGS)
         case _:
             read = read_verify(request, SETTINGS)
     try:
-        read.send(None)  # nothing in it waits
+        read.send(None)  # nothing in it blocks
     except (StopIteration, KithError):
         pass
     finally:
@@ -246,11 +247,11 @@ def _body(data: bytes) -> None:
 
 def _bodies() -> Iterator[bytes]:
     probe = b'{"images": ["/9j/"], "embeddings": [[0.5, -1e3]], "risk": {"fpir": 0.01}, "filter": {"tags": ["x"]}}'
-    enrol = b'{"images": ["/9j/"], "face": "largest", "allow_duplicate": true}'
+    enroll = b'{"images": ["/9j/"], "face": "largest", "allow_duplicate": true}'
     sides = (
         b'{"a": {"image": "/9j/"}, "b": {"subject": {"gallery": "g", "subject": "s"}}, "risk": {"preset": "strict"}}'
     )
-    yield from (b"\x00\x05" + probe, b"\x04\x05" + enrol, b"\x08\x05" + sides)
+    yield from (b"\x00\x05" + probe, b"\x04\x05" + enroll, b"\x08\x05" + sides)
     part = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="p"\r\n\r\nphoto\r\n'
     options = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n{"top_k": 3}\r\n--b--\r\n'
     yield b"\x01\x09" + part % b"images" + options
@@ -269,7 +270,7 @@ TARGETS: Final = {
 
 
 def _any(data: bytes) -> None:
-    """The first byte says of what."""
+    """Run the target that the first byte selects."""
     if data:
         list(TARGETS.values())[data[0] % len(TARGETS)].run(data[1:])
 

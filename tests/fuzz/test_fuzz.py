@@ -1,5 +1,6 @@
-"""What reads bytes of others ends in a result or a documented error: of every file that was a finding once, and of some
-thousands made up from good ones. ``make fuzz`` goes on for longer."""
+"""Parsers of untrusted bytes return a result or a documented error, for former findings and thousands of mutated
+files. ``make fuzz`` runs longer.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ RUNS = 2000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
-def test_what_was_found_once(case: Path) -> None:
-    """Named TARGET-WHAT.b64."""
+def test_former_findings(case: Path) -> None:
+    """Replay a former finding. Files are named TARGET-DESCRIPTION.b64."""
     TARGETS[case.stem.partition("-")[0]].run(base64.b64decode(case.read_text()))
 
 
@@ -33,14 +34,14 @@ def test_good_files_are_read(name: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed: Linux alone has it")
 def test_made_up_files(tmp_path: Path) -> None:
-    """Of all kinds in one process, which takes longer to start than to read them."""
+    """Run all targets in one process, because startup takes longer than the inputs."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, seed in enumerate(ALL.seeds()):
         (corpus / str(number)).write_bytes(seed)
     options = ["-seed=1", f"-runs={RUNS}", "-timeout=10", "-max_len=20000", f"-artifact_prefix={tmp_path}/"]
-    # From a shell's fork: a process begun from this one is counted the most memory this one ever had, which a whole run
-    # of the tests takes beyond what libFuzzer allows.
+    # Start from a shell's fork: a direct child inherits this process's peak memory, which a full test run raises
+    # above libFuzzer's limit.
     afresh = ["sh", "-c", '"$@"; exit $?', "sh"]
     done = subprocess.run(
         [*afresh, sys.executable, "-W", "ignore", "-m", "tests.fuzz", "all", *options, str(corpus)],

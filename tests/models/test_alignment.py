@@ -1,4 +1,4 @@
-"""The similarity is the least-squares one, and crops land where the template says."""
+"""Alignment fits the least-squares similarity and places landmarks on the template."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from skimage.transform import SimilarityTransform
 
-from models.alignment import (
+from models.vision.alignment import (
     CROP_SIZE_PX,
-    STANDARD,
+    STANDARD_ALIGNMENT,
     TEMPLATE_XY,
     Alignment,
     align,
-    recut,
+    realign_crops,
     similarity_transforms,
-    standard,
+    standard_alignment,
     transform_points,
 )
-from models.detection import Detector
+from models.vision.detection import Detector
 
 
 @given(
@@ -50,7 +50,7 @@ def test_equals_an_independent_umeyama(rng: np.random.Generator) -> None:
     [np.zeros((1, 4, 2)), np.full((1, 5, 2), np.nan), np.ones((1, 5, 2))],
     ids=["four points", "not finite", "coincident"],
 )
-def test_unusable_landmarks_are_refused(landmarks: NDArray[np.float64]) -> None:
+def test_invalid_landmarks_are_rejected(landmarks: NDArray[np.float64]) -> None:
     with pytest.raises(ValueError, match="landmark"):
         similarity_transforms(landmarks)
 
@@ -59,53 +59,53 @@ def test_no_faces_give_no_crops(astronaut: NDArray[np.uint8]) -> None:
     assert align(astronaut, np.empty((0, 5, 2))).shape == (0, CROP_SIZE_PX, CROP_SIZE_PX, 3)
 
 
-def test_a_crop_shows_the_landmarks_where_the_transform_puts_them(
-    astronaut: NDArray[np.uint8], detector: Detector
-) -> None:
+def test_crops_show_landmarks_at_their_transformed_positions(astronaut: NDArray[np.uint8], detector: Detector) -> None:
     (faces,) = detector.detect([astronaut])
     (crop,) = align(astronaut, faces.landmarks_xy[:1])
     (matrix,) = similarity_transforms(faces.landmarks_xy[:1])
     (again,) = detector.detect([np.pad(np.kron(crop, np.ones((2, 2, 1), np.uint8)), ((64, 64), (64, 64), (0, 0)))])
     seen = (again.landmarks_xy[again.largest()] - 64) / 2
     off_px = np.linalg.norm(seen - transform_points(matrix, faces.landmarks_xy[0]), axis=1)
-    assert off_px.mean() < 3  # a shift or mirrored axis would be tens
+    assert off_px.mean() < 3  # a shift or a mirrored axis would give tens of pixels
 
 
 @pytest.fixture
-def closer() -> Alignment:
-    """150 pixels a side that show 94 of a standard crop, from 9 right and 24 down."""
+def tight_alignment() -> Alignment:
+    """Alignment of 150 pixels a side that shows 94 pixels of a standard crop, from x 9 and y 24."""
     points = (TEMPLATE_XY + 0.5 - [9, 24]) * 150 / 94 - 0.5
     return Alignment(150, tuple((x, y) for x, y in points.tolist()))
 
 
-def test_a_template_of_its_own_is_where_the_landmarks_go(closer: Alignment, rng: np.random.Generator) -> None:
+def test_landmarks_map_to_a_custom_template(tight_alignment: Alignment, rng: np.random.Generator) -> None:
     landmarks = TEMPLATE_XY[None] * 3 + 100
-    (matrix,) = similarity_transforms(landmarks, closer)
-    assert np.allclose(transform_points(matrix, landmarks[0]), closer.template_xy, atol=1e-6)
-    theirs = SimilarityTransform.from_estimate(landmarks[0], closer.template_xy)
+    (matrix,) = similarity_transforms(landmarks, tight_alignment)
+    assert np.allclose(transform_points(matrix, landmarks[0]), tight_alignment.template_xy, atol=1e-6)
+    theirs = SimilarityTransform.from_estimate(landmarks[0], tight_alignment.template_xy)
     assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
 
 
-def test_only_a_scaled_template_is_standard(closer: Alignment) -> None:
-    assert STANDARD.is_standard
-    assert standard(224).is_standard
-    assert np.allclose(standard(224).template_xy, 2 * TEMPLATE_XY)
-    assert not closer.is_standard
+def test_only_a_scaled_template_is_standard(tight_alignment: Alignment) -> None:
+    assert STANDARD_ALIGNMENT.is_standard
+    assert standard_alignment(224).is_standard
+    assert np.allclose(standard_alignment(224).template_xy, 2 * TEMPLATE_XY)
+    assert not tight_alignment.is_standard
     with pytest.raises(ValueError, match="5 points"):
-        Alignment(112, closer.template[:4])
+        Alignment(112, tight_alignment.template[:4])
 
 
-def test_a_crop_cut_again_shows_what_the_photo_would_have_given(
-    closer: Alignment, astronaut: NDArray[np.uint8], detector: Detector
+def test_realigned_crops_match_crops_of_the_photo(
+    tight_alignment: Alignment, astronaut: NDArray[np.uint8], detector: Detector
 ) -> None:
     (faces,) = detector.detect([astronaut])
-    photo = np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 3), np.uint8)  # so that both samplings see all there is
-    straight = align(photo, faces.landmarks_xy[:1], closer)
-    again = recut(align(photo, faces.landmarks_xy[:1]), closer)
+    photo = np.asarray(
+        cv2.GaussianBlur(astronaut, (0, 0), 3), np.uint8
+    )  # removes details that the two samplings would show differently
+    straight = align(photo, faces.landmarks_xy[:1], tight_alignment)
+    again = realign_crops(align(photo, faces.landmarks_xy[:1]), tight_alignment)
     assert straight.shape == again.shape == (1, 150, 150, 3)
-    rows = slice(0, int((112 - 24) * 150 / 94))  # below, a standard crop ends
+    rows = slice(0, int((112 - 24) * 150 / 94))  # rows that the standard crop covers
     assert np.abs(straight[0, rows].astype(int) - again[0, rows]).mean() < 1.5
     shifted = np.roll(again[0, rows].astype(int), 3, axis=1)
-    assert np.abs(straight[0, rows] - shifted)[:, 5:-5].mean() > 3  # what three pixels aside would give
+    assert np.abs(straight[0, rows] - shifted)[:, 5:-5].mean() > 3  # a shift by three pixels is detected
     crops = align(astronaut, faces.landmarks_xy)
-    assert recut(crops, STANDARD) is crops
+    assert realign_crops(crops, STANDARD_ALIGNMENT) is crops

@@ -1,4 +1,4 @@
-"""The catalogue's data is fit to be acted on, and what is wrong with another one is said by field."""
+"""The default catalog is complete, and errors of a custom catalog name the field."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.catalog import CATALOG, find, read_catalog
 from models.errors import PackError, PackUnknownError
-from models.pack import BUNDLED
+from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
+from models.pack.loading import BUNDLED_PACK
 
 NAMES = ["kith-compact", "dlib-resnet", "opencv-zoo", "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2"]
 
@@ -19,9 +19,9 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
     assert list(catalog) == NAMES
     for entry in catalog.values():
         assert entry.about.endswith(".")
-        assert entry.licence.url.startswith("https://")
-        assert entry.licence.allows.endswith(".")
-        assert entry.licence.acceptance == ("InsightFace" in entry.licence.name)
+        assert entry.license.url.startswith("https://")
+        assert entry.license.allows.endswith(".")
+        assert entry.license.acceptance == ("InsightFace" in entry.license.name)
         for download in entry.downloads:
             assert download.sha256 is not None
             assert download.size is not None
@@ -31,12 +31,12 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
                 assert member.sha256 is not None
         if entry.kind == "zip":
             assert len(entry.downloads[0].members) == 2
-    assert (BUNDLED.parent / "kith-compact").is_dir()
+    assert (BUNDLED_PACK.parent / "kith-compact").is_dir()
     checksums = [download.sha256 for entry in catalog.values() for download in entry.downloads]
     assert len(set(checksums)) == len(checksums)
 
 
-def test_insightface_packs_come_from_where_its_own_library_looks() -> None:
+def test_insightface_packs_use_the_urls_of_its_library() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from insightface.utils.storage import model_zoo_download_url
@@ -45,9 +45,9 @@ def test_insightface_packs_come_from_where_its_own_library_looks() -> None:
             assert entry.downloads[0].url == model_zoo_download_url(f"{entry.name}.zip")
 
 
-def test_an_unknown_name() -> None:
+def test_an_unknown_name_is_rejected() -> None:
     with pytest.raises(PackUnknownError, match="kith models list"):
-        find(read_catalog(), "buffalo_xl")
+        find_entry(read_catalog(), "buffalo_xl")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_unknown_name() -> None:
         ('kind = "bundled"', 'kind = "magic"', "kith-compact.kind"),
         ('kind = "bundled"', 'kind = "files"', "kith-compact.downloads"),
         ('kind = "zip"', 'kind = "bundled"', "buffalo_l.downloads"),
-        ("acceptance = true", 'acceptance = "yes"', "buffalo_l.licence"),
+        ("acceptance = true", 'acceptance = "yes"', "buffalo_l.license"),
         ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
         ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members.file"),
         ('project = "face-recognition-models"', 'project = "a"\nurl = "https://b"', "dlib-resnet.downloads[0]"),
@@ -70,7 +70,7 @@ def test_an_unknown_name() -> None:
 )
 def test_errors_name_the_field(old: str, new: str, field: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    text = CATALOG.read_text()
+    text = CATALOG_PATH.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(PackError) as raised:

@@ -1,4 +1,4 @@
-"""The GPU's code, run on the CPU where there is none: buffers, shapes, half precision, and what it refuses."""
+"""GPU networks match the CPU and reject failing devices. Without a GPU the same code runs on the CPU."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, load, save
 
-from models.cuda import CUDA, visible_gpus, why_not_cuda
-from models.cuda_network import BEST, CudaNetwork, Device, Numbers
-from models.detection import Detector
 from models.errors import PackError, RuntimeUnavailableError
-from models.half_precision import half_precision
-from models.network import Float
-from models.pack import ModelPack
-from models.runtime import OnnxNetwork, available_providers, nodes_run
+from models.pack.manifest import ModelPack
+from models.runtime.cuda import CUDA, diagnose_cuda, visible_gpus
+from models.runtime.cuda_network import DEFAULT_OPTIONS, CudaNetwork, CudaOptions, Device
+from models.runtime.half_precision import convert_to_fp16
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork, available_providers, profile_nodes
+from models.vision.detection import Detector
 
 HERE = Device("cuda") if CUDA in available_providers() and visible_gpus() else Device("cpu")
 CROP = (3, 112, 112)
 
 
-def recogniser_on(
+def recognizer_on(
     pack: ModelPack,
     folder: Path,
     sizes: Sequence[int] = (1, 2, 4),
-    numbers: Numbers = BEST,
+    numbers: CudaOptions = DEFAULT_OPTIONS,
 ) -> CudaNetwork:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, *CROP)).astype(np.float32)
     return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, numbers)
@@ -38,39 +38,39 @@ def cosines(a: Float, b: Float) -> Float:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
-def test_any_batch_gives_the_cpus_vectors_in_order(
-    pack: ModelPack, tmp_path: Path, rng: np.random.Generator, count: int
-) -> None:
+def test_batches_match_the_cpu_in_order(pack: ModelPack, tmp_path: Path, rng: np.random.Generator, count: int) -> None:
     crops = rng.uniform(-1, 1, (count, *CROP)).astype(np.float32)
-    (half,) = recogniser_on(pack, tmp_path).run(crops)
+    (half,) = recognizer_on(pack, tmp_path).run(crops)
     (full,) = OnnxNetwork(pack.recognition.path).run(crops)
     assert half.shape == full.shape
     assert cosines(half, full).min() > 0.999
-    assert cosines(half, np.roll(full, 1, axis=0)).max() < 0.999 or count == 1, "the vectors would not tell the order"
+    assert cosines(half, np.roll(full, 1, axis=0)).max() < 0.999 or count == 1, (
+        "the vectors are too similar to check the order"
+    )
 
 
 def test_half_precision_halves_the_weights_and_keeps_the_interface(pack: ModelPack, tmp_path: Path) -> None:
-    network = recogniser_on(pack, tmp_path)
+    network = recognizer_on(pack, tmp_path)
     assert network.file != pack.recognition.path
     assert "fp16" in network.describe()
     made = load(network.file)
     assert {t.data_type for t in made.graph.initializer if len(t.dims) > 1} <= {TensorProto.FLOAT16, TensorProto.INT64}
     ends = [*made.graph.input, *made.graph.output]
     assert {end.type.tensor_type.elem_type for end in ends} == {TensorProto.FLOAT}
-    assert recogniser_on(pack, tmp_path, numbers=Numbers(half=False)).file == pack.recognition.path
+    assert recognizer_on(pack, tmp_path, numbers=CudaOptions(half=False)).file == pack.recognition.path
 
 
-def test_half_precision_is_made_once(pack: ModelPack, tmp_path: Path) -> None:
-    made = half_precision(pack.recognition.path, tmp_path)
+def test_half_precision_is_cached(pack: ModelPack, tmp_path: Path) -> None:
+    made = convert_to_fp16(pack.recognition.path, tmp_path)
     before = made.stat().st_mtime_ns
-    assert half_precision(pack.recognition.path, tmp_path) == made
+    assert convert_to_fp16(pack.recognition.path, tmp_path) == made
     assert made.stat().st_mtime_ns == before
     assert list(tmp_path.iterdir()) == [made]
 
 
-def test_what_was_returned_stays_as_it_was(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
-    """The buffers are written again by the next batch; what a request holds must not be."""
-    network = recogniser_on(pack, tmp_path)
+def test_results_survive_the_next_run(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Results must be copies, since the next batch overwrites the buffers."""
+    network = recognizer_on(pack, tmp_path)
     crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
     first = network.run(crops)[0]
     kept = first.copy()
@@ -78,14 +78,14 @@ def test_what_was_returned_stays_as_it_was(pack: ModelPack, tmp_path: Path, rng:
     assert np.array_equal(first, kept)
 
 
-def test_a_row_is_not_coloured_by_the_batch_before(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
-    network = recogniser_on(pack, tmp_path)
+def test_padding_does_not_leak_the_previous_batch(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    network = recognizer_on(pack, tmp_path)
     crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
     network.run(crops * 7)
     assert cosines(network.run(crops[:3])[0], OnnxNetwork(pack.recognition.path).run(crops[:3])[0]).min() > 0.999
 
 
-def test_a_shape_nobody_prepared_still_runs(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_unprepared_shapes_run(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
     photos = rng.uniform(-1, 1, (2, 3, 256, 384)).astype(np.float32)
     network = CudaNetwork(pack.detection.path, [(1, 3, 256, 256)], photos[:1, :, :, :256], tmp_path, HERE)
     for here, there in zip(network.run(photos), OnnxNetwork(pack.detection.path).run(photos), strict=True):
@@ -93,8 +93,7 @@ def test_a_shape_nobody_prepared_still_runs(pack: ModelPack, tmp_path: Path, rng
         assert cosines(here.reshape(2, -1), there.reshape(2, -1)).min() > 0.999
 
 
-def test_boxes_are_the_cpus_within_half_a_pixel(pack: ModelPack, tmp_path: Path, group: NDArray[np.uint8]) -> None:
-    """The goal of parity, on six faces."""
+def test_boxes_match_the_cpu_within_half_a_pixel(pack: ModelPack, tmp_path: Path, group: NDArray[np.uint8]) -> None:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, 3, 256, 256)).astype(np.float32)
     shapes = [(n, 3, h, w) for n in (1, 2) for h in (256, 512) for w in (256, 640)]
     there = Detector(CudaNetwork(pack.detection.path, shapes, probe, tmp_path, HERE), pack.detection)
@@ -104,10 +103,8 @@ def test_boxes_are_the_cpus_within_half_a_pixel(pack: ModelPack, tmp_path: Path,
     assert np.abs(found.boxes_xyxy - wanted.boxes_xyxy).max() < 0.5
 
 
-def test_numbers_that_do_not_fit_into_half_precision_are_given_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """x * (1e-9, 1) * (1e9, 1) is x; in fp16, whose smallest number is 6e-8 and largest 65504, it is not."""
+def test_networks_that_overflow_fp16_run_in_fp32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The factors 1e-9 and 1e9 are outside the range of fp16, 6e-8 to 65504."""
     small, large = ([v, 1.0] for v in (1e-9, 1e9))
     constants = [helper.make_tensor(n, TensorProto.FLOAT, [2], v) for n, v in (("small", small), ("large", large))]
     nodes = [helper.make_node("Mul", ["x", "small"], ["y"]), helper.make_node("Mul", ["y", "large"], ["z"])]
@@ -116,8 +113,8 @@ def test_numbers_that_do_not_fit_into_half_precision_are_given_up(
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
     network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), tmp_path / "made", HERE)
     assert network.file == tmp_path / "x.onnx"
-    assert not network.numbers.half, "TensorRT would round it again"
-    assert "fp16 gives cosine" in caplog.text
+    assert not network.options.half, "TensorRT would convert to fp16 again"
+    assert "fp16 is not used" in caplog.text
     assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
 
 
@@ -133,46 +130,50 @@ def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.ran
     assert np.allclose(network.run(photos)[0].reshape(2, 12), photos.reshape(2, 12), atol=1e-3)
 
 
-def test_every_node_that_computes_ran_on_the_device(pack: ModelPack, tmp_path: Path) -> None:
-    assert recogniser_on(pack, tmp_path).strays == {}
+def test_all_compute_nodes_run_on_the_device(pack: ModelPack, tmp_path: Path) -> None:
+    assert recognizer_on(pack, tmp_path).cpu_nodes == {}
 
 
-def test_arithmetic_on_shapes_is_told_from_what_computes(pack: ModelPack) -> None:
-    """The detector works its output's shapes out of the photo's: on the CPU, whatever the device."""
+def test_shape_arithmetic_does_not_count_as_compute(pack: ModelPack) -> None:
+    """The detector computes output shapes on the CPU of every device."""
     network = OnnxNetwork(pack.detection.path)
-    options = network._options()
-    ran = nodes_run(options, lambda: network._open(network.providers, options), np.zeros((1, 3, 256, 256), np.float32))
+    options = network.session_options()
+    ran = profile_nodes(
+        options, lambda: network.open_session(network.providers, options), np.zeros((1, 3, 256, 256), np.float32)
+    )
     assert {"Shape", "Squeeze"} <= {node.operator for node in ran if not node.computes}
     assert "Sigmoid" in {node.operator for node in ran if node.computes}
     assert not {"Shape", "Squeeze"} & {node.operator for node in ran if node.computes}
 
 
-@pytest.mark.skipif(HERE.kind == "cuda", reason="a GPU is here")
-def test_without_a_gpu_cuda_says_what_is_missing(pack: ModelPack, tmp_path: Path) -> None:
-    """onnxruntime's GPU build opens a session on the CPU instead and says so to nobody."""
+@pytest.mark.skipif(HERE.kind == "cuda", reason="this machine has a GPU")
+def test_cuda_without_a_gpu_reports_the_missing_part(pack: ModelPack, tmp_path: Path) -> None:
+    """The GPU build of onnxruntime itself would fall back to the CPU silently."""
     probe = np.zeros((1, *CROP), np.float32)
     with pytest.raises(RuntimeUnavailableError) as caught:
         CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path, Device("cuda", 0))
-    assert str(caught.value) == why_not_cuda()
+    assert str(caught.value) == diagnose_cuda()
     assert visible_gpus() == []
-    wanted = "no NVIDIA driver is here" if CUDA in available_providers() else "has no CUDA: uninstall every onnxruntime"
+    wanted = (
+        "no NVIDIA driver is installed" if CUDA in available_providers() else "has no CUDA: uninstall every onnxruntime"
+    )
     assert wanted in str(caught.value)
 
 
-def test_no_failure_of_the_device_is_of_an_unknown_kind(pack: ModelPack, tmp_path: Path) -> None:
-    """Whoever opens it goes on without the GPU, and says why: that wants one kind of error."""
+def test_all_device_failures_raise_one_error_type(pack: ModelPack, tmp_path: Path) -> None:
+    """The caller catches this type to fall back to the CPU."""
     probe = np.zeros((1, *CROP), np.float32)
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(RuntimeUnavailableError, match=r"recogniser\.onnx on .* 0: (NotADirectory|FileExists)Error"):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RuntimeUnavailableError, match=r"recognizer\.onnx on .* 0: (NotADirectory|FileExists)Error"):
         CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path / "file", HERE)
     with pytest.raises(RuntimeUnavailableError, match="InvalidArgument"):
         CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), tmp_path, HERE)
 
 
-def test_a_broken_tensorrt_leaves_plain_cuda(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_tensorrt_falls_back_to_cuda(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvinfer is missing')")
     monkeypatch.syspath_prepend(tmp_path)
-    network = recogniser_on(pack, tmp_path)
+    network = recognizer_on(pack, tmp_path)
     tried: list[str] = []
 
     def opened(file: Path, providers: list[tuple[str, object]]) -> object:
@@ -181,24 +182,24 @@ def test_a_broken_tensorrt_leaves_plain_cuda(pack: ModelPack, tmp_path: Path, mo
 
     monkeypatch.setattr(network, "_open", opened)
     network.device = Device("cuda")
-    assert network._open_best(pack.recognition.path, BEST) == Numbers(tensorrt=False)
+    assert network._open_best(pack.recognition.path, DEFAULT_OPTIONS) == CudaOptions(tensorrt=False)
     assert tried == [CUDA]
 
 
-def test_graphs_are_told_only_where_they_are_captured(pack: ModelPack, tmp_path: Path) -> None:
-    assert Numbers(tensorrt=False).captures
-    assert not Numbers(tensorrt=True).captures
-    assert not Numbers(graphs=False, tensorrt=False).captures
-    network = recogniser_on(pack, tmp_path)
+def test_cuda_graphs_are_reported_only_without_tensorrt(pack: ModelPack, tmp_path: Path) -> None:
+    assert CudaOptions(tensorrt=False).captures
+    assert not CudaOptions(tensorrt=True).captures
+    assert not CudaOptions(graphs=False, tensorrt=False).captures
+    network = recognizer_on(pack, tmp_path)
     network.device = Device("cuda")
     assert "graphs" not in network.describe()
-    network.numbers = Numbers(tensorrt=False)
+    network.options = CudaOptions(tensorrt=False)
     assert "CUDA graphs" in network.describe()
 
 
-def test_a_file_that_is_no_network(tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
     with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
-        half_precision(tmp_path / "x.onnx", tmp_path)
+        convert_to_fp16(tmp_path / "x.onnx", tmp_path)
     with pytest.raises(PackError, match=r"x\.onnx"):
         CudaNetwork(tmp_path / "x.onnx", [(1, *CROP)], np.zeros((1, *CROP), np.float32), tmp_path, Device("cpu"))

@@ -1,4 +1,4 @@
-"""Decoding and suppression agree with plain loops, and real photos give the faces that are in them."""
+"""Decoding and suppression match plain loops, and photos give the faces they show."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.detection import Detector, Faces, SCRFDHead, YuNetHead, areas, choose_canvas, largest_box, suppress
 from models.errors import PackError
-from models.pack import Normalisation, load_pack
-from models.runtime import OnnxNetwork
+from models.pack.loading import load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import (
+    Detector,
+    Faces,
+    SCRFDHead,
+    YuNetHead,
+    box_areas,
+    choose_canvas,
+    largest_box,
+    suppress_overlaps,
+)
+from models.vision.specs import Normalization
 from tests.conftest import photo_array
 
 
 def greedy(boxes: NDArray[np.float32], scores: NDArray[np.float32], limit: float) -> list[int]:
-    """The textbook loop."""
+    """Suppress overlapping boxes with the textbook loop."""
     kept: list[int] = []
     for i in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
         for j in kept:
@@ -43,22 +53,22 @@ def test_suppression_equals_the_textbook_loop(count: int, seed: int) -> None:
     corner = rng.integers(0, 50, (count, 2))
     boxes = np.concatenate([corner, corner + rng.integers(1, 40, (count, 2))], 1).astype(np.float32)
     scores = rng.integers(0, 10, count).astype(np.float32)
-    assert suppress(boxes, scores).tolist() == greedy(boxes, scores, 0.4)
+    assert suppress_overlaps(boxes, scores).tolist() == greedy(boxes, scores, 0.4)
 
 
 def test_scrfd_decoding_equals_a_plain_loop(rng: np.random.Generator) -> None:
     height, width = 64, 96
     counts = [height // s * width // s * 2 for s in (8, 16, 32)]
     outputs = [rng.random((2, n, k)).astype(np.float32) for k in (1, 4, 10) for n in counts]
-    least = 0.4
-    found = SCRFDHead(9).decode([output[1] for output in outputs], width, least)
+    min_score = 0.4
+    found = SCRFDHead(9).decode([output[1] for output in outputs], width, min_score)
     row = 0
     for level, stride in enumerate((8, 16, 32)):
         n = 0
         for y in range(height // stride):
             for x in range(width // stride):
                 for _ in range(2):
-                    if outputs[level][1, n, 0] >= least:
+                    if outputs[level][1, n, 0] >= min_score:
                         left, top, right, bottom = outputs[level + 3][1, n] * stride
                         box = [x * stride - left, y * stride - top, x * stride + right, y * stride + bottom]
                         assert np.allclose(found.boxes[row], box, atol=1e-4)
@@ -70,7 +80,7 @@ def test_scrfd_decoding_equals_a_plain_loop(rng: np.random.Generator) -> None:
     assert len(found.scores) == row > 0
 
 
-def test_heads_refuse_outputs_they_cannot_read() -> None:
+def test_heads_reject_unknown_outputs() -> None:
     with pytest.raises(PackError, match="6 outputs"):
         SCRFDHead(6)
     with pytest.raises(PackError, match="YuNet"):
@@ -95,12 +105,12 @@ def test_the_group_photo_shows_six_people(detector: Detector, group: NDArray[np.
     assert (nose[:, 1] > left_eye[:, 1]).all()
 
 
-def test_photos_without_faces(detector: Detector, nobody: NDArray[np.uint8]) -> None:
+def test_photos_without_faces_give_no_faces(detector: Detector, nobody: NDArray[np.uint8]) -> None:
     texture = photo_array("skimage", "data", "brick.png")
     assert [len(faces) for faces in detector.detect([nobody, texture])] == [0, 0]
 
 
-def test_a_batch_of_unequal_photos_equals_each_alone(
+def test_a_mixed_batch_matches_single_photos(
     detector: Detector, astronaut: NDArray[np.uint8], group: NDArray[np.uint8], nobody: NDArray[np.uint8]
 ) -> None:
     photos = [group, astronaut, nobody, astronaut[::2, ::2], group[:, ::-1]]
@@ -117,7 +127,7 @@ def test_scale_does_not_move_the_face(detector: Detector, astronaut: NDArray[np.
     assert np.allclose(one.boxes_xyxy[0] * 2, two.boxes_xyxy[0], atol=12)
 
 
-def test_largest_and_nearest() -> None:
+def test_largest_and_nearest_face() -> None:
     boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90]], np.float32)
     faces = Faces(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
     assert faces.largest() == 1
@@ -126,16 +136,16 @@ def test_largest_and_nearest() -> None:
 
 def test_a_box_with_swapped_sides_is_not_the_largest() -> None:
     boxes = np.array([[90, 90, 10, 10], [10, 10, 30, 30], [90, 0, 10, 90]], np.float32)
-    assert areas(boxes).tolist() == [0, 400, 0]
+    assert box_areas(boxes).tolist() == [0, 400, 0]
     assert largest_box(boxes) == 1
 
 
-def test_yunet_finds_lfw_faces_where_its_own_reference_does(reference: Path, data: Path) -> None:
+def test_yunet_matches_its_reference_on_lfw(reference: Path, data: Path) -> None:
     spec = replace(
         load_pack(reference).detection,
         path=reference / "detector_yunet.onnx",
         head="yunet",
-        normalisation=Normalisation(0.0, 1.0, "BGR"),
+        normalization=Normalization(0.0, 1.0, "BGR"),
     )
     yunet = Detector(OnnxNetwork(spec.path), spec)
     with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:

@@ -1,4 +1,4 @@
-"""A download arrives whole or says why not, whatever the network does: against a real server that misbehaves."""
+"""Downloads are complete or fail with a reason, on a real server with faults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.download import Downloader, without_credentials
 from models.errors import DownloadCorruptError, DownloadError
+from models.pack.download import Downloader, without_credentials
 from tests.http_files import File, serving
 
 CONTENT = np.random.default_rng(3).bytes(300_000)
@@ -24,7 +24,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture
 def downloader() -> Iterator[Downloader]:
-    with Downloader(attempts=4, pause_s=0.0, timeout_s=5.0) as opened:
+    with Downloader(attempts=4, backoff_s=0.0, timeout_s=5.0) as opened:
         yield opened
 
 
@@ -37,7 +37,7 @@ def leftovers(target: Path) -> list[str]:
     return sorted(path.name for path in target.parent.iterdir() if path != target)
 
 
-def test_a_file_arrives_with_its_progress(downloader: Downloader, target: Path) -> None:
+def test_a_download_reports_progress(downloader: Downloader, target: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     with serving({"/f": File(CONTENT)}) as server:
         fetched = downloader.fetch(f"{server.url}/f", target, SHA256, len(CONTENT), lambda *done: seen.append(done))
@@ -48,7 +48,7 @@ def test_a_file_arrives_with_its_progress(downloader: Downloader, target: Path) 
     assert leftovers(target) == []
 
 
-def test_a_cut_connection_goes_on_where_it_broke(downloader: Downloader, target: Path) -> None:
+def test_an_interrupted_download_resumes(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, cuts=[100_000, 50_000])}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256)
     assert target.read_bytes() == CONTENT
@@ -61,7 +61,7 @@ def test_a_cut_connection_goes_on_where_it_broke(downloader: Downloader, target:
 
 def test_a_later_run_resumes(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, cuts=[10_000, 10_000])}) as server:
-        with Downloader(attempts=2, pause_s=0.0) as impatient, pytest.raises(DownloadError, match="2 times"):
+        with Downloader(attempts=2, backoff_s=0.0) as impatient, pytest.raises(DownloadError, match="2 times"):
             impatient.fetch(f"{server.url}/f", target, SHA256)
         assert not target.exists()
         downloader.fetch(f"{server.url}/f", target, SHA256)
@@ -69,7 +69,7 @@ def test_a_later_run_resumes(downloader: Downloader, target: Path) -> None:
     assert server.requests[-1][1] == "bytes=20000-"
 
 
-def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(downloader: Downloader, target: Path) -> None:
+def test_a_changed_file_restarts_from_the_beginning(downloader: Downloader, target: Path) -> None:
     other = CONTENT[::-1]
     with serving({"/f": File(other, etag='"old"', cuts=[1000])}) as server:
         with Downloader(attempts=1) as once, pytest.raises(DownloadError):
@@ -80,9 +80,7 @@ def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(downloader:
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"1"'])
-def test_without_a_strong_etag_only_a_checksum_allows_to_resume(
-    etag: str | None, downloader: Downloader, target: Path
-) -> None:
+def test_resuming_needs_a_strong_etag_or_a_checksum(etag: str | None, downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, etag, cuts=[1000]), "/g": File(CONTENT, etag, cuts=[1000])}) as server:
         downloader.fetch(f"{server.url}/f", target)
         downloader.fetch(f"{server.url}/g", target, SHA256)
@@ -90,13 +88,13 @@ def test_without_a_strong_etag_only_a_checksum_allows_to_resume(
     assert [request[1] for request in server.requests] == [None, None, None, "bytes=1000-"]
 
 
-def test_a_server_without_ranges_is_asked_for_everything_again(downloader: Downloader, target: Path) -> None:
+def test_a_server_without_ranges_restarts_the_download(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, ranges=False, cuts=[100_000])}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_busy_server_is_asked_again(downloader: Downloader, target: Path) -> None:
+def test_busy_servers_are_retried(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, answers=[503, 429, 500])}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256)
         assert len(server.requests) == 4
@@ -105,7 +103,7 @@ def test_a_busy_server_is_asked_again(downloader: Downloader, target: Path) -> N
             downloader.fetch(f"{server.url}/f", target, SHA256)
 
 
-def test_damage_is_noticed_and_fetched_anew_once(downloader: Downloader, target: Path) -> None:
+def test_a_corrupt_file_is_downloaded_once_more(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT)}) as server:
         partial = target.with_name("file.onnx.partial")
         partial.write_bytes(b"damaged" * 1000)
@@ -114,7 +112,7 @@ def test_damage_is_noticed_and_fetched_anew_once(downloader: Downloader, target:
         assert [request[1] for request in server.requests] == ["bytes=7000-", None]
 
 
-def test_a_wrong_file_is_refused_and_nothing_of_it_stays(downloader: Downloader, target: Path) -> None:
+def test_a_wrong_file_is_rejected_and_removed(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(b"<html>not the file</html>")}) as server:
         with pytest.raises(DownloadCorruptError, match="download_corrupt"):
             downloader.fetch(f"{server.url}/f", target, SHA256)
@@ -123,7 +121,7 @@ def test_a_wrong_file_is_refused_and_nothing_of_it_stays(downloader: Downloader,
 
 
 @pytest.mark.parametrize("size", [1000, len(CONTENT) + 1])
-def test_a_file_of_another_size_is_refused_unread(size: int, downloader: Downloader, target: Path) -> None:
+def test_a_file_of_another_size_is_rejected_unread(size: int, downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT)}) as server:
         with pytest.raises(DownloadCorruptError, match=f"has 300000 bytes, {size} were expected"):
             downloader.fetch(f"{server.url}/f", target, SHA256, size)
@@ -131,7 +129,7 @@ def test_a_file_of_another_size_is_refused_unread(size: int, downloader: Downloa
     assert list(target.parent.iterdir()) == []
 
 
-def test_an_answer_without_a_length_is_not_read_beyond_what_is_expected(downloader: Downloader, target: Path) -> None:
+def test_a_response_without_length_is_bounded(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, stated=False)}) as server:
         assert downloader.fetch(f"{server.url}/f", target, SHA256).size == len(CONTENT)
         with pytest.raises(DownloadCorruptError, match="longer than the 1000 bytes"):
@@ -139,14 +137,14 @@ def test_an_answer_without_a_length_is_not_read_beyond_what_is_expected(download
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_partial_file_that_is_too_long_is_dropped(downloader: Downloader, target: Path) -> None:
+def test_an_oversized_partial_file_is_discarded(downloader: Downloader, target: Path) -> None:
     target.with_name("file.onnx.partial").write_bytes(CONTENT + b"more")
     with serving({"/f": File(CONTENT)}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_whole_partial_file_is_not_fetched_again(downloader: Downloader, target: Path) -> None:
+def test_a_complete_partial_file_is_not_downloaded_again(downloader: Downloader, target: Path) -> None:
     target.with_name("file.onnx.partial").write_bytes(CONTENT)
     with serving({}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256, len(CONTENT))
@@ -154,7 +152,7 @@ def test_a_whole_partial_file_is_not_fetched_again(downloader: Downloader, targe
     assert target.read_bytes() == CONTENT
 
 
-def test_refusals_are_said_at_once(downloader: Downloader, target: Path) -> None:
+def test_rejected_requests_are_not_retried(downloader: Downloader, target: Path) -> None:
     with serving({"/loop": File(b"", location="/loop"), "/private": File(b"", answers=[403])}) as server:
         with pytest.raises(DownloadError, match="404 Not Found"):
             downloader.fetch(f"{server.url}/gone", target)
@@ -167,8 +165,8 @@ def test_refusals_are_said_at_once(downloader: Downloader, target: Path) -> None
         other.fetch("ftp://127.0.0.1/f", target)
 
 
-def test_nobody_there_and_a_server_that_says_nothing(target: Path) -> None:
-    with Downloader(attempts=2, pause_s=0.0, timeout_s=0.05) as hasty:
+def test_unreachable_and_silent_servers_time_out(target: Path) -> None:
+    with Downloader(attempts=2, backoff_s=0.0, timeout_s=0.05) as hasty:
         with pytest.raises(DownloadError, match="download_failed"):
             hasty.fetch("http://127.0.0.1:9/f", target)
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DownloadError, match="ReadTimeout"):
@@ -181,7 +179,7 @@ def test_redirects_are_followed(downloader: Downloader, target: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
-def test_a_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"http://files.invalid/f": File(CONTENT)}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         with Downloader(attempts=1) as downloader:
@@ -189,12 +187,12 @@ def test_a_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.Mo
         assert target.read_bytes() == CONTENT
 
 
-def test_a_full_disk_is_said(target: Path) -> None:
-    """The kernel refuses to let a file grow, as it does on a full disk."""
+def test_a_full_disk_is_reported(target: Path) -> None:
+    """A file size limit of the kernel stands in for a full disk."""
     program = f"""
 import resource
 from pathlib import Path
-from models.download import Downloader
+from models.pack.download import Downloader
 from tests.http_files import File, serving
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 with serving({{"/f": File(bytes(300_000))}}) as server, Downloader() as downloader:
@@ -209,10 +207,10 @@ with serving({{"/f": File(bytes(300_000))}}) as server, Downloader() as download
     assert not target.exists()
 
 
-def test_two_at_once_in_two_folders_share_nothing(tmp_path: Path) -> None:
+def test_concurrent_downloads_are_independent(tmp_path: Path) -> None:
     def fetch(folder: Path, url: str) -> None:
         folder.mkdir()
-        with Downloader(pause_s=0.0) as downloader:
+        with Downloader(backoff_s=0.0) as downloader:
             downloader.fetch(url, folder / "f", SHA256)
 
     with serving({"/f": File(CONTENT, cuts=[1000, 2000, 3000])}) as server:
@@ -224,5 +222,5 @@ def test_two_at_once_in_two_folders_share_nothing(tmp_path: Path) -> None:
     assert all((tmp_path / name / "f").read_bytes() == CONTENT for name in "abc")
 
 
-def test_addresses_are_shown_without_credentials() -> None:
+def test_urls_are_shown_without_credentials() -> None:
     assert without_credentials("https://me:secret@host:81/a/b?token=x") == "https://host:81/a/b"

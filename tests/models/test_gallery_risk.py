@@ -1,4 +1,4 @@
-"""A gallery's own strangers and the pack's give the gallery's error rates, and a few duplicates do not move them."""
+"""Gallery risk combines impostor pairs of gallery and pack, robust against a few duplicates."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.gallery_risk import GalleryRisk, ImpostorEvidence
-from models.network import Float
-from models.recognition import unit
-from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir, fpir_from_fmr
-from training.calibrate import calibrate
+from models.risk.calibration import (
+    BIN_COUNT,
+    EDGES,
+    Calibration,
+    bin_indices,
+    count_at_or_above,
+    fmr_for_fpir,
+    fpir_from_fmr,
+)
+from models.risk.gallery_risk import GalleryRisk, ImpostorEvidence
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from training.export.calibrate import calibrate
 
 
 def people(rng: np.random.Generator, count: int, images: int = 1, dimension: int = 64, common: float = 1.0) -> Float:
-    """(count, images, d) unit vectors; ``common`` is what all share."""
-    centres = rng.normal(size=(count, 1, dimension)) + common
-    return unit((centres + 0.4 * rng.normal(size=(count, images, dimension))).reshape(-1, dimension)).reshape(
+    """Return (count, images, d) unit vectors; ``common`` is their shared component."""
+    centers = rng.normal(size=(count, 1, dimension)) + common
+    return l2_normalize((centers + 0.4 * rng.normal(size=(count, images, dimension))).reshape(-1, dimension)).reshape(
         count, images, dimension
     )
 
 
 def evidence_of(vectors: Float) -> ImpostorEvidence:
-    """By a loop over subjects, one template each."""
+    """Compute the evidence with a loop over subjects of one template each."""
     n = len(vectors)
     counts, best = np.zeros(BIN_COUNT, np.int64), np.zeros(BIN_COUNT, np.int64)
     squares = np.zeros(len(EDGES))
     for i in range(n):
-        rows = bins(np.delete(vectors @ vectors[i], i))
+        rows = bin_indices(np.delete(vectors @ vectors[i], i))
         own = np.bincount(rows, minlength=BIN_COUNT)
         counts += own
-        squares += above(own) ** 2
+        squares += count_at_or_above(own) ** 2
         best[rows.max()] += 1
     return ImpostorEvidence(counts, squares, best, n, n)
 
@@ -48,15 +56,15 @@ def pack() -> Calibration:
 
 
 @pytest.mark.parametrize("subjects", [2, 3, 12])
-def test_the_smallest_galleries_rest_on_the_pack(pack: Calibration, subjects: int) -> None:
+def test_small_galleries_use_the_curve_of_the_pack(pack: Calibration, subjects: int) -> None:
     gallery = GalleryRisk(evidence_of(people(np.random.default_rng(2), subjects)[:, 0]), pack)
     assert gallery.gallery_share < 0.01
     assert gallery.threshold_at_fmr(1e-4).similarity == pytest.approx(pack.threshold_at_fmr(1e-4).similarity, abs=0.12)
 
 
 @pytest.mark.parametrize("common", [0.8, 1.0, 1.25])
-def test_a_gallery_unlike_the_packs_photos_moves_the_curve(pack: Calibration, common: float) -> None:
-    """The asked risk is kept for strangers of the gallery's kind, whatever the pack was calibrated on."""
+def test_other_photos_than_the_packs_shift_the_curve(pack: Calibration, common: float) -> None:
+    """The measured FPIR matches the target for non-mated probes like the gallery's photos."""
     rng = np.random.default_rng(3)
     ratios: list[float] = []
     for _ in range(5):
@@ -66,22 +74,22 @@ def test_a_gallery_unlike_the_packs_photos_moves_the_curve(pack: Calibration, co
         threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
         ratios.append(float((best >= threshold).mean()) / 0.01)
     assert 0.5 < np.median(ratios) < 2
-    if common > 1.2:  # the pack alone would not keep it
+    if common > 1.2:  # the curve of the pack alone misses the target
         alone = pack.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
         assert (best >= alone).mean() > 0.03
 
 
-def test_without_a_pack_the_gallery_stands_alone() -> None:
+def test_a_gallery_without_a_pack_uses_its_own_curve() -> None:
     rng = np.random.default_rng(4)
     enrolled, strangers = people(rng, 300)[:, 0], people(rng, 4000)[:, 0]
     gallery = GalleryRisk(evidence_of(enrolled), None)
     assert gallery.gallery_share == 1
     threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.05, 300)).similarity
-    # Its tail may not end, so that it errs on the side of caution.
+    # Without a pack the shape is not negative, which overestimates the risk.
     assert 0.01 < ((strangers @ enrolled.T).max(1) >= threshold).mean() < 0.1
 
 
-def test_a_handful_of_duplicates_does_not_move_the_threshold(pack: Calibration) -> None:
+def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None:
     rng = np.random.default_rng(5)
     faces = people(rng, 300, 2)
     clean = GalleryRisk(evidence_of(faces[:, 0]), pack)
@@ -91,13 +99,13 @@ def test_a_handful_of_duplicates_does_not_move_the_threshold(pack: Calibration) 
     wanted = fmr_for_fpir(0.01, 300)
     before, after = clean.threshold_at_fmr(wanted).similarity, planted.threshold_at_fmr(wanted).similarity
     assert after == pytest.approx(before, abs=0.015)
-    # Left in the counts, they would have: 15 pairs of 45,000 are ten times the rate that is asked for.
+    # 15 duplicates in 45,000 pairs would be ten times the target rate.
     naive = np.sort((faces[:, 0] @ np.concatenate([faces[:, 0], faces[:15, 1]]).T).ravel())
     assert naive[-int(len(naive) * wanted) - 301] > before + 0.05
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say(pack: Calibration) -> None:
-    """The truth: what many strangers, whom the evidence does not know, do in this gallery."""
+def test_intervals_have_their_nominal_coverage(pack: Calibration) -> None:
+    """Compare with the rate of many new non-mated probes."""
     rng = np.random.default_rng(6)
     held = []
     for _ in range(40):
@@ -128,22 +136,22 @@ def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
     assert fpirs == sorted(fpirs)
 
 
-def test_vectors_that_are_no_faces_do_not_open_the_gate(pack: Calibration) -> None:
-    """Orthogonal vectors hardly differ from each other, which no faces do."""
+def test_nearly_orthogonal_vectors_keep_a_high_threshold(pack: Calibration) -> None:
+    """Similarities of orthogonal vectors have no spread, unlike those of faces."""
     narrow = GalleryRisk(evidence_of(np.eye(60, 64, dtype=np.float32)), pack)
     threshold = narrow.threshold_at_fmr(fmr_for_fpir(0.01, 60))
-    assert threshold.similarity > 0.1  # ten deviations of such vectors above their mean of 0
+    assert threshold.similarity > 0.1  # ten standard deviations above the mean of 0
     assert threshold.low <= threshold.similarity <= threshold.high
     assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.fmr, np.linspace(-1, 1, 101)))
 
 
-def test_two_subjects_who_are_one_person(pack: Calibration) -> None:
+def test_two_subjects_of_one_person_keep_the_threshold(pack: Calibration) -> None:
     twice = people(np.random.default_rng(8), 1, 2, common=1.0)[0]
-    twin = GalleryRisk(evidence_of(unit(twice + 3 * twice[:1])), pack)
+    twin = GalleryRisk(evidence_of(l2_normalize(twice + 3 * twice[:1])), pack)
     assert twin.threshold_at_fmr(1e-3).similarity >= pack.threshold_at_fmr(1e-3).similarity - 0.1
 
 
-def test_evidence_returns_as_it_was_stored() -> None:
+def test_evidence_survives_a_json_round_trip() -> None:
     evidence = evidence_of(people(np.random.default_rng(7), 20)[:, 0])
     read = ImpostorEvidence.from_document(evidence.document())
     assert np.array_equal(read.counts, evidence.counts)

@@ -1,4 +1,4 @@
-"""Packs go both ways: ours in insightface.app.FaceAnalysis, an InsightFace-style directory in ours."""
+"""InsightFace loads Kith packs, and Kith loads InsightFace directories, with equal results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models import dlib_pack
-from models.alignment import align
-from models.detection import Detector
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser
-from models.runtime import OnnxNetwork
+from models.pack import dlib_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import align
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,9 +26,9 @@ DETECTION_SIDE_PX = 640
 
 
 def theirs(directory: Path, photo: NDArray[np.uint8]) -> list[Any]:
-    """InsightFace's answer for an RGB photo."""
+    """Return the faces that InsightFace finds in an RGB photo."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it calls what scikit-image has deprecated
+        warnings.simplefilter("ignore")  # it uses deprecated functions of scikit-image
         analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
         analysis.prepare(ctx_id=-1, det_size=(DETECTION_SIDE_PX, DETECTION_SIDE_PX))
         faces: list[Any] = analysis.get(cv2.cvtColor(photo, cv2.COLOR_RGB2BGR))
@@ -38,22 +38,22 @@ def theirs(directory: Path, photo: NDArray[np.uint8]) -> list[Any]:
 @pytest.fixture(params=["ours in theirs", "theirs in ours"])
 def directory(request: pytest.FixtureRequest) -> Path:
     if request.param == "ours in theirs":
-        return BUNDLED
+        return BUNDLED_PACK
     reference: Path = request.getfixturevalue("reference")
     return reference
 
 
 @pytest.mark.parametrize("name", ["group", "large astronaut"])
-def test_same_boxes_and_embeddings(
+def test_boxes_and_embeddings_match_insightface(
     directory: Path, name: str, group: NDArray[np.uint8], astronaut: NDArray[np.uint8]
 ) -> None:
     # InsightFace enlarges small photos to the detector's size, so the photo here has at least that.
     photo = group if name == "group" else np.asarray(cv2.resize(astronaut, (1280, 1280)), np.uint8)
     pack = load_pack(directory)
     detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, buckets=(DETECTION_SIDE_PX,))
-    recogniser = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition)
+    recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
     (faces,) = detector.detect([photo])
-    vectors = recogniser.embed(align(photo, faces.landmarks_xy))
+    vectors = recognizer.embed(align(photo, faces.landmarks_xy))
     expected = theirs(directory, photo)
     assert len(faces) == len(expected) >= 1
     for other in expected:
@@ -63,11 +63,13 @@ def test_same_boxes_and_embeddings(
         assert float(vectors[row] @ (other.embedding / np.linalg.norm(other.embedding))) >= 0.999
 
 
-def test_same_crop_same_embedding(directory: Path, astronaut: NDArray[np.uint8], detector: Detector) -> None:
+def test_embeddings_of_one_crop_match_insightface(
+    directory: Path, astronaut: NDArray[np.uint8], detector: Detector
+) -> None:
     (faces,) = detector.detect([astronaut])
     crops = align(astronaut, faces.landmarks_xy[:1])
     pack = load_pack(directory)
-    (ours,) = Recogniser(OnnxNetwork(pack.recognition.path), pack.recognition).embed(crops)
+    (ours,) = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition).embed(crops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
@@ -75,10 +77,10 @@ def test_same_crop_same_embedding(directory: Path, astronaut: NDArray[np.uint8],
     assert float(ours @ (feature / np.linalg.norm(feature))) >= 0.999
 
 
-def test_insightface_stops_where_crops_are_not_its_own(
+def test_insightface_rejects_packs_with_custom_crops(
     dlib_file: Path, tmp_path: Path, astronaut: NDArray[np.uint8]
 ) -> None:
-    source = {"from": "here", "file": dlib_file.name, "sha256": "", "licence": "CC0-1.0"}
-    dlib_pack.build(tmp_path, dlib_file.read_bytes(), source)
+    source = {"from": "here", "file": dlib_file.name, "sha256": "", "license": "CC0-1.0"}
+    dlib_pack.build_dlib_pack(tmp_path, dlib_file.read_bytes(), source)
     with pytest.raises(AssertionError):  # rather than vectors of crops that the network was not trained on
         theirs(tmp_path, astronaut)

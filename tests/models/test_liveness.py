@@ -1,4 +1,4 @@
-"""Crops, scores and verdicts of the hook for presentation attack detection, beside InsightFace's own."""
+"""Liveness crops, scores and verdicts match InsightFace's addon."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.alignment import similarity_transforms
-from models.detection import Detector
-from models.engines import Wish, open_networks
+from models.engines.selection import EnginePreference, open_networks
 from models.errors import PackError
-from models.liveness import Judgement, Liveness, cut, outside
-from models.network import Engine
-from models.pack import LIVENESS_ALIGNMENT, MANIFEST, LivenessSpec, load_pack
-from models.pull import _try
-from models.runtime import OnnxNetwork
+from models.pack.loading import load_pack
+from models.pack.manifest import LIVENESS_ALIGNMENT, MANIFEST_FILE
+from models.pack.verification import run_networks
+from models.runtime.network import Engine
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import align, similarity_transforms
+from models.vision.detection import Detector
+from models.vision.liveness import LivenessClassifier, LivenessResult, outside_shares
+from models.vision.specs import LivenessSpec
 from tests.packs import judging_pack, warmth
 
 Photo = NDArray[np.uint8]
@@ -36,7 +38,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> LivenessSpec:
     return found
 
 
-def test_defaults_are_those_of_insightfaces_addon(spec: LivenessSpec) -> None:
+def test_defaults_match_insightface(spec: LivenessSpec) -> None:
     addon = pytest.importorskip("insightface.addons.liveness")
     np.testing.assert_allclose(spec.alignment.template_xy, addon.DESTINATION_LANDMARKS, rtol=1e-6)
     assert spec.alignment.size_px == addon.INPUT_SIZE
@@ -44,15 +46,17 @@ def test_defaults_are_those_of_insightfaces_addon(spec: LivenessSpec) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, "batch"])
-def test_scores_are_insightfaces(
+def test_scores_match_insightface(
     batch: int | str, spec: LivenessSpec, detector: Detector, group: Photo, tmp_path: Path
 ) -> None:
     addon = pytest.importorskip("insightface.addons.liveness")
     path = warmth(tmp_path / "liveness.onnx", batch)
     theirs = addon.Liveness(path, providers=["CPUExecutionProvider"])
     (faces,) = detector.detect([group])
-    ours = Liveness(OnnxNetwork(path), replace(spec, path=path)).scores(cut(group, faces.landmarks_xy, spec.alignment))
-    shares = outside(faces.landmarks_xy, spec.alignment, group.shape[1], group.shape[0])
+    ours = LivenessClassifier(OnnxNetwork(path), replace(spec, path=path)).scores(
+        align(group, faces.landmarks_xy, spec.alignment, repeat_edge=True)
+    )
+    shares = outside_shares(faces.landmarks_xy, spec.alignment, group.shape[1], group.shape[0])
     assert len(ours) > 3
     for score, share, points in zip(ours, shares, faces.landmarks_xy, strict=True):
         wanted = theirs.predict(np.ascontiguousarray(group[:, :, ::-1]), points)
@@ -62,37 +66,37 @@ def test_scores_are_insightfaces(
 
 
 @given(x=st.floats(-100, 300), y=st.floats(-100, 300), scale=st.floats(0.2, 6), turn=st.floats(-3.2, 3.2))
-def test_the_share_outside_is_that_of_the_pixels(x: float, y: float, scale: float, turn: float) -> None:
+def test_outside_shares_match_counted_pixels(x: float, y: float, scale: float, turn: float) -> None:
     width, height = 200, 160
     turned = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     points = (LIVENESS_ALIGNMENT.template_xy - 40) @ turned.T * scale + (x, y)
-    (share,) = outside(points[None].astype(np.float32), LIVENESS_ALIGNMENT, width, height)
+    (share,) = outside_shares(points[None].astype(np.float32), LIVENESS_ALIGNMENT, width, height)
     (matrix,) = similarity_transforms(points[None], LIVENESS_ALIGNMENT)
     shown = cv2.warpAffine(np.ones((height, width), np.float32), matrix, (80, 80), flags=cv2.INTER_LINEAR)
     assert share == pytest.approx(1 - shown.mean(), abs=0.03)
 
 
-def test_beyond_the_photo_its_edge_is_repeated() -> None:
-    grey = np.full((50, 50, 3), 77, np.uint8)
+def test_crops_repeat_the_edge_of_the_photo() -> None:
+    gray = np.full((50, 50, 3), 77, np.uint8)
     points = np.asarray(LIVENESS_ALIGNMENT.template_xy - 30, np.float32)[None]
-    assert (cut(grey, points, LIVENESS_ALIGNMENT) == 77).all()
+    assert (align(gray, points, LIVENESS_ALIGNMENT, repeat_edge=True) == 77).all()
 
 
-def test_logits_become_a_probability(spec: LivenessSpec, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_logits_are_converted_to_probabilities(spec: LivenessSpec, tmp_path: Path, rng: np.random.Generator) -> None:
     crops = rng.integers(0, 256, (3, 80, 80, 3), dtype=np.uint8)
     crops[0, :, :, 0], crops[1, :, :, 2] = 255, 255
     two = OnnxNetwork(warmth(tmp_path / "two.onnx", classes=True))
-    live = Liveness(two, replace(spec, live_class=1)).scores(crops)
-    np.testing.assert_allclose(live, Liveness(OnnxNetwork(spec.path), spec).scores(crops), atol=1e-5)
-    np.testing.assert_allclose(Liveness(two, replace(spec, live_class=0)).scores(crops), 1 - live, atol=1e-5)
+    live = LivenessClassifier(two, replace(spec, live_class=1)).scores(crops)
+    np.testing.assert_allclose(live, LivenessClassifier(OnnxNetwork(spec.path), spec).scores(crops), atol=1e-5)
+    np.testing.assert_allclose(LivenessClassifier(two, replace(spec, live_class=0)).scores(crops), 1 - live, atol=1e-5)
     assert live[0] > 0.9 > 0.1 > live[1]
     for wrong in (None, 2):
         with pytest.raises(PackError, match="live_class"):
-            Liveness(two, replace(spec, live_class=wrong)).scores(crops)
-    assert Liveness(two, spec).scores(crops[:0]).shape == (0,)
+            LivenessClassifier(two, replace(spec, live_class=wrong)).scores(crops)
+    assert LivenessClassifier(two, spec).scores(crops[:0]).shape == (0,)
 
 
-def test_what_is_no_probability_is_refused(spec: LivenessSpec) -> None:
+def test_values_outside_0_to_1_are_rejected(spec: LivenessSpec) -> None:
     class Constant(OnnxNetwork):
         value = 0.0
 
@@ -101,37 +105,40 @@ def test_what_is_no_probability_is_refused(spec: LivenessSpec) -> None:
 
     network = Constant(spec.path)
     for network.value in (0.0, 1.0):
-        assert Liveness(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8)).tolist() == [network.value] * 2
+        assert (
+            LivenessClassifier(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8)).tolist() == [network.value] * 2
+        )
     for network.value in (-0.1, 1.1, float("nan"), float("inf")):
-        with pytest.raises(PackError, match="no probability"):
-            Liveness(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8))
+        with pytest.raises(PackError, match=r"outside \[0, 1\]"):
+            LivenessClassifier(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8))
 
 
-def test_a_verdict_is_by_the_packs_threshold_or_anothers() -> None:
-    assert Judgement(0.8, 0.8).verdict() == "live"
-    assert Judgement(0.79, 0.8).verdict() == "not_live"
-    assert Judgement(0.79, 0.8).verdict(0.5) == "live"
-    assert Judgement(0.79, 0.8).verdict(0.0) == "live"
-    assert Judgement(None, 0.0).verdict(0.0) == "not_judged"
+def test_verdicts_use_the_given_or_the_packs_threshold() -> None:
+    assert LivenessResult(0.8, 0.8).verdict() == "live"
+    assert LivenessResult(0.79, 0.8).verdict() == "not_live"
+    assert LivenessResult(0.79, 0.8).verdict(0.5) == "live"
+    assert LivenessResult(0.79, 0.8).verdict(0.0) == "live"
+    assert LivenessResult(None, 0.0).verdict(0.0) == "not_judged"
 
 
-def test_every_engine_runs_it(spec: LivenessSpec, rng: np.random.Generator) -> None:
+def test_every_engine_runs_the_network(spec: LivenessSpec, rng: np.random.Generator) -> None:
     crops = rng.integers(0, 256, (5, 80, 80, 3), dtype=np.uint8)
     by_one, by_other = (
-        Liveness(open_networks(spec, Wish(engine, "fp32")).networks[0], spec).scores(crops) for engine in ENGINES
+        LivenessClassifier(open_networks(spec, EnginePreference(engine, "fp32")).networks[0], spec).scores(crops)
+        for engine in ENGINES
     )
     np.testing.assert_allclose(by_one, by_other, atol=1e-4)
 
 
-def test_pull_and_verify_run_it_too(tmp_path: Path) -> None:
-    assert _try(judging_pack(tmp_path).directory).startswith("all three ran")
+def test_verification_runs_the_liveness_network(tmp_path: Path) -> None:
+    assert run_networks(judging_pack(tmp_path).directory).startswith("all three networks ran")
 
 
 @pytest.mark.parametrize(
     "task",
     [
         {"file": "absent.onnx"},
-        {"file": "recogniser.onnx"},
+        {"file": "recognizer.onnx"},
         {"threshold": 1.5},
         {"threshold": "0.8"},
         {"max_outside": -0.1},
@@ -143,15 +150,15 @@ def test_pull_and_verify_run_it_too(tmp_path: Path) -> None:
         {"sha256": "0" * 64},
     ],
 )
-def test_a_task_that_cannot_be_is_refused_by_name(task: dict[str, Any], tmp_path: Path) -> None:
+def test_errors_name_the_field(task: dict[str, Any], tmp_path: Path) -> None:
     directory = judging_pack(tmp_path).directory
-    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest = json.loads((directory / MANIFEST_FILE).read_text())
     manifest["tasks"]["liveness"] |= task
-    (directory / MANIFEST).write_text(json.dumps(manifest))
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
     with pytest.raises(PackError, match=r"^tasks\.liveness"):
         load_pack(directory).verify()
 
 
-def test_insightface_opens_the_pack_as_it_is(tmp_path: Path) -> None:
+def test_insightface_loads_the_pack(tmp_path: Path) -> None:
     package = pytest.importorskip("insightface.model_zoo.package_manifest")
     assert set(package.load_model_package(judging_pack(tmp_path).directory).tasks) == {"detection", "recognition"}

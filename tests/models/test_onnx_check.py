@@ -1,4 +1,4 @@
-"""Hostile ONNX files are refused by what is wrong with them, before a runtime sees them; honest ones are not."""
+"""Hostile ONNX files are rejected with a reason before a runtime opens them; valid files pass."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from models import onnx_check, openvino_network
+from models.checksums import sha256_of
 from models.errors import PackError
-from models.onnx_check import check_model, check_network, read_model
-from models.openvino_network import OpenVinoNetwork
-from models.pack import BUNDLED, MANIFEST, load_pack, sha256_of
-from models.runtime import OnnxNetwork
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import MANIFEST_FILE
+from models.runtime import onnx_check, openvino_network
+from models.runtime.onnx_check import check_model, check_network, read_model
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.openvino_network import OpenVinoNetwork
 
 Edit = Callable[[onnx.ModelProto], object]
 
 
 def network(*nodes: onnx.NodeProto, weights: list[onnx.TensorProto] | None = None) -> onnx.ModelProto:
-    """Whatever the nodes do, what goes in comes out."""
+    """Return an identity network with additional nodes."""
     graph = helper.make_graph(
         [*nodes, helper.make_node("Identity", ["x"], ["y"])],
         "graph",
@@ -46,7 +48,7 @@ def edited(edit: Edit) -> onnx.ModelProto:
 
 
 def with_weight(**fields: Any) -> onnx.ModelProto:
-    """Its fields as they are given, whether or not they fit together."""
+    """Return a network with one weight of these fields, valid or not."""
     whole: dict[str, Any] = {"name": "w", "data_type": TensorProto.FLOAT, "dims": [2, 3]} | fields
     return network(weights=[TensorProto(**whole)])
 
@@ -77,19 +79,22 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
     "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
     "custom operator": (network(helper.make_node("Steal", ["x"], ["z"], domain="evil")), "'Steal' of 'evil'"),
-    "runtime's own": (network(helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft")), "com.microsoft"),
-    "unknown operator": (network(helper.make_node("Steal", ["x"], ["z"])), "'Steal' that the standard"),
-    "own function": (edited(lambda m: _function(m, "evil")), "operator of its own"),
-    "standard's name for an own function": (edited(lambda m: _function(m, "")), "operator of its own"),
+    "runtime's internal operator": (
+        network(helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft")),
+        "com.microsoft",
+    ),
+    "unknown operator": (network(helper.make_node("Steal", ["x"], ["z"])), "'Steal' that is not in the ONNX standard"),
+    "own function": (edited(lambda m: _function(m, "evil")), "custom operator"),
+    "standard's name for an own function": (edited(lambda m: _function(m, "")), "custom operator"),
     "loop": (network(helper.make_node("Loop", ["n", ""], ["z"], body=BODY)), "Loop"),
     "reads files": (network(helper.make_node("ImageDecoder", ["x"], ["z"])), "ImageDecoder"),
     "hidden in a branch": (network(branches(2, helper.make_node("Steal", ["x"], ["b"], domain="evil"))), "'evil'"),
-    "graphs without end": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "graphs in graphs"),
+    "deeply nested graphs": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "nests subgraphs"),
     "training": (edited(lambda m: m.training_info.add()), "training graph"),
     "outside, absolute": (outside("/etc/passwd"), "another file"),
     "outside, above": (outside("../../secret"), "another file"),
     "outside, beside": (outside("weights.bin", offset="0", length="24"), "another file"),
-    "outside without a word": (
+    "outside, undeclared": (
         with_weight(external_data=[onnx.StringStringEntryProto(key="location", value="a")]),
         "another",
     ),
@@ -97,32 +102,32 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
         network(helper.make_node("Constant", [], ["c"], value=outside("a").graph.initializer[0])),
         "another",
     ),
-    "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape says 24"),
+    "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape needs 24"),
     "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
     "too few numbers": (with_weight(float_data=[1.0]), "1 bytes or numbers"),
     "no numbers": (with_weight(), "0 bytes or numbers"),
-    "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "claims a shape"),
-    "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "claims a shape"),
+    "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "exceeds the limits"),
+    "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "exceeds the limits"),
     "sides that overflow to what is there": (
         with_weight(dims=[2**33, 2**31, 6], raw_data=b"\0" * 24),
-        "claims a shape",
+        "exceeds the limits",
     ),
-    "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "claims a shape"),
-    "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "no number"),
-    "unknown type": (with_weight(data_type=77, raw_data=b"\0" * 24), "no number"),
+    "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "exceeds the limits"),
+    "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "non-numeric"),
+    "unknown type": (with_weight(data_type=77, raw_data=b"\0" * 24), "non-numeric"),
     "sparse": (edited(lambda m: m.graph.sparse_initializer.add()), "sparse"),
     "no input": (edited(lambda m: m.graph.ClearField("input")), "0 inputs"),
     "no output": (edited(lambda m: m.graph.ClearField("output")), "0 outputs"),
     "two inputs": (edited(lambda m: m.graph.input.append(helper.make_tensor_value_info("b", 1, [1]))), "2 inputs"),
     "input of texts": (
         edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, [1]))),
-        "no tensor of numbers",
+        "not a numeric tensor",
     ),
     "input of a sequence": (
         edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", 1, [1]))),
-        "no tensor of numbers",
+        "not a numeric tensor",
     ),
-    "input as large as the sea": (
+    "oversized input": (
         edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1, 3, 2**19, 2**19]))),
         "has a shape",
     ),
@@ -134,7 +139,7 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_what_is_wrong_is_said(what: str) -> None:
+def test_hostile_files_are_rejected_with_a_reason(what: str) -> None:
     model, says = HOSTILE[what]
     with pytest.raises(PackError) as refused:
         check_model(model, "x.onnx")
@@ -142,7 +147,7 @@ def test_what_is_wrong_is_said(what: str) -> None:
     assert str(refused.value).startswith("x.onnx: ")
 
 
-def test_an_honest_network_passes() -> None:
+def test_a_valid_network_passes() -> None:
     for dtype in (np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32, np.int64, np.bool_):
         weight = numpy_helper.from_array(np.ones((2, 3), dtype), "w")
         check_model(network(branches(2, helper.make_node("Identity", ["x"], ["b"])), weights=[weight]), "x.onnx")
@@ -151,7 +156,7 @@ def test_an_honest_network_passes() -> None:
     check_model(network(weights=[numpy_helper.from_array(np.ones((0, 3), np.float32), "w")]), "x.onnx")
 
 
-def test_nothing_has_more_nodes_than_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_subgraphs_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_check, "MAX_NODES", 100)
     nodes = [helper.make_node("Identity", ["x"], [f"n{i}"]) for i in range(60)]
     check_model(network(*nodes), "x.onnx")
@@ -161,26 +166,25 @@ def test_nothing_has_more_nodes_than_a_network(monkeypatch: pytest.MonkeyPatch) 
         check_model(network(inside), "x.onnx")
 
 
-def test_the_packs_that_kith_knows_pass(reference: Path) -> None:
-    for path in (*sorted(BUNDLED.rglob("*.onnx")), *sorted(reference.glob("*.onnx"))):
+def test_known_packs_pass(reference: Path) -> None:
+    for path in (*sorted(BUNDLED_PACK.rglob("*.onnx")), *sorted(reference.glob("*.onnx"))):
         check_model(read_model(path), path.name)
 
 
 @pytest.mark.parametrize("opens", [OnnxNetwork, OpenVinoNetwork])
-def test_no_runtime_sees_what_is_refused(opens: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_files_reach_no_runtime(opens: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.onnx"
     onnx.save(HOSTILE["custom operator"][0], path)
     seen: list[str] = []
-    monkeypatch.setattr(OnnxNetwork, "_open", lambda *_: seen.append("onnxruntime"))
+    monkeypatch.setattr(OnnxNetwork, "open_session", lambda *_: seen.append("onnxruntime"))
 
-    read = openvino_network._openvino().Core.read_model
-    monkeypatch.setattr(openvino_network._openvino().Core, "read_model", lambda *a: seen.append("openvino") or read(*a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(openvino_network._import_openvino().Core, "read_model", lambda *_: seen.append("openvino"))
     with pytest.raises(PackError, match="evil"):
         opens(path)
     assert seen == []
 
 
-def test_a_file_is_looked_at_again_once_it_is_another(tmp_path: Path) -> None:
+def test_a_replaced_file_is_checked_again(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
     onnx.save(network(), path)
     check_network(path)
@@ -193,10 +197,10 @@ def test_a_file_is_looked_at_again_once_it_is_another(tmp_path: Path) -> None:
             check_network(path)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_oversized_files_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
     with path.open("wb") as file:
-        file.truncate(onnx_check.MAX_BYTES + 1)  # a hole
+        file.truncate(onnx_check.MAX_BYTES + 1)  # sparse file
     with pytest.raises(PackError, match="more than"):
         check_network(path)
     with pytest.raises(PackError, match="is not a file"):
@@ -207,7 +211,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
-def test_a_damaged_file_passes_or_is_refused_and_nothing_else(draw: st.DataObject, tmp_path: Path) -> None:
+def test_damaged_files_raise_only_the_pack_error(draw: st.DataObject, tmp_path: Path) -> None:
     whole = bytearray(network(branches(1, helper.make_node("Identity", ["x"], ["b"]))).SerializeToString())
     for _ in range(draw.draw(st.integers(1, 6))):
         whole[draw.draw(st.integers(0, len(whole) - 1))] = draw.draw(st.integers(0, 255))
@@ -221,27 +225,27 @@ def test_a_damaged_file_passes_or_is_refused_and_nothing_else(draw: st.DataObjec
 
 
 @pytest.fixture
-def strangers(tmp_path: Path) -> Path:
-    """A copy of the bundled pack, which lies where strangers' do."""
-    return Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+def untrusted(tmp_path: Path) -> Path:
+    """Copy of the bundled pack outside the trusted directory."""
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
 
 
 def _manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    document = json.loads((folder / MANIFEST).read_text())
+    document = json.loads((folder / MANIFEST_FILE).read_text())
     edit(document)
-    (folder / MANIFEST).write_text(json.dumps(document))
+    (folder / MANIFEST_FILE).write_text(json.dumps(document))
 
 
-def test_a_pack_is_refused_for_any_of_its_files(strangers: Path) -> None:
-    load_pack(strangers).verify()
-    variant = strangers / "int8" / "recogniser.onnx"
+def test_every_file_of_a_pack_is_checked(untrusted: Path) -> None:
+    load_pack(untrusted).verify()
+    variant = untrusted / "int8" / "recognizer.onnx"
     onnx.save(HOSTILE["custom operator"][0], variant)
-    _manifest(strangers, lambda m: m["variants"]["recognition"]["int8"].update(sha256=sha256_of(variant)))
-    with pytest.raises(PackError, match=r"recogniser\.onnx: has an operator 'Steal'"):
-        load_pack(strangers).verify()
+    _manifest(untrusted, lambda m: m["variants"]["recognition"]["int8"].update(sha256=sha256_of(variant)))
+    with pytest.raises(PackError, match=r"recognizer\.onnx: has an operator 'Steal'"):
+        load_pack(untrusted).verify()
 
 
-def test_a_directory_without_a_manifest_is_looked_at_too(reference: Path, tmp_path: Path) -> None:
+def test_an_unversioned_directory_is_checked(reference: Path, tmp_path: Path) -> None:
     for name in ("detector.onnx", "recognizer.onnx"):
         shutil.copy(reference / name, tmp_path / name)
     load_pack(tmp_path).verify()
@@ -253,11 +257,11 @@ def test_a_directory_without_a_manifest_is_looked_at_too(reference: Path, tmp_pa
         load_pack(tmp_path).verify()
 
 
-def test_a_files_name_leads_nowhere_else(strangers: Path, tmp_path: Path) -> None:
+def test_file_names_cannot_leave_the_pack(untrusted: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.onnx"
-    shutil.copy(BUNDLED / "recogniser.onnx", secret)
-    (strangers / "link.onnx").symlink_to(secret)
-    (strangers / "up").symlink_to(tmp_path)
+    shutil.copy(BUNDLED_PACK / "recognizer.onnx", secret)
+    (untrusted / "link.onnx").symlink_to(secret)
+    (untrusted / "up").symlink_to(tmp_path)
     for name in (
         "../secret.onnx",
         str(secret),
@@ -267,9 +271,9 @@ def test_a_files_name_leads_nowhere_else(strangers: Path, tmp_path: Path) -> Non
         "a\0.onnx",
         "https://a/b.onnx",
     ):
-        _manifest(strangers, lambda m, name=name: m["tasks"]["recognition"].update(file=name))  # type: ignore[misc]
+        _manifest(untrusted, lambda m, name=name: m["tasks"]["recognition"].update(file=name))  # type: ignore[misc]
         with pytest.raises(PackError, match=r"tasks\.recognition\.file"):
-            load_pack(strangers)
+            load_pack(untrusted)
 
 
 @pytest.mark.parametrize(
@@ -282,14 +286,14 @@ def test_a_files_name_leads_nowhere_else(strangers: Path, tmp_path: Path) -> Non
         '{"manifest_version": 2}',
     ],
 )
-def test_a_manifest_that_is_none_is_refused(strangers: Path, text: str) -> None:
-    (strangers / MANIFEST).write_text(text)
+def test_malformed_manifests_are_rejected(untrusted: Path, text: str) -> None:
+    (untrusted / MANIFEST_FILE).write_text(text)
     with pytest.raises(PackError):
-        load_pack(strangers)
+        load_pack(untrusted)
 
 
-def test_sizes_out_of_proportion_are_refused(strangers: Path) -> None:
+def test_excessive_sizes_are_rejected(untrusted: Path) -> None:
     for field, value in (("input_size", [10**6, 10**6]), ("embedding_dimension", 10**9)):
-        _manifest(strangers, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
+        _manifest(untrusted, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
         with pytest.raises(PackError, match="at most"):
-            load_pack(strangers)
+            load_pack(untrusted)

@@ -1,4 +1,4 @@
-"""OpenVINO gives what onnxruntime gives, in the numbers asked for, and reports to nobody."""
+"""OpenVINO matches onnxruntime in each precision and sends no telemetry."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.alignment import align
-from models.detection import Detector
-from models.openvino_network import MAX_COMPILED, OpenVinoNetwork, fast_precisions
-from models.pack import BUNDLED, load_pack
-from models.recognition import Recogniser
-from models.runtime import OnnxNetwork
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.openvino_network import MAX_COMPILED_SHAPES, OpenVinoNetwork, fast_precisions
+from models.vision.alignment import align
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
 
 pytest.importorskip("openvino")
 needs_bf16 = pytest.mark.skipif("bf16" not in fast_precisions(), reason="this processor does not multiply bf16")
@@ -24,38 +24,38 @@ needs_bf16 = pytest.mark.skipif("bf16" not in fast_precisions(), reason="this pr
 
 def test_any_batch_size_gives_every_row(rng: np.random.Generator) -> None:
     crops = rng.standard_normal((19, 3, 112, 112)).astype(np.float32)
-    network = OpenVinoNetwork(BUNDLED / "recogniser.onnx")
+    network = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx")
     whole = network.run(crops)[0]
-    wanted = OnnxNetwork(BUNDLED / "recogniser.onnx").run(crops)[0]
+    wanted = OnnxNetwork(BUNDLED_PACK / "recognizer.onnx").run(crops)[0]
     np.testing.assert_allclose(whole, wanted, atol=1e-3 * np.abs(wanted).max())
     kept = whole.copy()
     crops.setflags(write=False)
     network.run(crops[::-1])
-    assert np.array_equal(whole, kept), "a result is written over by the next run"
+    assert np.array_equal(whole, kept), "the next run overwrote a result"
 
 
 def test_compiled_shapes_are_bounded() -> None:
-    network = OpenVinoNetwork(BUNDLED / "detector.onnx")
-    for side in range(1, MAX_COMPILED + 3):
+    network = OpenVinoNetwork(BUNDLED_PACK / "detector.onnx")
+    for side in range(1, MAX_COMPILED_SHAPES + 3):
         network.run(np.zeros((1, 3, 32, 32 * side), np.float32))
-    assert len(network._requests) == MAX_COMPILED
+    assert len(network._requests) == MAX_COMPILED_SHAPES
 
 
-def test_a_large_network_is_held_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_a_large_network_is_compiled_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
-    wanted = OpenVinoNetwork(BUNDLED / "recogniser.onnx").run(crops)[0]
-    monkeypatch.setattr("models.openvino_network.LARGE_FILE", 1)
-    network = OpenVinoNetwork(BUNDLED / "recogniser.onnx")
+    wanted = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx").run(crops)[0]
+    monkeypatch.setattr("models.runtime.openvino_network.LARGE_FILE_BYTES", 1)
+    network = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx")
     np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
     assert len(network._requests) == 1
 
 
-def test_a_large_detector_is_held_once_for_all_canvases(
+def test_a_large_detector_is_compiled_once_for_all_canvases(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    path = BUNDLED / "detector.onnx"
+    path = BUNDLED_PACK / "detector.onnx"
     exact = OnnxNetwork(path)
-    monkeypatch.setattr("models.openvino_network.LARGE_FILE", 1)
+    monkeypatch.setattr("models.runtime.openvino_network.LARGE_FILE_BYTES", 1)
     network = OpenVinoNetwork(path)
     for shape in ((1, 3, 256, 256), (5, 3, 256, 384), (2, 3, 384, 256)):
         canvases = rng.uniform(-1, 1, shape).astype(np.float32)
@@ -64,16 +64,16 @@ def test_a_large_detector_is_held_once_for_all_canvases(
     assert len(network._requests) == 1
 
 
-def test_int8_is_fast_only_where_bytes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO itself names it on every processor."""
+def test_int8_counts_as_fast_only_with_dot_product_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO itself reports INT8 on every processor."""
     for has in (True, False):
-        monkeypatch.setattr("models.openvino_network.has_fast_int8", lambda has=has: has)
+        monkeypatch.setattr("models.runtime.openvino_network.has_fast_int8", lambda has=has: has)
         assert ("int8" in fast_precisions()) == has
 
 
 @needs_bf16
-def test_bf16_moves_neither_boxes_nor_vectors(group: NDArray[np.uint8], astronaut: NDArray[np.uint8]) -> None:
-    pack = load_pack(BUNDLED)
+def test_bf16_keeps_boxes_and_embeddings(group: NDArray[np.uint8], astronaut: NDArray[np.uint8]) -> None:
+    pack = load_pack(BUNDLED_PACK)
     photos = [group, astronaut]
     exact, rounded = (
         Detector(network, pack.detection).detect(photos)
@@ -85,34 +85,35 @@ def test_bf16_moves_neither_boxes_nor_vectors(group: NDArray[np.uint8], astronau
         assert len(faces) == len(wanted) > 0
         left, right = (np.argsort(found.boxes_xyxy[:, 0]) for found in (wanted, faces))
         moves.append(np.abs(wanted.boxes_xyxy[left] - faces.boxes_xyxy[right]).max(1))
-        # Of two cells that see a face equally well the other one may win by rounding: its box differs a little more.
+        # Rounding may select another of two equal cells, whose box differs slightly more.
         widths = wanted.boxes_xyxy[left, 2] - wanted.boxes_xyxy[left, 0]
         assert (moves[-1] < 0.05 * widths).all()
     assert np.median(np.concatenate(moves)) < 0.5
     before, after = (
-        Recogniser(network, pack.recognition).embed(np.concatenate(crops))
+        Recognizer(network, pack.recognition).embed(np.concatenate(crops))
         for network in (OnnxNetwork(pack.recognition.path), OpenVinoNetwork(pack.recognition.path, "bf16"))
     )
     assert (before * after).sum(1).min() >= 0.999
 
 
 @needs_bf16
-def test_says_in_which_numbers_nodes_ran() -> None:
-    placed = OpenVinoNetwork(BUNDLED / "recogniser.onnx", "bf16").placement(np.zeros((1, 3, 112, 112), np.float32))
+def test_placement_reports_the_precision_of_nodes() -> None:
+    placed = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx", "bf16").placement(np.zeros((1, 3, 112, 112), np.float32))
     assert placed["OpenVINO bf16"] > 10
 
 
-def test_no_file_appears_under_the_home_directory_and_nobody_is_called(tmp_path: Path) -> None:
-    """The converter that comes with OpenVINO reports every import, and keeps an identity under the home directory."""
+def test_no_telemetry_is_written_or_sent(tmp_path: Path) -> None:
+    """OpenVINO's model converter would report every import and store an id in the home directory."""
     script = (
         "import socket, sys\nimport numpy as np\nfrom pathlib import Path\n"
-        "def refuse(*a): raise SystemExit('somebody is called')\n"
+        "def refuse(*a): raise SystemExit('network access')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from models.openvino_network import OpenVinoNetwork\n"
-        f"OpenVinoNetwork(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
+        "from models.runtime.openvino_network import OpenVinoNetwork\n"
+        f"network = OpenVinoNetwork(Path({str(BUNDLED_PACK / 'recognizer.onnx')!r}))\n"
+        "network.run(np.zeros((1, 3, 112, 112), np.float32))\n"
         "assert 'openvino_telemetry' not in sys.modules\n"
     )
-    # CI=true would keep it quiet by itself.
+    # CI=true would disable the telemetry.
     environment = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("XDG_")}
     environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)

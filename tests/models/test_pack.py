@@ -1,4 +1,4 @@
-"""A manifest is read exactly, and what is wrong with it is said by field."""
+"""Manifests are validated strictly, and errors name the field."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from models.alignment import STANDARD, Alignment
 from models.errors import PackError
-from models.pack import BUNDLED, load_pack, write_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.writing import PackDraft, write_pack
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
 
 
 def edit(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -31,15 +32,15 @@ def with_template(points: list[Any]) -> Callable[[dict[str, Any]], object]:
     return lambda d: d["tasks"]["recognition"].update(alignment={"template": points})
 
 
-def test_the_bundled_pack_is_whole() -> None:
-    pack = load_pack(BUNDLED)
+def test_the_bundled_pack_is_complete() -> None:
+    pack = load_pack(BUNDLED_PACK)
     pack.verify()
     assert pack.calibration is not None
-    assert (BUNDLED / "MODEL_CARD.md").is_file()
+    assert (BUNDLED_PACK / "MODEL_CARD.md").is_file()
 
 
 def test_the_bundled_pack_is_small() -> None:
-    assert sum(file.stat().st_size for file in BUNDLED.iterdir()) <= 8_000_000
+    assert sum(file.stat().st_size for file in BUNDLED_PACK.iterdir()) <= 8_000_000
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_the_bundled_pack_is_small() -> None:
         ("tasks.recognition.preprocessing.std", lambda d: d["tasks"]["recognition"]["preprocessing"].update(std=0)),
         ("tasks.recognition.preprocessing", lambda d: d["tasks"]["recognition"].update(preprocessing="guess")),
         ("tasks.detection.head", lambda d: d["tasks"]["detection"].update(head="retina")),
-        ("tasks.detection.colour", lambda d: d["tasks"]["detection"].update(colour="GRB")),
+        ("tasks.detection.color", lambda d: d["tasks"]["detection"].update(color="GRB")),
         ("calibration", lambda d: d.update(calibration="none.json")),
         ("provenance", lambda d: d.update(provenance="me")),
     ],
@@ -83,75 +84,67 @@ def test_errors_name_the_field(copy: Path, field: str, change: Callable[[dict[st
     assert raised.value.field == field
 
 
-def test_a_changed_network_is_noticed(copy: Path) -> None:
-    with (copy / "recogniser.onnx").open("ab") as stream:
+def test_a_changed_network_is_detected(copy: Path) -> None:
+    with (copy / "recognizer.onnx").open("ab") as stream:
         stream.write(b"x")
     with pytest.raises(PackError) as raised:
         load_pack(copy).verify()
     assert raised.value.field == "tasks.recognition.sha256"
 
 
-def test_a_manifest_that_is_not_json(copy: Path) -> None:
+def test_invalid_json_is_rejected(copy: Path) -> None:
     (copy / "manifest.json").write_text("{")
     with pytest.raises(PackError, match=r"manifest\.json"):
         load_pack(copy)
 
 
-def test_a_directory_without_networks(tmp_path: Path) -> None:
+def test_a_directory_without_networks_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"tasks\.detection"):
         load_pack(tmp_path)
 
 
 def test_the_fingerprint_depends_on_network_and_input(copy: Path) -> None:
     same = load_pack(copy).recognition.fingerprint()
-    assert same == load_pack(BUNDLED).recognition.fingerprint()
+    assert same == load_pack(BUNDLED_PACK).recognition.fingerprint()
     edit(copy, lambda d: d["tasks"]["recognition"]["preprocessing"].update(std=128.0))
     assert load_pack(copy).recognition.fingerprint() != same
 
 
-def test_the_fingerprint_of_a_standard_crop_is_what_it_was_before_packs_could_have_others(copy: Path) -> None:
-    digest = hashlib.sha256((copy / "recogniser.onnx").read_bytes())
+def test_the_fingerprint_excludes_the_standard_template(copy: Path) -> None:
+    digest = hashlib.sha256((copy / "recognizer.onnx").read_bytes())
     digest.update(b'[127.5, 127.5, "RGB", 112, "insightface-arcface-1"]')
     assert load_pack(copy).recognition.fingerprint() == digest.hexdigest()[:32]
-    points = [list(point) for point in STANDARD.template]
-    edit(copy, with_template(points))  # the same, said aloud
+    points = [list(point) for point in STANDARD_ALIGNMENT.template]
+    edit(copy, with_template(points))  # explicit standard template
     assert load_pack(copy).recognition.fingerprint() == digest.hexdigest()[:32]
     points[0][0] += 1
     edit(copy, with_template(points))
     assert load_pack(copy).recognition.fingerprint() != digest.hexdigest()[:32]
 
 
-def test_what_is_written_is_what_is_read(copy: Path) -> None:
+def draft(directory: Path, model_id: str = "mine", **recognizer: Any) -> PackDraft:
+    return PackDraft(model_id, "Mine", directory / "detector.onnx", directory / "recognizer.onnx", 256, **recognizer)
+
+
+def test_a_written_pack_loads_with_the_same_values(copy: Path) -> None:
     metrics = {"lfw": 0.9}
-    written = write_pack(copy, "mine", "Mine", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, metrics)
+    written = write_pack(copy, draft(copy), {}, {}, metrics)
     assert (written.model_id, written.metrics, written.recognition.dimension) == ("mine", metrics, 256)
 
 
-def test_a_pack_that_would_not_load_is_not_written(copy: Path) -> None:
+def test_an_invalid_pack_is_not_written(copy: Path) -> None:
     with pytest.raises(PackError):
-        write_pack(copy, "bad id", "x", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, {})
+        write_pack(copy, draft(copy, "bad id"), {}, {}, {})
     assert not (copy / "manifest.json").exists()
 
 
-def test_an_alignment_of_its_own_is_written_and_read(copy: Path) -> None:
-    alignment = Alignment(150, tuple((2 * x, y + 3) for x, y in STANDARD.template))
-    written = write_pack(
-        copy,
-        "mine",
-        "Mine",
-        copy / "detector.onnx",
-        copy / "recogniser.onnx",
-        256,
-        {},
-        {},
-        {},
-        alignment=alignment,
-        embedded=True,
-        preprocessing_version="mine-1",
-    )
+def test_a_custom_alignment_survives_a_round_trip(copy: Path) -> None:
+    alignment = Alignment(150, tuple((2 * x, y + 3) for x, y in STANDARD_ALIGNMENT.template))
+    own = draft(copy, alignment=alignment, embedded=True, preprocessing_version="mine-1")
+    written = write_pack(copy, own, {}, {}, {})
     assert written.recognition.alignment == alignment
-    assert (written.recognition.normalisation.mean, written.recognition.normalisation.std) == (0.0, 1.0)
+    assert (written.recognition.normalization.mean, written.recognition.normalization.std) == (0.0, 1.0)
     assert written.recognition.preprocessing_version == "mine-1"
-    standard = write_pack(copy, "mine", "Mine", copy / "detector.onnx", copy / "recogniser.onnx", 256, {}, {}, {})
-    assert standard.recognition.alignment == STANDARD
+    standard = write_pack(copy, draft(copy), {}, {}, {})
+    assert standard.recognition.alignment == STANDARD_ALIGNMENT
     assert "alignment" not in (copy / "manifest.json").read_text()

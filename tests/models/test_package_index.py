@@ -1,4 +1,4 @@
-"""A file of a package index is found by both forms of the Simple API, from where pip is set to look."""
+"""Package index lookups support both forms of the Simple API and pip's configuration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from models.download import Downloader
 from models.errors import IndexFileError
-from models.package_index import JSON, find_file, index_urls
+from models.pack.download import Downloader
+from models.pack.package_index import SIMPLE_JSON, find_file, index_urls
 from tests.http_files import File, serving
 
 FILE = "some_models-0.3.0.tar.gz"
@@ -27,37 +27,37 @@ def downloader() -> Iterator[Downloader]:
 
 
 def page(*files: dict[str, str]) -> File:
-    return File(json.dumps({"meta": {"api-version": "1.1"}, "files": files}).encode(), content_type=JSON)
+    return File(json.dumps({"meta": {"api-version": "1.1"}, "files": files}).encode(), content_type=SIMPLE_JSON)
 
 
-def test_html_and_json(downloader: Downloader) -> None:
+def test_html_and_json_pages_are_supported(downloader: Downloader) -> None:
     by_json = page({"filename": FILE, "url": "https://files.example/a/b.tar.gz", "hashes": ""})
     with serving({PAGE: File(HTML, content_type="text/html; charset=utf-8"), "/json/some-models/": by_json}) as server:
         assert find_file(downloader, "Some.Models", FILE, [f"{server.url}/simple"]) == f"{server.url}/files/{FILE}"
         assert find_file(downloader, "some_models", FILE, [f"{server.url}/json"]) == "https://files.example/a/b.tar.gz"
-        assert all(JSON in headers["accept"] for headers in server.headers)
+        assert all(SIMPLE_JSON in headers["accept"] for headers in server.headers)
 
 
-def test_a_moved_page_resolves_from_where_it_led(downloader: Downloader) -> None:
+def test_links_are_relative_to_the_redirected_page(downloader: Downloader) -> None:
     moved = {PAGE: File(b"", location="/new/simple/some-models/"), f"/new{PAGE}": File(HTML, content_type="text/html")}
     with serving(moved) as server:
         assert find_file(downloader, "some-models", FILE, [f"{server.url}/simple"]) == f"{server.url}/new/files/{FILE}"
 
 
-def test_the_next_index_is_asked_and_all_problems_are_said(downloader: Downloader) -> None:
+def test_all_indexes_are_tried_and_all_problems_reported(downloader: Downloader) -> None:
     files = {
         f"/empty{PAGE}": page(),
-        f"/broken{PAGE}": File(b"{", content_type=JSON),
+        f"/broken{PAGE}": File(b"{", content_type=SIMPLE_JSON),
         PAGE: File(HTML, content_type="text/html"),
     }
     with serving(files) as server:
         bad = [f"{server.url}/{name}/simple" for name in ("none", "empty", "broken")]
         assert find_file(downloader, "some-models", FILE, [*bad, f"{server.url}/simple"]).endswith(FILE)
-        with pytest.raises(IndexFileError, match=r"404.*does not list it.*no page of the Simple API"):
+        with pytest.raises(IndexFileError, match=r"404.*does not list it.*not a Simple API page"):
             find_file(downloader, "some-models", FILE, bad)
 
 
-def test_credentials_go_to_the_index_alone_and_are_never_said(downloader: Downloader) -> None:
+def test_credentials_go_only_to_the_index_and_are_not_shown(downloader: Downloader) -> None:
     elsewhere = page({"filename": FILE, "url": "https://files.example/f"})
     with serving({PAGE: File(HTML, content_type="text/html"), f"/other{PAGE}": elsewhere}) as server:
         private = server.url.replace("http://", "http://me:secret@")
@@ -70,7 +70,7 @@ def test_credentials_go_to_the_index_alone_and_are_never_said(downloader: Downlo
         assert "secret" not in str(raised.value)
 
 
-def test_where_pip_looks(tmp_path: Path) -> None:
+def test_indexes_come_from_pips_configuration(tmp_path: Path) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nindex-url = https://one.example/simple/\n"

@@ -1,4 +1,4 @@
-"""Packs are pulled whole or not at all, from a real server on loopback; what is damaged later is noticed."""
+"""Pulls are atomic, and later damage is detected."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from models.catalog import Download, Entry, Kind, Licence, Member
-from models.download import Downloader
 from models.errors import (
     ArchiveError,
     DownloadCorruptError,
     DownloadError,
-    LicenceNotAcceptedError,
+    LicenseNotAcceptedError,
     ModelError,
     PackError,
 )
-from models.pack import BUNDLED, find_pack, load_pack
-from models.pull import RECORD, check, directory_of, is_present, pull, read_record
+from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind
+from models.pack.download import Downloader
+from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
+from models.pack.pull import pull
+from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_directory, read_pull_record
 from tests.http_files import File, Server, serving
 
-DETECTOR = (BUNDLED / "detector.onnx").read_bytes()
-RECOGNISER = (BUNDLED / "recogniser.onnx").read_bytes()
-FREE = Licence("CC0-1.0", "https://licence.example", "Everything.", False)
-ASKED = Licence("Research", "https://licence.example", "Research.", True)
+DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
+RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
+FREE = License("CC0-1.0", "https://license.example", "Everything.", False)
+ASKED = License("Research", "https://license.example", "Research.", True)
 
 
 def sha256(content: bytes) -> str:
@@ -40,7 +41,7 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving({"/detector.onnx": File(DETECTOR), "/recogniser.onnx": File(RECOGNISER)}) as opened:
+    with serving({"/detector.onnx": File(DETECTOR), "/recognizer.onnx": File(RECOGNIZER)}) as opened:
         yield opened
 
 
@@ -49,24 +50,24 @@ def models_dir(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def files_pack(server: Server, licence: Licence = FREE, checksums: bool = True) -> Entry:
+def files_pack(server: Server, license: License = FREE, checksums: bool = True) -> CatalogEntry:
     downloads = [
         Download(name, f"{server.url}/{name}", None, sha256(content) if checksums else None, None)
-        for name, content in (("detector.onnx", DETECTOR), ("recogniser.onnx", RECOGNISER))
+        for name, content in (("detector.onnx", DETECTOR), ("recognizer.onnx", RECOGNIZER))
     ]
-    return Entry("two-files", "files", "Two files.", licence, tuple(downloads))
+    return CatalogEntry("two-files", "files", "Two files.", license, tuple(downloads))
 
 
 def archive_pack(
-    server: Server, content: bytes, kind: Kind = "zip", members: tuple[Member, ...] | None = None
-) -> Entry:
+    server: Server, content: bytes, kind: PackKind = "zip", members: tuple[ArchiveMember, ...] | None = None
+) -> CatalogEntry:
     server.files["/pack.zip"] = File(content)
     kept = members or (
-        Member("detector.onnx", sha256(DETECTOR), len(DETECTOR)),
-        Member("recogniser.onnx", sha256(RECOGNISER), None),
+        ArchiveMember("detector.onnx", sha256(DETECTOR), len(DETECTOR)),
+        ArchiveMember("recognizer.onnx", sha256(RECOGNIZER), None),
     )
     download = Download("pack.zip", f"{server.url}/pack.zip", None, sha256(content), len(content), kept)
-    return Entry("zipped", kind, "An archive.", FREE, (download,))
+    return CatalogEntry("zipped", kind, "An archive.", FREE, (download,))
 
 
 def zipped(**files: bytes) -> bytes:
@@ -78,132 +79,132 @@ def zipped(**files: bytes) -> bytes:
 
 
 def quick() -> Downloader:
-    return Downloader(attempts=2, pause_s=0.0, timeout_s=5.0)
+    return Downloader(attempts=2, backoff_s=0.0, timeout_s=5.0)
 
 
-def fetch(entry: Entry, models_dir: Path, accepted: bool = False) -> Path:
+def fetch(entry: CatalogEntry, models_dir: Path, accepted: bool = False) -> Path:
     return pull(entry, models_dir, accepted, downloader=quick())
 
 
-def test_files_become_a_pack_that_is_found_by_name(server: Server, models_dir: Path) -> None:
+def test_a_pulled_pack_is_found_by_name(server: Server, models_dir: Path) -> None:
     entry = files_pack(server)
     directory = fetch(entry, models_dir)
     assert directory == find_pack(Path("two-files"), models_dir) == models_dir / "two-files"
     assert load_pack(directory).model_id == "two-files"
-    assert all(finding.ok for finding in check(entry, models_dir))
-    record = read_record(entry, models_dir)
+    assert all(result.ok for result in check_pack(entry, models_dir))
+    record = read_pull_record(entry, models_dir)
     assert record["files"]["detector.onnx"] == sha256(DETECTOR)
-    assert record["downloads"][1]["url"] == f"{server.url}/recogniser.onnx"
+    assert record["downloads"][1]["url"] == f"{server.url}/recognizer.onnx"
     assert not (models_dir / ".pull" / "two-files").exists()
     asked = len(server.requests)
     assert fetch(entry, models_dir) == directory
-    assert len(server.requests) == asked  # it is here, and whole
+    assert len(server.requests) == asked  # intact packs are not downloaded again
 
 
-def test_a_licence_is_accepted_before_anything_is_fetched(server: Server, models_dir: Path) -> None:
+def test_nothing_is_downloaded_before_the_license_is_accepted(server: Server, models_dir: Path) -> None:
     entry = files_pack(server, ASKED)
-    with pytest.raises(LicenceNotAcceptedError, match=r"licence_not_accepted.*--accept-licence"):
+    with pytest.raises(LicenseNotAcceptedError, match=r"license_not_accepted.*--accept-license"):
         fetch(entry, models_dir)
     assert server.requests == []
     assert not models_dir.exists()
     fetch(entry, models_dir, accepted=True)
-    assert read_record(entry, models_dir)["licence"] == {**vars(ASKED), "accepted": True}
+    assert read_pull_record(entry, models_dir)["license"] == {**vars(ASKED), "accepted": True}
 
 
-def test_an_interrupted_pull_goes_on(server: Server, models_dir: Path) -> None:
+def test_an_interrupted_pull_resumes(server: Server, models_dir: Path) -> None:
     entry = files_pack(server)
-    server.files["/recogniser.onnx"].cuts = [100_000, 100_000]
+    server.files["/recognizer.onnx"].cuts = [100_000, 100_000]
     with pytest.raises(DownloadError):
         fetch(entry, models_dir)
     assert not is_present(entry, models_dir)
     fetch(entry, models_dir)
     assert is_present(entry, models_dir)
-    ranges = [wanted for path, wanted, _ in server.requests if path == "/recogniser.onnx"]
+    ranges = [wanted for path, wanted, _ in server.requests if path == "/recognizer.onnx"]
     assert ranges == [None, "bytes=100000-", "bytes=200000-"]
     assert sum(path == "/detector.onnx" for path, _, _ in server.requests) == 1
 
 
-def test_without_published_checksums_what_was_found_is_recorded(server: Server, models_dir: Path) -> None:
+def test_unpublished_checksums_are_recorded(server: Server, models_dir: Path) -> None:
     entry = files_pack(server, checksums=False)
     fetch(entry, models_dir)
-    assert read_record(entry, models_dir)["downloads"][0]["sha256"] == sha256(DETECTOR)
-    (models_dir / "two-files" / "detector.onnx").write_bytes(RECOGNISER)
-    (found,) = [finding for finding in check(entry, models_dir) if finding.what == "detector.onnx"]
+    assert read_pull_record(entry, models_dir)["downloads"][0]["sha256"] == sha256(DETECTOR)
+    (models_dir / "two-files" / "detector.onnx").write_bytes(RECOGNIZER)
+    (found,) = [result for result in check_pack(entry, models_dir) if result.what == "detector.onnx"]
     assert not found.ok
-    assert "was recorded when it was pulled" in found.detail
+    assert "recorded by the pull" in found.detail
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "record"])
-def test_damage_is_said_and_another_pull_mends_it(damage: str, server: Server, models_dir: Path) -> None:
+def test_damage_is_reported_and_repaired_by_a_pull(damage: str, server: Server, models_dir: Path) -> None:
     entry = files_pack(server)
     directory = fetch(entry, models_dir)
     if damage == "changed":
-        (directory / "recogniser.onnx").write_bytes(RECOGNISER[:-1] + b"x")
+        (directory / "recognizer.onnx").write_bytes(RECOGNIZER[:-1] + b"x")
     elif damage == "gone":
-        (directory / "recogniser.onnx").unlink()
+        (directory / "recognizer.onnx").unlink()
     else:
-        (directory / RECORD).write_text("{")
-    findings = check(entry, models_dir)
-    assert not all(finding.ok for finding in findings)
-    assert {finding.what for finding in findings if not finding.ok} & {"recogniser.onnx", RECORD}
+        (directory / PULL_RECORD).write_text("{")
+    results = check_pack(entry, models_dir)
+    assert not all(result.ok for result in results)
+    assert {result.what for result in results if not result.ok} & {"recognizer.onnx", PULL_RECORD}
     fetch(entry, models_dir)
-    assert all(finding.ok for finding in check(entry, models_dir))
+    assert all(result.ok for result in check_pack(entry, models_dir))
 
 
-def test_what_is_not_here_is_said(server: Server, models_dir: Path) -> None:
-    findings = check(files_pack(server), models_dir)
-    assert [finding.ok for finding in findings] == [False, False]
-    assert "has not been pulled" in findings[0].detail
+def test_a_missing_pack_is_reported(server: Server, models_dir: Path) -> None:
+    results = check_pack(files_pack(server), models_dir)
+    assert [result.ok for result in results] == [False, False]
+    assert "has not been pulled" in results[0].detail
 
 
-def test_two_processes_pull_once(server: Server, models_dir: Path) -> None:
+def test_concurrent_pulls_download_once(server: Server, models_dir: Path) -> None:
     entry = files_pack(server)
     threads = [threading.Thread(target=fetch, args=(entry, models_dir)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(finding.ok for finding in check(entry, models_dir))
+    assert all(result.ok for result in check_pack(entry, models_dir))
     assert len(server.requests) == 2
 
 
 def test_networks_that_do_not_run_are_not_installed(server: Server, models_dir: Path) -> None:
-    server.files["/recogniser.onnx"].content = b"not a network"
+    server.files["/recognizer.onnx"].content = b"not a network"
     with pytest.raises(ModelError):
         fetch(files_pack(server, checksums=False), models_dir)
     assert not (models_dir / "two-files").exists()
 
 
-def test_an_archive_gives_only_what_is_asked_for(server: Server, models_dir: Path) -> None:
-    content = zipped(**{"deep/detector.onnx": DETECTOR, "deep/recogniser.onnx": RECOGNISER, "deep/other.onnx": b"x"})
+def test_only_listed_members_are_extracted(server: Server, models_dir: Path) -> None:
+    content = zipped(**{"deep/detector.onnx": DETECTOR, "deep/recognizer.onnx": RECOGNIZER, "deep/other.onnx": b"x"})
     entry = archive_pack(server, content)
     directory = fetch(entry, models_dir)
-    assert sorted(path.name for path in directory.iterdir()) == ["detector.onnx", RECORD, "recogniser.onnx"]
-    findings = check(entry, models_dir)
-    assert all(finding.ok for finding in findings)
-    (licence,) = [finding for finding in findings if finding.what == "licence"]
-    assert "default_non_commercial" in licence.detail  # InsightFace's own word for a pack without a signed licence
+    assert sorted(path.name for path in directory.iterdir()) == ["detector.onnx", PULL_RECORD, "recognizer.onnx"]
+    results = check_pack(entry, models_dir)
+    assert all(result.ok for result in results)
+    (license,) = [result for result in results if result.what == "license"]
+    assert "default_non_commercial" in license.detail  # InsightFace's status of a pack without a signed license
     (directory / "MODEL.LICENSE").write_text("{}")
-    assert [finding.what for finding in check(entry, models_dir) if not finding.ok] == ["licence"]
+    assert [result.what for result in check_pack(entry, models_dir) if not result.ok] == ["license"]
 
 
-def test_a_pack_with_variants_travels_whole(server: Server, models_dir: Path) -> None:
-    paths = [path for path in sorted(BUNDLED.rglob("*")) if path.suffix in (".onnx", ".json")]
-    files = {path.relative_to(BUNDLED).as_posix(): path.read_bytes() for path in paths}
-    assert {"recogniser.onnx", "int8/recogniser.onnx"} <= set(files)
-    members = tuple(Member(name, sha256(content), len(content)) for name, content in files.items())
+def test_a_pack_with_variants_is_pulled_completely(server: Server, models_dir: Path) -> None:
+    paths = [path for path in sorted(BUNDLED_PACK.rglob("*")) if path.suffix in (".onnx", ".json")]
+    files = {path.relative_to(BUNDLED_PACK).as_posix(): path.read_bytes() for path in paths}
+    assert {"recognizer.onnx", "int8/recognizer.onnx"} <= set(files)
+    members = tuple(ArchiveMember(name, sha256(content), len(content)) for name, content in files.items())
     entry = archive_pack(server, zipped(**{f"top/{name}": content for name, content in files.items()}), members=members)
-    entry = replace(entry, name="kith-compact")  # as its manifest says
+    entry = replace(entry, name="kith-compact")  # the name in its manifest
     directory = fetch(entry, models_dir)
-    assert read_record(entry, models_dir)["files"] == {name: sha256(content) for name, content in files.items()}
-    assert all(finding.ok for finding in check(entry, models_dir))
+    assert read_pull_record(entry, models_dir)["files"] == {name: sha256(content) for name, content in files.items()}
+    assert all(result.ok for result in check_pack(entry, models_dir))
     variants = load_pack(directory).recognition.variants
-    assert directory / "int8" / "recogniser.onnx" in [variant.path for variant in variants]
-    (directory / "int8" / "recogniser.onnx").write_bytes(b"x")
-    assert not all(finding.ok for finding in check(entry, models_dir))
+    assert directory / "int8" / "recognizer.onnx" in [variant.path for variant in variants]
+    (directory / "int8" / "recognizer.onnx").write_bytes(b"x")
+    assert not all(result.ok for result in check_pack(entry, models_dir))
 
 
-BOTH = {"detector.onnx": DETECTOR, "recogniser.onnx": RECOGNISER}
+BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
 
 
 @pytest.mark.parametrize(
@@ -212,25 +213,23 @@ BOTH = {"detector.onnx": DETECTOR, "recogniser.onnx": RECOGNISER}
         (zipped(**BOTH, **{"../../evil.onnx": b"x"}), r"\.\./\.\./evil\.onnx.*outside"),
         (zipped(**BOTH, **{"/etc/evil": b"x"}), "outside"),
         (zipped(**BOTH, **{"C:\\evil": b"x"}), "outside"),
-        (zipped(**{"detector.onnx": DETECTOR}), "recogniser.onnx 0 times"),
+        (zipped(**{"detector.onnx": DETECTOR}), "recognizer.onnx 0 times"),
         (zipped(**{"a/detector.onnx": DETECTOR, "b/detector.onnx": DETECTOR}), "detector.onnx 2 times"),
         (zipped(**{**BOTH, "detector.onnx": DETECTOR + b"x"}), "larger than"),
-        (zipped(**{**BOTH, "recogniser.onnx": DETECTOR}), "was expected"),
+        (zipped(**{**BOTH, "recognizer.onnx": DETECTOR}), "was expected"),
         (zipped(**BOTH)[:-100], "cannot be read"),
         (b"<html>", "cannot be read"),
     ],
     ids=["traversal", "absolute", "drive", "lacking", "twice", "too large", "another", "cut", "no zip"],
 )
-def test_archives_that_are_not_what_they_should_be(
-    content: bytes, message: str, server: Server, models_dir: Path
-) -> None:
+def test_invalid_archives_are_rejected(content: bytes, message: str, server: Server, models_dir: Path) -> None:
     with pytest.raises(ArchiveError, match=message):
         fetch(archive_pack(server, content), models_dir)
     assert not (models_dir / "zipped").exists()
     assert not list(models_dir.parent.rglob("evil*"))
 
 
-def test_an_archive_that_unpacks_without_end_is_stopped(server: Server, models_dir: Path) -> None:
+def test_archive_bombs_are_stopped(server: Server, models_dir: Path) -> None:
     bomb = zipped(**{**BOTH, "detector.onnx": bytes(50_000_000)})
     assert len(bomb) < 10_000_000
     with pytest.raises(ArchiveError, match=f"larger than {len(DETECTOR)} bytes"):
@@ -238,14 +237,14 @@ def test_an_archive_that_unpacks_without_end_is_stopped(server: Server, models_d
     assert (models_dir / ".pull" / "zipped" / "pack" / "detector.onnx").stat().st_size <= len(DETECTOR)
 
 
-def test_a_replaced_archive_is_refused(server: Server, models_dir: Path) -> None:
+def test_a_replaced_archive_is_rejected(server: Server, models_dir: Path) -> None:
     entry = archive_pack(server, zipped(**BOTH))
     server.files["/pack.zip"] = File(zipped(**{**BOTH, "more": b"x"}).ljust(entry.size or 0))
     with pytest.raises(DownloadCorruptError):
         fetch(entry, models_dir)
 
 
-def test_a_models_directory_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_models_directory_is_reported(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(PackError, match="cannot be written"):
         fetch(files_pack(server), tmp_path / "file")
@@ -261,10 +260,10 @@ def sdist(content: bytes, name: str = "models-1/package/network.dat") -> bytes:
     return buffer.getvalue()
 
 
-def dlib_pack(archive: bytes, content: bytes) -> Entry:
-    member = Member("network.dat", sha256(content), len(content))
+def dlib_pack(archive: bytes, content: bytes) -> CatalogEntry:
+    member = ArchiveMember("network.dat", sha256(content), len(content))
     download = Download("models-1.tar.gz", None, "some-models", sha256(archive), len(archive), (member,))
-    return Entry("dlib-resnet", "dlib", "dlib's.", FREE, (download,))
+    return CatalogEntry("dlib-resnet", "dlib", "dlib's.", FREE, (download,))
 
 
 def index_of(archive: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +274,7 @@ def index_of(archive: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
 
 
-def test_a_package_that_is_another_network_is_refused(
+def test_a_package_with_another_network_is_rejected(
     server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = sdist(b"not dlib's network")
@@ -285,14 +284,14 @@ def test_a_package_that_is_another_network_is_refused(
     asked = len(server.requests)
     with pytest.raises(ModelError, match="not dlib's"):
         fetch(dlib_pack(archive, b"not dlib's network"), models_dir)
-    assert len(server.requests) == asked  # the archive is at hand
+    assert len(server.requests) == asked  # the archive was downloaded before
     elsewhere = sdist(b"x", "models-1/other.dat")
     index_of(elsewhere, server, monkeypatch)
     with pytest.raises(ArchiveError, match=r"does not hold network\.dat"):
         fetch(dlib_pack(elsewhere, b"x"), models_dir / "other")
 
 
-def test_the_true_network_out_of_a_package_becomes_a_calibrated_pack(
+def test_the_published_package_becomes_a_calibrated_pack(
     dlib_file: Path, server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = dlib_file.read_bytes()
@@ -303,16 +302,16 @@ def test_the_true_network_out_of_a_package_becomes_a_calibrated_pack(
     assert pack.calibration is not None
     assert pack.recognition.alignment.size_px == 150
     assert not pack.recognition.alignment.is_standard
-    assert all(finding.ok for finding in check(entry, models_dir))
-    record = read_record(entry, models_dir)
+    assert all(result.ok for result in check_pack(entry, models_dir))
+    record = read_pull_record(entry, models_dir)
     assert set(record["files"]) == {
-        "MODEL_CARD.md", "calibration.json", "detector.onnx", "manifest.json", "recogniser.onnx",
+        "MODEL_CARD.md", "calibration.json", "detector.onnx", "manifest.json", "recognizer.onnx",
     }  # fmt: skip
-    assert json.loads((pack.directory / RECORD).read_text())["licence"]["name"] == "CC0-1.0"
+    assert json.loads((pack.directory / PULL_RECORD).read_text())["license"]["name"] == "CC0-1.0"
 
 
 def test_the_bundled_pack_needs_no_pull(models_dir: Path) -> None:
-    entry = Entry("kith-compact", "bundled", "Ours.", FREE, ())
-    assert fetch(entry, models_dir) == directory_of(entry, models_dir) == BUNDLED
-    assert all(finding.ok for finding in check(entry, models_dir))
+    entry = CatalogEntry("kith-compact", "bundled", "Ours.", FREE, ())
+    assert fetch(entry, models_dir) == pack_directory(entry, models_dir) == BUNDLED_PACK
+    assert all(result.ok for result in check_pack(entry, models_dir))
     assert not models_dir.exists()

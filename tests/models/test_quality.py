@@ -1,4 +1,4 @@
-"""Quality values move the way their names say."""
+"""Quality values follow the defects of a photo."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.alignment import TEMPLATE_XY, align
-from models.detection import Detector
-from models.gate import QualityGate
-from models.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, measure
+from models.vision.alignment import TEMPLATE_XY, align
+from models.vision.detection import Detector
+from models.vision.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, measure_quality
+from models.vision.quality_gate import QualityGate
 
 
 def test_a_good_photo_passes(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
     (faces,) = detector.detect([astronaut])
     (crop,) = align(astronaut, faces.landmarks_xy[:1])
-    assert QualityGate().reasons(measure(crop, faces.landmarks_xy[0])) == []
+    assert QualityGate().reasons(measure_quality(crop, faces.landmarks_xy[0])) == []
 
 
-def test_blur_darkness_and_flatness_are_seen(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
+def test_blur_darkness_and_low_contrast_are_measured(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
     (faces,) = detector.detect([astronaut])
     (crop,) = align(astronaut, faces.landmarks_xy[:1])
     points = faces.landmarks_xy[0]
     gate = QualityGate()
-    assert "sharpness" in gate.reasons(measure(np.asarray(cv2.GaussianBlur(crop, (0, 0), 6), np.uint8), points))
-    assert "brightness" in gate.reasons(measure((crop * 0.1).astype(np.uint8), points))
-    assert "contrast" in gate.reasons(measure((crop * 0.05 + 120).astype(np.uint8), points))
+    assert "sharpness" in gate.reasons(measure_quality(np.asarray(cv2.GaussianBlur(crop, (0, 0), 6), np.uint8), points))
+    assert "brightness" in gate.reasons(measure_quality((crop * 0.1).astype(np.uint8), points))
+    assert "contrast" in gate.reasons(measure_quality((crop * 0.05 + 120).astype(np.uint8), points))
 
 
 def test_pose_comes_from_the_landmarks() -> None:
     crop = np.full((112, 112, 3), 128, np.uint8)
-    frontal = measure(crop, TEMPLATE_XY)
+    frontal = measure_quality(crop, TEMPLATE_XY)
     assert abs(frontal.yaw) < 0.05
     assert abs(frontal.pitch) < 0.05
     assert abs(frontal.roll_deg) < 1
     turned = TEMPLATE_XY.copy()
     turned[2, 0] += 15
-    assert measure(crop, turned).yaw > 0.5
+    assert measure_quality(crop, turned).yaw > 0.5
     tilt = np.radians(20)
     rolled = (TEMPLATE_XY - 56) @ np.array([[np.cos(tilt), np.sin(tilt)], [-np.sin(tilt), np.cos(tilt)]]) + 56
-    measured = measure(crop, rolled)
+    measured = measure_quality(crop, rolled)
     assert abs(measured.roll_deg - 20) < 1
     assert abs(measured.yaw) < 0.05
 
 
-def test_small_faces_are_refused() -> None:
-    measured = measure(np.full((112, 112, 3), 128, np.uint8), TEMPLATE_XY / 6)
+def test_small_faces_fail_the_gate() -> None:
+    measured = measure_quality(np.full((112, 112, 3), 128, np.uint8), TEMPLATE_XY / 6)
     assert "eye_distance_px" in QualityGate().reasons(measured)
 
 
 GOOD = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
 
 
-def test_the_score_is_what_every_fault_leaves() -> None:
+def test_the_score_is_the_product_of_all_factors() -> None:
     assert 0.95 < GOOD.score <= 1
     small, turned = replace(GOOD, eye_distance_px=HALF_EYE_DISTANCE_PX), replace(GOOD, yaw=-HALF_YAW)
     assert small.score == pytest.approx(GOOD.score / 2, rel=1e-3)
@@ -82,11 +82,11 @@ def test_damage_lowers_the_score(detector: Detector, astronaut: NDArray[np.uint8
     points = faces.landmarks_xy[0]
 
     def score(photo: NDArray[np.uint8], scale: float = 1.0) -> float:
-        return measure(align(photo, points[None] * scale)[0], points * scale).score
+        return measure_quality(align(photo, points[None] * scale)[0], points * scale).score
 
     sound = score(astronaut)
     assert sound > 0.9
-    assert measure(align(astronaut, points[None])[0], points).as_dict()["score"] == round(sound, 3)
+    assert measure_quality(align(astronaut, points[None])[0], points).as_dict()["score"] == round(sound, 3)
     for damaged in (
         np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 12), np.uint8),
         (astronaut * 0.15).astype(np.uint8),

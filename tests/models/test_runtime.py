@@ -1,4 +1,4 @@
-"""One session per network, in fixed batch sizes, on a provider that is told truly, without telemetry."""
+"""ONNX Runtime networks split batches, report their provider and send no telemetry."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from models.errors import PackError, RuntimeUnavailableError
-from models.pack import BUNDLED, ModelPack
-from models.runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, bucket, cut
+from models.pack.loading import BUNDLED_PACK
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, choose_bucket, split_batch
 
 
-def test_buckets() -> None:
-    assert [bucket(n) for n in (1, 2, 3, 9, 32, 33)] == [1, 2, 4, 16, 32, 32]
+def test_counts_round_up_to_buckets() -> None:
+    assert [choose_bucket(n) for n in (1, 2, 3, 9, 32, 33)] == [1, 2, 4, 16, 32, 32]
 
 
-def test_batches_are_cut_where_nothing_must_be_filled_up() -> None:
+def test_batches_are_split_without_padding() -> None:
     def lengths(count: int, sizes: tuple[int, ...] = BATCH_BUCKETS) -> list[int]:
-        return [rows.stop - rows.start for rows in cut(count, sizes)]
+        return [rows.stop - rows.start for rows in split_batch(count, sizes)]
 
     assert lengths(7) == [4, 2, 1]
     assert lengths(69) == [32, 32, 4, 1]
@@ -40,38 +41,38 @@ def test_any_batch_size_gives_every_row(pack: ModelPack, rng: np.random.Generato
     assert np.allclose(whole[::9], alone, atol=1e-3)
 
 
-def test_says_which_provider_ran_the_nodes(pack: ModelPack) -> None:
+def test_placement_reports_the_provider_of_nodes(pack: ModelPack) -> None:
     placed = OnnxNetwork(pack.recognition.path).placement(np.zeros((1, 3, 112, 112), np.float32))
     assert set(placed) <= {"CPUExecutionProvider", "CUDAExecutionProvider"}
     assert sum(placed.values()) > 10
 
 
-def test_a_provider_that_is_absent_is_not_silently_replaced(pack: ModelPack) -> None:
+def test_a_missing_provider_is_not_replaced_silently(pack: ModelPack) -> None:
     with pytest.raises(RuntimeUnavailableError, match="OtherExecutionProvider"):
         OnnxNetwork(pack.recognition.path, "OtherExecutionProvider")
 
 
-def test_a_file_that_is_no_network(tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"not a network")
     with pytest.raises(PackError, match=r"x\.onnx"):
         OnnxNetwork(tmp_path / "x.onnx")
 
 
-def test_cores_are_those_this_process_may_use() -> None:
+def test_available_cores_respect_the_affinity() -> None:
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
     only_one = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-        "from models.runtime import available_cores; print(available_cores())"
+        "from models.runtime.onnx_runtime import available_cores; print(available_cores())"
     )
     done = subprocess.run([sys.executable, "-c", only_one], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
 
 
 def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
-    """onnxruntime 1.31 writes a device id and an event database there unless it is told not to."""
+    """onnxruntime 1.31 writes telemetry there by default."""
     script = (
-        "import numpy as np\nfrom pathlib import Path\nfrom models.runtime import OnnxNetwork\n"
-        f"OnnxNetwork(Path({str(BUNDLED / 'recogniser.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
+        "import numpy as np\nfrom pathlib import Path\nfrom models.runtime.onnx_runtime import OnnxNetwork\n"
+        f"OnnxNetwork(Path({str(BUNDLED_PACK / 'recognizer.onnx')!r})).run(np.zeros((1, 3, 112, 112), np.float32))\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}
     environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -80,7 +81,7 @@ def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
 
 
 def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
-    """InsightFace's own SCRFD exports give (n, k) for one photo; two photos must give both, in order."""
+    """SCRFD exports of InsightFace return (n, k) without a batch axis."""
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["a"]), helper.make_node("Reshape", ["x", "shape"], ["b"])]
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from models.network import Float
+from models.runtime.network import Float
 
 WINDOW_BYTES = 24
 WINDOWS = 8
@@ -49,7 +49,7 @@ def forms_of_vector(vector: Float) -> list[bytes]:
 
 
 def _in_base64(payload: bytes) -> list[bytes]:
-    """Wherever it begins in what was encoded: without the digits that depend on its neighbours."""
+    """Wherever it begins in what was encoded: without the digits that depend on its neighbors."""
     found = []
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + payload)

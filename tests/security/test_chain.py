@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from service.security.chain import BEFORE_ALL, Line, mac
+from service.storage.audit.chain import BEFORE_ALL, Line, mac
 
 LINE = Line(1, datetime(2026, 1, 2, 3, 4, 5, 6, UTC), "event", "done", "key:a", "r", "g", "s", {"b": 1.5, "a": [None]})
 

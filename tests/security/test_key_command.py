@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Kith, KithClientError
-from service.errors import MasterKeyAwayError, MasterKeyError, SettingsError
-from service.gallery.rewrapping import Rewrapped, Use, rewrap, uses
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
-from service.opening import master_keys, open_own_database
+from kith import Kith, KithClientError
+from service.builders import master_keys, open_own_database
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError, SettingsError
+from service.domain.gallery import GallerySettings
 from service.security import key_command
 from service.security.key_command import KeyCommand
-from service.security.master import KeyFile
+from service.security.master_keys import KeyFile
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap, uses
+from service.storage.repositories.store import Store
 
 KEY = b"k" * 32
 # As a KMS: whoever asks is not told the key. ``how`` is a file that says how it fails; ``count`` grows with each start.
@@ -122,7 +122,7 @@ def test_where_it_cannot_be_asked_that_is_said(
     wrapped = KeyCommand(program).first().wrap(KEY, "gallery")
     command = KeyCommand(program, 0.3 if how == "hangs" else 60)
     fails(how)
-    with caplog.at_level(logging.WARNING), pytest.raises(MasterKeyAwayError, match=why) as caught:
+    with caplog.at_level(logging.WARNING), pytest.raises(MasterKeyUnavailableError, match=why) as caught:
         command.find("hsm-1").unwrap(wrapped, "gallery")
     assert caught.value.status == 503
     assert ("no route to the key service" in caplog.text) == (how == "fails")
@@ -134,7 +134,7 @@ def test_what_it_has_started_does_not_outlive_it(tmp_path: Path) -> None:
     script = tmp_path / "kms.sh"
     script.write_text(f"#!/bin/sh\nsh -c 'echo $$ > {tmp_path}/child; exec sleep 60' | cat\n")
     script.chmod(0o700)
-    with pytest.raises(MasterKeyAwayError, match="did not answer"):
+    with pytest.raises(MasterKeyUnavailableError, match="did not answer"):
         KeyCommand([str(script)], 2).first()
     with suppress(ProcessLookupError):  # gone already
         child = os.pidfd_open(int((tmp_path / "child").read_text()))
@@ -163,7 +163,7 @@ def test_while_it_cannot_be_asked_nobody_waits_for_it_again(program: list[str], 
     command.first()
     (tmp_path / "how").write_text("fails")
     for _ in range(20):
-        with pytest.raises(MasterKeyAwayError, match="status 3"):
+        with pytest.raises(MasterKeyUnavailableError, match="status 3"):
             command.first()
     assert (tmp_path / "count").read_bytes() == b".."
 
@@ -171,19 +171,19 @@ def test_while_it_cannot_be_asked_nobody_waits_for_it_again(program: list[str], 
 def test_no_shell_reads_it(program: list[str], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="KITH_MASTER_KEY_COMMAND"):
         master_keys(load_settings(master_key_command="'"))
-    with pytest.raises(SettingsError, match="names no program"):
+    with pytest.raises(SettingsError, match="is empty: give a command"):
         master_keys(load_settings(master_key_command=" "))
     line = f"{shlex.join(program)} ; touch {tmp_path / 'touched'}"
     assert master_keys(load_settings(master_key_command=line)).first().id == "hsm-1"
     assert not (tmp_path / "touched").exists()
-    with pytest.raises(MasterKeyAwayError, match="cannot be started"):
+    with pytest.raises(MasterKeyUnavailableError, match="cannot be started"):
         master_keys(load_settings(master_key_command=str(tmp_path / "absent"))).first()
 
 
 def test_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Path) -> None:
     by_file = load_settings(data_dir=tmp_path / "data")
     with closing(Store(open_own_database(by_file))) as store:
-        gallery = store.create_gallery("g", "f" * 32, 8, GallerySettings())
+        gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
         sealed = gallery.seal.close(b"Ada", "name")
     (old,) = KeyFile(by_file.default_key_path).ids()
     with pytest.raises(MasterKeyError, match="no such key"):
@@ -195,7 +195,7 @@ def test_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Pat
             with database.read() as connection:
                 assert uses(connection) == {to: Use(2, 1)}
         with closing(Store(open_own_database(alone))) as store:
-            assert store.gallery("g").seal.open(sealed, "name") == b"Ada"
+            assert store.galleries.get("g").seal.open(sealed, "name") == b"Ada"
 
 
 def test_nobody_waits_for_it_while_a_gallery_is_changed_or_listed(of_program: Settings, tmp_path: Path) -> None:
@@ -207,18 +207,18 @@ def test_nobody_waits_for_it_while_a_gallery_is_changed_or_listed(of_program: Se
         return (tmp_path / "count").stat().st_size
 
     with closing(Store(open_own_database(both))) as server:
-        gallery = server.create_gallery("g", "f" * 32, 8, GallerySettings())
+        gallery = server.galleries.create("g", "f" * 32, 8, GallerySettings())
         with closing(open_own_database(both)) as database:
             assert rewrap(database, database.vault.master.of("hsm-1")) == Rewrapped(Use(2, 1))
         before = starts()
-        server.put_subject(gallery, "ada", "Ada", {}, [])  # its line in the audit is signed
+        server.subjects.put(gallery, "ada", "Ada", {}, [])  # its line in the audit is signed
         assert starts() == before
     with closing(open_own_database(of_program)) as database:
         before = starts()
-        assert [one.name for one in Store(database).list_galleries(None, 9)] == ["g"]
-        database.learn_secrets()  # known since it was opened
+        assert [one.name for one in Store(database).galleries.list_page(None, 9)] == ["g"]
+        database.unwrap_secrets()  # known since it was opened
         assert starts() == before
-        assert Store(database).subject(gallery, "ada").name == "Ada"
+        assert Store(database).subjects.get(gallery, "ada").name == "Ada"
 
 
 def test_a_key_that_does_not_unwrap_what_it_wrapped_takes_over_nothing(
@@ -240,10 +240,10 @@ def test_searches_go_on_while_it_is_away(of_program: Settings, fails: Fails) -> 
             kith.create_gallery(name)
     with embedded(of_program) as url, Kith(url, attempts=1) as kith:
         probe = [[1.0] + [0.0] * 127]
-        kith.enrol("open", "ada", embeddings=probe)
+        kith.enroll("open", "ada", embeddings=probe)
         fails("fails")
         assert kith.identify("open", embeddings=probe, risk={"threshold": 0.9}).results[0].subject == "ada"
-        kith.enrol("open", "grace", embeddings=[[0.0, 1.0] + [0.0] * 126])
+        kith.enroll("open", "grace", embeddings=[[0.0, 1.0] + [0.0] * 126])
         with pytest.raises(KithClientError, match="master_key_unavailable") as closed:
             kith.gallery("closed")
         with pytest.raises(KithClientError, match="master_key_unavailable") as new:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from service.security.keys import EVERYTHING, SCOPES, ApiKey, Keyring, Rights, digest, new_token
+from service.security.api_keys import EVERYTHING, SCOPES, ApiKey, Keyring, Rights, digest, new_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECRET = b"s" * 32

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from models.recognition import unit
-from service.client import Kith, KithClientError
-from service.security.master import new_key_text
+from kith import Kith, KithClientError
+from models.vision.recognition import l2_normalize
+from service.security.master_keys import new_key_text
 from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.killing import pause
@@ -120,29 +120,29 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
         embedded = kith.embed(photo, other)
         vectors = [np.array(result.faces[0].embedding, np.float32) for result in embedded.images]
         kith.put_subject("people", ADA, NAME, {"badge": "badge-wombat-991"}, ["tag-quokka-zz"])
-        kith.enrol("people", ADA, photo, idempotency_key="idem-narwhal-0017")
+        kith.enroll("people", ADA, photo, idempotency_key="idem-narwhal-0017")
         kith.put_subject("people", TOM, OTHER_NAME, {"of": "Department of Echidnas"})
-        kith.enrol("people", TOM, other)
+        kith.enroll("people", TOM, other)
         assert kith.verify(("people", ADA), photo).outcome == "same"
         kith.identify("people", photo, filter={"tags": ["tag-quokka-zz"]})
         kith.identify("people", embeddings=[vectors[1]])
         with pytest.raises(KithClientError, match="subject_not_found"):
             kith.subject("people", ABSENT)
         with pytest.raises(KithClientError, match="duplicate_subject"):
-            kith.enrol("people", ABSENT, photo)
+            kith.enroll("people", ABSENT, photo)
         with pytest.raises(KithClientError, match="no_face"):
-            kith.enrol("people", ADA, nobody)
-        strangers = unit(np.random.default_rng(17).normal(size=(3, DIMENSION))).astype(np.float32)
-        kith.enrol("people", DELETED, embeddings=[strangers[0]])
+            kith.enroll("people", ADA, nobody)
+        strangers = l2_normalize(np.random.default_rng(17).normal(size=(3, DIMENSION))).astype(np.float32)
+        kith.enroll("people", DELETED, embeddings=[strangers[0]])
         kith.delete_subject("people", DELETED)
         lines = [
             {"subject": "imported-line", "name": MARGAY, "embedding": strangers[1].tolist()},
             {"subject": "imported-line", "name": MARGAY, "embedding": [1.0], "template": "x"},
         ]
-        recogniser = kith.gallery("people").recogniser
-        send(server, "application/x-ndjson", recogniser, "\n".join(map(json.dumps, lines)).encode())
-        send(server, "application/vnd.apache.parquet", recogniser, parquet(strangers[2:]))
-        done = kith.wait_for(kith.enrol_archive("people", archive(server.folder, photo, 1)).id)
+        recognizer = kith.gallery("people").recognizer
+        send(server, "application/x-ndjson", recognizer, "\n".join(map(json.dumps, lines)).encode())
+        send(server, "application/vnd.apache.parquet", recognizer, parquet(strangers[2:]))
+        done = kith.wait_for(kith.enroll_archive("people", archive(server.folder, photo, 1)).id)
         assert {item.item.partition("/")[2] for item in kith.job_items(done.id)} == {BULK, BROKEN}
         exported = b"".join(kith.export_gallery("people", crops=True))
         crops = [json.loads(line).get("crop") for line in exported.splitlines()]
@@ -156,9 +156,9 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
     return needles
 
 
-def send(server: Watched, kind: str, recogniser: str, body: bytes | Iterator[bytes]) -> None:
+def send(server: Watched, kind: str, recognizer: str, body: bytes | Iterator[bytes]) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": kind}
-    url = f"{server.url}/v1/galleries/people/import?recogniser={recogniser}"
+    url = f"{server.url}/v1/galleries/people/import?recognizer={recognizer}"
     with suppress(httpx.TransportError):  # of a server that is killed meanwhile
         answer = httpx.post(url, content=body, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
@@ -191,8 +191,8 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
     """What is found in open files while a Parquet file is on its way. Then the server is killed, while that comes, jobs
     run, and others wait."""
     with server.client() as kith:
-        recogniser = kith.gallery("people").recogniser
-    whole = parquet(unit(np.random.default_rng(3).normal(size=(20_000, DIMENSION))).astype(np.float32))
+        recognizer = kith.gallery("people").recognizer
+    whole = parquet(l2_normalize(np.random.default_rng(3).normal(size=(20_000, DIMENSION))).astype(np.float32))
     looked, found, size = threading.Event(), dict[str, set[str]](), 0
 
     def body() -> Iterator[bytes]:
@@ -201,7 +201,7 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
         yield whole[-1000:]
 
     kind = "application/vnd.apache.parquet"
-    thread = threading.Thread(target=send, args=(server, kind, recogniser, body()))
+    thread = threading.Thread(target=send, args=(server, kind, recognizer, body()))
     thread.start()
     while size < 1_000_000:
         pause(0.05)
@@ -211,7 +211,7 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
         look(payload, needles, "temporary file", found)
     with server.client() as kith:
         for _ in range(3):  # more than run at once
-            kith.enrol_archive("people", archive(server.folder, photo, 20))
+            kith.enroll_archive("people", archive(server.folder, photo, 20))
         while not list(kith.jobs("people", ["running"])):
             pause(0.02)
     server.kill()
@@ -238,9 +238,9 @@ def test_nothing_that_is_left_tells_of_anybody(
     if kind == "postgresql":
         cluster = request.getfixturevalue("postgres")
         url = cluster.create(f"kith_{uuid.uuid4().hex}")
-    with watched(tmp_path / "watched", ["-m", "service.cli"], master_key, url) as server:
+    with watched(tmp_path / "watched", ["-m", "service.cli.main"], master_key, url) as server:
         needles: Needles = work(server, *photos) | {"master key": forms_of_text(master_key)}
-        back_up(server, ["-m", "service.cli"])
+        back_up(server, ["-m", "service.cli.main"])
         assert killed_at_work(server, photos[0], needles) == {}  # which ends with SIGKILL
         names = {path.name for path in server.folder.rglob("*") if path.is_file()}
         assert {"backup", "log"} | (set() if cluster else {"kith.db", "kith.db-wal"}) <= names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from service.security.limits import Buckets, Limit, Standing
+from service.security.rate_limits import Buckets, Limit, Standing
 
 
 def test_a_burst_and_then_the_rate() -> None:

@@ -13,18 +13,18 @@ from threading import Barrier, Thread, Timer
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.doctor import find_master_key
-from service.errors import MasterKeyError
-from service.gallery.backup import back_up
-from service.gallery.key_store import KeyStore
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
-from service.opening import open_own_database
-from service.security.keys import EVERYTHING
-from service.security.master import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
+from service.builders import open_own_database
+from service.cli.main import app
+from service.cli.tools.doctor import check_master_key
+from service.core.errors import MasterKeyError
+from service.domain.gallery import GallerySettings
+from service.security.api_keys import EVERYTHING
+from service.security.master_keys import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key
 from service.settings import Settings, load_settings
+from service.storage.privacy.backup import back_up
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults.servers import Server
 from tests.postgres import DatabaseUrl
@@ -148,7 +148,7 @@ def test_a_key_that_goes_while_the_service_runs_is_not_made_anew(tmp_path: Path)
     start(in_folder(tmp_path))
     with closing_store(in_folder(tmp_path)) as server:
         (tmp_path / "master.key").rename(tmp_path / "elsewhere.key")
-        server.create_gallery("g", "f" * 32, 8, GallerySettings())  # by the key in memory
+        server.galleries.create("g", "f" * 32, 8, GallerySettings())  # by the key in memory
         assert not (tmp_path / "master.key").exists()
 
 
@@ -157,15 +157,15 @@ def test_a_number_given_again_after_the_file_was_put_back_is_of_another_key(tmp_
     file, copy = tmp_path / "kith.db", tmp_path / "copy"
     with closing_store(settings) as server:
         put_back(file, copy)
-        before = server.create_gallery("x", "f" * 32, 8, GallerySettings())
-        assert server.gallery("x").pk == before.pk
+        before = server.galleries.create("x", "f" * 32, 8, GallerySettings())
+        assert server.galleries.get("x").pk == before.pk
         put_back(copy, file)
-        server.create_gallery("y", "f" * 32, 8, GallerySettings())
-        gallery = server.gallery("y")
+        server.galleries.create("y", "f" * 32, 8, GallerySettings())
+        gallery = server.galleries.get("y")
         assert gallery.pk == before.pk
-        server.put_subject(gallery, "ada", "Ada", {}, [])
+        server.subjects.put(gallery, "ada", "Ada", {}, [])
     with closing_store(settings) as restarted:
-        assert restarted.subject(restarted.gallery("y"), "ada").name == "Ada"
+        assert restarted.subjects.get(restarted.galleries.get("y"), "ada").name == "Ada"
 
 
 def put_back(source: Path, target: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.files.os.fsync", full)
+        patch.setattr("service.core.atomic_files.os.fsync", full)
         with pytest.raises(MasterKeyError, match=r"cannot be written.*No space left"):
             start(in_folder(tmp_path))
     assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == []
@@ -282,19 +282,19 @@ def test_two_servers_that_start_at_once_on_nothing(tmp_path: Path) -> None:
 
 
 def test_the_doctor_says_where_it_is(tmp_path: Path) -> None:
-    found = find_master_key(in_folder(tmp_path))
-    assert (found.verdict, "made at the first start" in found.detail) == ("warning", True)
+    found = check_master_key(in_folder(tmp_path))
+    assert (found.verdict, "created at first start" in found.detail) == ("warning", True)
     assert not (tmp_path / "master.key").exists()
     start(in_folder(tmp_path))
-    found = find_master_key(in_folder(tmp_path))
+    found = check_master_key(in_folder(tmp_path))
     assert found.verdict == "warning"
     assert f"{KeyFile(tmp_path / 'master.key').ids()[0]} from {tmp_path / 'master.key'}" in found.detail
     elsewhere = key_file(tmp_path.parent / f"{tmp_path.name}.key", new_key_text()).path
-    assert find_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "ok"
-    assert find_master_key(in_folder(tmp_path, master_key=new_key_text())).verdict == "ok"
-    assert find_master_key(in_folder(tmp_path, master_key="no key")).verdict == "error"
+    assert check_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "ok"
+    assert check_master_key(in_folder(tmp_path, master_key=new_key_text())).verdict == "ok"
+    assert check_master_key(in_folder(tmp_path, master_key="no key")).verdict == "error"
     elsewhere.chmod(0o644)
-    assert find_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "error"
+    assert check_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "error"
 
 
 # By hand
@@ -318,25 +318,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
     store = Store(open_own_database(settings))
-    gallery = store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
     sealed = gallery.seal.close(b"Ada", "name")
     file = KeyFile(tmp_path / "data" / "master.key")
     (old,) = file.ids()
     assert "still wraps 1 galleries' keys" in run("master", "forget", old, "--yes", fails=True)
-    assert "wraps 1 galleries' keys that another one wrapped" in run("master", "rotate", "--new")
+    assert "now wraps the keys of 1 more galleries" in run("master", "rotate", "--new")
     new, before = file.ids()
     assert before == old
     shown = run("master", "show", "--json")
     assert f'"id": "{new}", "place": "{file.path}", "in_use": true, "secrets": 2, "galleries": 1' in shown
-    assert "everything already" in run("master", "rotate")
+    assert "already wraps everything" in run("master", "rotate")
     assert old in run("master", "show")
-    store.create_gallery("later", "f" * 32, 8, GallerySettings())  # by a store that was open before
+    store.galleries.create("later", "f" * 32, 8, GallerySettings())  # by a store that was open before
     run("master", "forget", old, "--yes")
     assert file.ids() == [new]
     again = Store(open_own_database(settings))
-    assert again.gallery("g").seal.open(sealed, "name") == b"Ada"
-    assert again.gallery("later").seal.pseudonym("a", "b")
-    with again._database.read() as connection:
+    assert again.galleries.get("g").seal.open(sealed, "name") == b"Ada"
+    assert again.galleries.get("later").seal.pseudonym("a", "b")
+    with again.database.read() as connection:
         lines = connection.exec_driver_sql("SELECT actor, details FROM audit WHERE event = 'master_key_rotated'").all()
     assert [(actor, old in details, new in details) for actor, details in lines] == [("operator", True, True)]
     for each in (store, again):
@@ -347,13 +347,13 @@ def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
 def test_a_server_that_made_galleries_makes_more_after_its_key_was_forgotten(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
     with closing_store(settings) as server:
-        server.create_gallery("before", "f" * 32, 8, GallerySettings())
+        server.galleries.create("before", "f" * 32, 8, GallerySettings())
         (old,) = KeyFile(settings.default_key_path).ids()
         run("master", "rotate", "--new")
         run("master", "forget", old, "--yes")
-        server.put_subject(server.gallery("before"), "ada", None, {}, [])  # for which the file is read again
+        server.subjects.put(server.galleries.get("before"), "ada", None, {}, [])  # for which the file is read again
         for name in ("one", "two"):
-            server.create_gallery(name, "f" * 32, 8, GallerySettings())
+            server.galleries.create(name, "f" * 32, 8, GallerySettings())
 
 
 def test_the_key_that_was_just_made_is_used_although_others_come_first(
@@ -367,7 +367,7 @@ def test_the_key_that_was_just_made_is_used_although_others_come_first(
     said = run("master", "rotate", "--new")
     made, kept = file.ids()
     assert kept == before
-    assert f"master key {made} wraps 0 galleries' keys that another one wrapped" in said
+    assert f"Master key {made} now wraps the keys of 0 more galleries" in said
     assert f'"id": "{made}", "place": "{file.path}", "in_use": true, "secrets": 2' in run("master", "show", "--json")
 
 
@@ -376,15 +376,15 @@ def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None
     store = Store(open_own_database(settings))
     run("master", "new")
     new, old = KeyFile(settings.default_key_path).ids()
-    store.create_gallery("g", "f" * 32, 8, GallerySettings())
+    store.galleries.create("g", "f" * 32, 8, GallerySettings())
     with closing_store(in_folder(tmp_path / "data")) as another:
-        another.create_gallery("h", "f" * 32, 8, GallerySettings())
+        another.galleries.create("h", "f" * 32, 8, GallerySettings())
     assert (
         f'"id": "{old}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 2, "galleries": 2'
         in run("master", "show", "--json")
     )
     run("master", "rotate")
-    store.create_gallery("i", "f" * 32, 8, GallerySettings())
+    store.galleries.create("i", "f" * 32, 8, GallerySettings())
     assert (
         f'"id": "{new}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 2, "galleries": 3'
         in run("master", "show", "--json")
@@ -395,10 +395,10 @@ def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None
 def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, file = in_folder(tmp_path / "data"), tmp_path / "backup"
     with closing_store(settings) as store:
-        gallery = store.create_gallery("g", "f" * 32, 8, GallerySettings())
-        store.put_subject(gallery, "ada", "Ada", {}, [])
-        _, token = KeyStore(store._database).create("of somebody", EVERYTHING)
-        manifest = back_up(store._database, file)
+        gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
+        store.subjects.put(gallery, "ada", "Ada", {}, [])
+        _, token = KeyStore(store.database).create("of somebody", EVERYTHING)
+        manifest = back_up(store.database, file)
     key = settings.default_key_path.read_text().strip()
     assert manifest.master_keys == KeyFile(settings.default_key_path).ids()
     for form in (key.encode(), base64.b64decode(key)):
@@ -409,18 +409,18 @@ def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, m
     assert f"needs master key {manifest.master_keys[0]}" in said
     assert not (tmp_path / "other").exists()
     with closing_store(in_folder(tmp_path / "other")) as store:  # which has a key of its own now
-        store.create_gallery("own", "f" * 32, 8, GallerySettings())
+        store.galleries.create("own", "f" * 32, 8, GallerySettings())
     assert f"needs master key {manifest.master_keys[0]}" in run("restore", str(file), "--replace", fails=True)
     own = (tmp_path / "other" / "master.key").read_text()
     (tmp_path / "other" / "master.key").write_text(own + key)
     run("restore", str(file), "--replace")
     with closing_store(in_folder(tmp_path / "other")) as store:
-        (gallery,) = store.list_galleries(None, 9)
-        assert store.subject(gallery, "ada").name == "Ada"
-        ring = KeyStore(store._database).ring()
+        (gallery,) = store.galleries.list_page(None, 9)
+        assert store.subjects.get(gallery, "ada").name == "Ada"
+        ring = KeyStore(store.database).ring()
         assert ring.known(token) is not None
         assert ring.known(f"{token[:-1]}x") is None
-        store.create_gallery("new", "f" * 32, 8, GallerySettings())
+        store.galleries.create("new", "f" * 32, 8, GallerySettings())
     assert f'"id": "{manifest.master_keys[0]}"' in run("master", "show", "--json")
     said = run("audit", "verify")
     assert ": sound" in said

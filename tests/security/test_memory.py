@@ -1,4 +1,4 @@
-"""A process that keeps its memory to itself: no dump on the disk, and nothing for its neighbours."""
+"""A process that keeps its memory to itself: no dump on the disk, and nothing for its neighbors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 LAST_WORDS = "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"
-KEPT = "from service.security.memory import keep_to_itself; keep_to_itself()"
+KEPT = "from service.security.process_memory import keep_to_itself; keep_to_itself()"
 PR_GET_DUMPABLE = 3
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.archives import ArchiveLimits, members
-from service.errors import ArchiveInvalidError
+from service.core.errors import ArchiveInvalidError
+from service.inference.archives import ArchiveLimits, iterate_members
 from service.security.sealed_files import CHUNK_BYTES, HEADER_BYTES, SEALED_CHUNK_BYTES, SealedFile, TemporaryFile
 from service.security.sealing import Seal, SealBrokenError, new_key
 
@@ -129,10 +129,10 @@ def test_archives_and_parquet_are_read_where_they_lie(tmp_path: Path) -> None:
         for name, photo in photos.items():
             archive.writestr(name, photo)
     file = sealed(tmp_path / "f", packed.getvalue())
-    assert {member.path: member.read() for member in members(file, LIMITS)} == photos
+    assert {member.path: member.read() for member in iterate_members(file, LIMITS)} == photos
     file.path.write_bytes(file.path.read_bytes()[:-1])
     with pytest.raises(ArchiveInvalidError, match="cannot be opened"):
-        list(members(file, LIMITS))
+        list(iterate_members(file, LIMITS))
 
     table, written = pa.table({"n": list(range(100_000))}), io.BytesIO()
     pq.write_table(table, written, compression="none")

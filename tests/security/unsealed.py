@@ -32,6 +32,6 @@ def unseal() -> None:
 
 if __name__ == "__main__":
     unseal()
-    from service.cli import main
+    from service.cli.main import main
 
     main()

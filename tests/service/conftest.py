@@ -1,4 +1,4 @@
-"""Fixtures of the service's tests alone."""
+"""Fixtures of the service tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.gallery.database import Database
-from service.gallery.milvus_index import IndexKind, MilvusOptions
+from service.index.milvus import IndexKind, MilvusOptions
+from service.storage.db.engine import Database
 from tests.databases import open_database
 from tests.nodes import Node, Nodes
 from tests.postgres import DatabaseUrl
@@ -18,7 +18,7 @@ from tests.postgres import DatabaseUrl
 
 @pytest.fixture
 def url(database_url: DatabaseUrl) -> str:
-    """Of a database that is yet to be made, of each kind in turn."""
+    """URL of a new database, of each kind in turn."""
     return database_url()
 
 
@@ -30,8 +30,9 @@ def database(url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
-    """Makes nodes over one fresh database (SQLite; of each kind, where a test uses ``database_url``), and over
-    collections of the test's own in Milvus."""
+    """Factory of nodes over one new database and separate Milvus collections. The database is SQLite, or of each kind
+    if a test uses ``database_url``.
+    """
     each = "database_url" in request.fixturenames
     url: str = request.getfixturevalue("database_url")() if each else f"sqlite:///{tmp_path / 'kith.db'}"
     prefix, made = f"t{uuid.uuid4().hex[:12]}", list[Node]()

@@ -1,4 +1,4 @@
-"""Photos that mean harm, made by code: small files that take long, or much memory, or are read in two ways."""
+"""Generated malicious images: small files that take long, use much memory, or are ambiguous."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ QUICK = {"preset": "ultrafast", "x265:pools": "none", "x265:frame-threads": "1",
 
 
 def heic(image: Image.Image, **options: Any) -> bytes:
-    """As exact as the format is; ``options``: of pillow-heif, like quality, exif, save_all."""
+    """Encode as HEIC, nearly lossless. ``options``: of pillow-heif, such as quality, exif, save_all."""
     buffer = io.BytesIO()
     pillow_heif.from_pillow(image).save(buffer, **{"quality": -1, "chroma": 444, "enc_params": QUICK, **options})
     return buffer.getvalue()
 
 
 def heic_claiming(width: int, height: int, payload: bytes) -> bytes:
-    """The same file, whose header says another size."""
+    """Change the image size in the header only."""
     at = payload.index(b"ispe") + 8
     return payload[:at] + struct.pack(">II", width, height) + payload[at + 8 :]
 
@@ -52,11 +52,11 @@ LARGE_HEIC = zlib.decompress(
         "BH9?ck2c00qm8l8MvWaccGTFRY3#dEV@Hi0HFnh4QDaAq9W{2;*imCgjU6?1)YwsDM~xjdcGTEGVJr#5-Mj#y!}wP"
     )
 )
-"""Of one colour, 6000 x 6000 pixels; its encoder takes long."""
+"""A single color, 6000 x 6000 pixels, cached because its encoder is slow."""
 
 
 def png(width: int, height: int, extra: bytes = b"", color: int = 2, rows: bytes | None = None) -> bytes:
-    """Black; ``extra``: chunks. ``color``: 2 RGB, 3 palette, 6 RGBA."""
+    """Black PNG. ``extra``: additional chunks. ``color``: 2 RGB, 3 palette, 6 RGBA."""
     if rows is None:
         rows = zlib.compress(bytes((width * {2: 3, 3: 1, 6: 4}[color] + 1) * height), 1)
     header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
@@ -68,13 +68,13 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def packed_chunk(kind: bytes, size: int) -> bytes:
-    """Of so many bytes, unpacked."""
+    """Compressed chunk that decompresses to ``size`` bytes."""
     lead = b"k\0\1\0\0\0" if kind == b"iTXt" else b"k\0\0"
     return chunk(kind, lead + zlib.compress(bytes(size), 9))
 
 
 def scans(width: int, height: int, count: int) -> bytes:
-    """A grey progressive JPEG of ``count`` scans, each of which says in a few bytes that nothing changes anywhere."""
+    """A gray progressive JPEG of ``count`` scans. Each scan states in a few bytes that no coefficient changes."""
     blocks = -(-width // 8) * -(-height // 8)
     frame = struct.pack(">HBHHB", 11, 8, height, width, 1) + bytes([1, 0x11, 0])
     one_code = bytes([1] + [0] * 15)
@@ -95,13 +95,13 @@ def with_exif(tiff: bytes) -> bytes:
 
 
 def ifd(*entries: tuple[int, int, int, int], following: int = 0) -> bytes:
-    """A little TIFF header and one directory: (tag, type, count, value) each."""
+    """A little-endian TIFF header and one directory of (tag, type, count, value)."""
     body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + body + struct.pack("<I", following)
 
 
 def tiff(strips: int, following: int = 0, at: int | None = None, width: int = 8) -> bytes:
-    """Grey, a row a strip; all strips are the same bytes, at ``at``."""
+    """A gray TIFF with one row per strip. All strips share the same bytes, at ``at``."""
     places = 8 + 2 + 9 * 12 + 4
     head = ifd(
         (256, 4, 1, width),
@@ -120,7 +120,7 @@ def tiff(strips: int, following: int = 0, at: int | None = None, width: int = 8)
 
 
 def tiff_of(jpeg: bytes, width: int, height: int) -> bytes:
-    """Grey, one strip."""
+    """A gray TIFF with one strip."""
     entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 7), (262, 3, 1, 1)]
     at = 8 + 2 + 9 * 12 + 4
     return ifd(*entries, (273, 4, 1, at), (277, 3, 1, 1), (278, 4, 1, height), (279, 4, 1, len(jpeg))) + jpeg
@@ -141,7 +141,7 @@ def bmp(width: int, height: int, bits: int, compression: int, body: bytes, color
 
 
 def harmful() -> dict[str, bytes]:
-    """By what they are."""
+    """Return the malicious images by description."""
     frames = [Image.new("RGB", (64, 64), (i % 255, i // 255, 0)) for i in range(300)]
     return {
         "jpeg, 20,000 scans": scans(4000, 3000, 20_000),
@@ -171,7 +171,7 @@ def harmful() -> dict[str, bytes]:
         "png, profile of 200 MB": png(8, 8, packed_chunk(b"iCCP", 200_000_000)),
         "png, 900 profiles": png(8, 8, packed_chunk(b"iCCP", 1_000_000) * 900),
         "png, 60,000 small texts": png(8, 8, chunk(b"tEXt", b"k\0v") * 60_000),
-        "png, colours that are not in its palette": png(
+        "png, colors that are not in its palette": png(
             64, 64, chunk(b"PLTE", b"abc"), 3, zlib.compress(bytes(range(65)) * 64)
         ),
         "png, no palette": png(64, 64, b"", 3, zlib.compress(bytes(range(65)) * 64)),
@@ -232,24 +232,27 @@ def harmful() -> dict[str, bytes]:
 
 
 def heic_grid(rows: int, columns: int, width: int, height: int, tile: bytes | None = None, side: int = 64) -> bytes:
-    """All tiles are the same bytes; ``rows`` and ``columns`` are one less than there are, and at most 65,534 in all."""
+    """A grid whose tiles all share the same bytes. ``rows`` and ``columns`` are one less than the counts, for at most
+    65,534 tiles.
+    """
     config = bytes([0, 1, rows, columns]) + struct.pack(">II", width, height)
     return _put_together(b"grid", (width, height), (rows + 1) * (columns + 1), [config], tile=tile, side=side)
 
 
 def heic_overlay(*idats: bytes, listed: Sequence[Sequence[tuple[int, int]]] = (((0, 26),),)) -> bytes:
-    """A small image over the canvas that is said in ``idats`` (:func:`canvas`), at the extents that each time that it
-    is ``listed`` says; the header says that it is small."""
+    """A small image over the canvas in ``idats`` (:func:`canvas`), at the extents in ``listed``. The header declares
+    a small size.
+    """
     return _put_together(b"iovl", (64, 64), 1, idats, listed)
 
 
 def canvas(side: int) -> bytes:
-    """Of an overlay of one image: 26 bytes."""
+    """Overlay header of one image: 26 bytes."""
     return bytes([0, 1]) + struct.pack(">4H2I2i", 0, 0, 0, 0, side, side, 0, 0)
 
 
 def heic_alphas(count: int) -> bytes:
-    """A grid of ``count`` small tiles, each with an alpha of 36 megapixels; all are the same."""
+    """A grid of ``count`` equal small tiles, each with an alpha plane of 36 megapixels."""
     config = bytes([0, 1, 0, count - 1]) + struct.pack(">II", 64 * count, 64)
     return _put_together(b"grid", (64 * count, 64), count, [config], alpha=LARGE_HEIC)
 
@@ -260,7 +263,7 @@ def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
 
 
 def _coded(photo: bytes) -> tuple[bytes, bytes]:
-    """Its hvcC, and its pixels as they are coded."""
+    """Return the hvcC box and the coded pixels."""
     at = photo.index(b"hvcC") - 4
     return photo[at : at + int.from_bytes(photo[at : at + 4])], photo[photo.index(b"mdat") + 4 :]
 
@@ -326,7 +329,7 @@ def _many_heics(count: int) -> bytes:
 
 
 def _repeated(jpeg: bytes, count: int) -> bytes:
-    """The last scan again and again."""
+    """Repeat the last scan."""
     start, end = jpeg.rfind(b"\xff\xda"), jpeg.rfind(b"\xff\xd9")
     return jpeg[:end] + jpeg[start:end] * count + jpeg[end:]
 

@@ -1,4 +1,4 @@
-"""The API as its callers meet it: a real server, real photos."""
+"""REST API of a real server with real photos."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.recognition import unit
-from models.risk import fpir_from_fmr
-from service.api.permissions import PERMISSIONS
-from service.client import Kith, KithClientError
+from kith import Kith, KithClientError, Risk
+from kith.wire.common import Fusion
+from models.risk.calibration import fpir_from_fmr
+from models.vision.recognition import l2_normalize
+from service.api.http.permissions import PERMISSIONS
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
@@ -26,7 +27,7 @@ Photo = NDArray[np.uint8]
 
 
 def darker(photo: Photo) -> bytes:
-    """The same people, mirrored and in worse light."""
+    """The same subjects, mirrored and in worse light."""
     return jpeg((photo[:, ::-1] * 0.75).astype(np.uint8), 60)
 
 
@@ -56,7 +57,7 @@ def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
         assert 0 < face.quality.score <= 1
 
 
-def test_a_spoilt_photo_has_a_lower_quality_score(kith: Kith, astronaut: Photo) -> None:
+def test_a_degraded_photo_has_a_lower_quality_score(kith: Kith, astronaut: Photo) -> None:
     (sound,), (dark,) = (kith.detect(jpeg(photo)).images for photo in (astronaut, (astronaut * 0.25).astype(np.uint8)))
     assert sound.faces[0].quality.score > 0.9
     assert dark.faces[0].quality.score < sound.faces[0].quality.score - 0.1
@@ -72,7 +73,7 @@ def test_one_bad_photo_of_several_fails_alone(kith: Kith, astronaut: Photo) -> N
 
 
 def test_verify_photos_embeddings_and_subjects(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
-    same = kith.verify(jpeg(astronaut), darker(astronaut), fmr=0.001)
+    same = kith.verify(jpeg(astronaut), darker(astronaut), risk={"fmr": 0.001})
     assert same.outcome == "same"
     assert same.false_match_probability is not None
     assert same.false_match_probability < 0.001
@@ -81,7 +82,7 @@ def test_verify_photos_embeddings_and_subjects(kith: Kith, gallery: str, astrona
     assert kith.verify(jpeg(astronaut), jpeg(actor)).outcome == "different"
     vector = kith.embed(darker(astronaut)).images[0].faces[0].embedding
     assert vector is not None
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     assert kith.verify(vector, (gallery, "eileen")).outcome == "same"
     assert kith.verify((gallery, "eileen"), jpeg(actor)).outcome == "different"
 
@@ -91,9 +92,9 @@ def test_verify_without_a_face(kith: Kith, astronaut: Photo, nobody: Photo) -> N
     assert (answer.outcome, answer.reasons, answer.similarity) == ("no_face", ["b: no_face"], None)
 
 
-def test_enrol_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo) -> None:
+def test_enroll_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo) -> None:
     kith.put_subject(gallery, "eileen", name="Eileen Collins", metadata={"crew": "STS-93"}, tags=["nasa"])
-    enrolled = kith.enrol(gallery, "eileen", jpeg(astronaut))
+    enrolled = kith.enroll(gallery, "eileen", jpeg(astronaut))
     assert enrolled.enrolled == 1
     (found,) = kith.identify(gallery, darker(astronaut)).results
     assert (found.outcome, found.subject, found.name) == ("identified", "eileen", "Eileen Collins")
@@ -105,7 +106,7 @@ def test_enrol_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor
     strangers = kith.identify(gallery, jpeg(group)).results
     assert {s.outcome for s in strangers} <= {"unknown", "rejected_quality"}
     assert all(s.subject is None for s in strangers)
-    # Unknown still carries the best candidate.
+    # An unknown result still has the best candidate.
     assert any(s.candidates and s.candidates[0].subject == "eileen" for s in strangers)
     assert kith.delete_subject(gallery, "eileen").templates == 1
     (gone,) = kith.identify(gallery, darker(astronaut)).results
@@ -113,7 +114,7 @@ def test_enrol_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor
 
 
 def test_no_face_and_low_quality_are_outcomes(kith: Kith, gallery: str, nobody: Photo, astronaut: Photo) -> None:
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     none, dark = kith.identify(gallery, jpeg(nobody), in_the_dark(astronaut)).results
     assert none.outcome == "no_face"
     assert dark.outcome == "rejected_quality"
@@ -125,9 +126,9 @@ def test_no_face_and_low_quality_are_outcomes(kith: Kith, gallery: str, nobody: 
 def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     d = kith.model().dimension
     vectors = rng.normal(size=(40, d))
-    kith.enrol(gallery, "first", embeddings=[vectors[0]])
+    kith.enroll(gallery, "first", embeddings=[vectors[0]])
 
-    def threshold(**risk: Any) -> float:
+    def threshold(**risk: Unpack[Risk]) -> float:
         (result,) = kith.identify(gallery, embeddings=[vectors[0]], risk=risk).results
         assert result.threshold is not None
         return result.threshold
@@ -138,10 +139,10 @@ def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.r
     assert threshold(threshold=0.3) == 0.3
     (impossible,) = kith.identify(gallery, embeddings=[vectors[0]], risk={"fpir": 1e-12}).results
     assert (impossible.outcome, impossible.reasons) == ("unknown", ["risk_out_of_reach"])
-    kith.enrol(gallery, "first", embeddings=[vectors[0]] * 3)
+    kith.enroll(gallery, "first", embeddings=[vectors[0]] * 3)
     assert threshold(fpir=0.001) == alone
     for i, vector in enumerate(vectors[1:]):
-        kith.enrol(gallery, f"other{i}", embeddings=[vector])
+        kith.enroll(gallery, f"other{i}", embeddings=[vector])
     kith.calibrate(gallery)
     assert threshold(fpir=0.01) < threshold(fpir=0.001) < threshold(fpir=0.0001)
     # 40 subjects at this FMR give this FPIR.
@@ -153,7 +154,7 @@ def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Ge
     vectors = rng.normal(size=(4, kith.model().dimension))
     for i, vector in enumerate(vectors):
         kith.put_subject(gallery, f"s{i}", tags=["even"] if i % 2 == 0 else ["odd"], metadata={"floor": i})
-        kith.enrol(gallery, f"s{i}", embeddings=[vector])
+        kith.enroll(gallery, f"s{i}", embeddings=[vector])
     (free,) = kith.identify(gallery, embeddings=[vectors[1]]).results
     assert free.subject == "s1"
     (even,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"tags": ["even"]}).results
@@ -168,9 +169,9 @@ def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: n
     kith.update_gallery(gallery, fusion="max")
     probe = rng.normal(size=kith.model().dimension)
     near = [probe + rng.normal(scale=0.1, size=probe.shape) for _ in range(30)]
-    kith.enrol(gallery, "many", embeddings=near, allow_inconsistent=True)
+    kith.enroll(gallery, "many", embeddings=near, allow_inconsistent=True)
     for i in range(3):
-        kith.enrol(gallery, f"other{i}", embeddings=[rng.normal(size=probe.shape)])
+        kith.enroll(gallery, f"other{i}", embeddings=[rng.normal(size=probe.shape)])
     (result,) = kith.identify(gallery, embeddings=[probe], top_k=4).results
     assert result.subject == "many"
     assert len({c.subject for c in result.candidates}) == 4
@@ -178,34 +179,34 @@ def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: n
     assert result.similarity == pytest.approx(float((unit_near @ (probe / np.linalg.norm(probe))).max()), abs=1e-3)
 
 
-def test_enrolment_says_no(
+def test_enrollment_rejects_unsuitable_photos(
     kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo, nobody: Photo
 ) -> None:
     def code(subject: str, photo: bytes, **options: Any) -> str:
         with pytest.raises(KithClientError) as raised:
-            kith.enrol(gallery, subject, photo, **options)
+            kith.enroll(gallery, subject, photo, **options)
         return raised.value.code
 
     assert code("x", jpeg(nobody)) == "no_face"
     assert code("x", jpeg(group)) == "several_faces"
     assert code("x", in_the_dark(astronaut)) == "low_quality"
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     with pytest.raises(KithClientError) as raised:
-        kith.enrol(gallery, "x", darker(astronaut))
+        kith.enroll(gallery, "x", darker(astronaut))
     assert raised.value.code == "duplicate_subject"
     assert raised.value.problem["subject"] == "eileen"
     assert code("eileen", jpeg(actor)) == "inconsistent_template"
     assert kith.gallery(gallery).templates == 1
-    kith.enrol(gallery, "x", darker(astronaut), allow_duplicate=True)
-    kith.enrol(gallery, "eileen", jpeg(actor), allow_inconsistent=True)
-    kith.enrol(gallery, "y", jpeg(group), face="largest")
+    kith.enroll(gallery, "x", darker(astronaut), allow_duplicate=True)
+    kith.enroll(gallery, "eileen", jpeg(actor), allow_inconsistent=True)
+    kith.enroll(gallery, "y", jpeg(group), face="largest")
     assert kith.gallery(gallery).templates == 4
 
 
-def test_of_several_photos_each_is_enrolled_or_refused_alone(
+def test_each_of_several_photos_is_enrolled_or_rejected_separately(
     kith: Kith, gallery: str, astronaut: Photo, nobody: Photo
 ) -> None:
-    answer = kith.enrol(gallery, "eileen", jpeg(astronaut), jpeg(nobody), b"text", darker(astronaut))
+    answer = kith.enroll(gallery, "eileen", jpeg(astronaut), jpeg(nobody), b"text", darker(astronaut))
     codes = [r.error.code if r.error else None for r in answer.results]
     assert codes == [None, "no_face", "image_format", None]
     listed = list(kith.templates(gallery, "eileen"))
@@ -214,20 +215,22 @@ def test_of_several_photos_each_is_enrolled_or_refused_alone(
     assert kith.subject(gallery, "eileen").templates == 1
 
 
-def test_a_repeated_key_gives_the_first_answer(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
-    first = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
-    again = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+def test_a_repeated_idempotency_key_returns_the_first_response(
+    kith: Kith, gallery: str, astronaut: Photo, actor: Photo
+) -> None:
+    first = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    again = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     assert first == again
     assert kith.gallery(gallery).templates == 1
     with pytest.raises(KithClientError) as raised:
-        kith.enrol(gallery, "eileen", jpeg(actor), idempotency_key="one")
+        kith.enroll(gallery, "eileen", jpeg(actor), idempotency_key="one")
     assert raised.value.code == "idempotency_conflict"
 
 
-def test_an_answer_that_is_kept_names_nobody_else(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+def test_a_stored_response_names_no_other_subject(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     photos = jpeg(actor), darker(astronaut)
-    first, again = (kith.enrol(gallery, "tom", *photos, idempotency_key="one") for _ in range(2))
+    first, again = (kith.enroll(gallery, "tom", *photos, idempotency_key="one") for _ in range(2))
     assert [r.template for r in first.results] == [r.template for r in again.results]
     said, kept = (answer.results[1].error for answer in (first, again))
     assert said is not None
@@ -237,28 +240,28 @@ def test_an_answer_that_is_kept_names_nobody_else(kith: Kith, gallery: str, astr
     assert "eileen" not in str(kept)
 
 
-def test_deleting_forgets_the_key_too(kith: Kith, gallery: str, astronaut: Photo) -> None:
-    """Or enrolling again after a deletion would be answered and not done."""
-    first = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+def test_deleting_a_subject_deletes_its_idempotency_keys(kith: Kith, gallery: str, astronaut: Photo) -> None:
+    """Otherwise a repeated enrollment after a deletion would get the old response."""
+    first = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     kith.delete_subject(gallery, "eileen")
-    again = kith.enrol(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
+    again = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     assert again.results[0].template != first.results[0].template
     assert kith.gallery(gallery).templates == 1
 
 
-def test_photos_of_one_call_are_compared_with_each_other(
+def test_photos_of_one_request_are_compared_with_each_other(
     kith: Kith, gallery: str, astronaut: Photo, actor: Photo
 ) -> None:
-    answer = kith.enrol(gallery, "eileen", jpeg(astronaut), jpeg(actor))
+    answer = kith.enroll(gallery, "eileen", jpeg(astronaut), jpeg(actor))
     assert [r.error.code if r.error else None for r in answer.results] == [None, "inconsistent_template"]
 
 
 def test_more_templates_do_not_weaken_a_verification(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     vectors = rng.normal(size=(50, kith.model().dimension))
     kith.update_gallery(gallery, fusion="max")
-    kith.enrol(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
-    one = kith.verify(vectors[0], vectors[1], fmr=0.001)
-    many = kith.verify(vectors[0], (gallery, "many"), fmr=0.001)
+    kith.enroll(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
+    one = kith.verify(vectors[0], vectors[1], risk={"fmr": 0.001})
+    many = kith.verify(vectors[0], (gallery, "many"), risk={"fmr": 0.001})
     assert one.threshold is not None
     assert many.threshold is not None
     assert many.threshold > one.threshold
@@ -275,12 +278,17 @@ def test_gallery_settings(kith: Kith, gallery: str) -> None:
     assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
 
 
-def test_a_gallery_is_searched_by_its_fusion(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    one, other, probe = unit(rng.normal(size=(3, kith.model().dimension))).astype(np.float64)
-    kith.enrol(gallery, "a", embeddings=[one, other], allow_inconsistent=True)
+def test_a_search_uses_the_fusion_of_the_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    one, other, probe = l2_normalize(rng.normal(size=(3, kith.model().dimension))).astype(np.float64)
+    kith.enroll(gallery, "a", embeddings=[one, other], allow_inconsistent=True)
     both = [float(one @ probe), float(other @ probe)]
     mean = sum(both) / float(np.linalg.norm(one + other))
-    expected = {"max": max(both), "mean_top_k": sum(both) / 2, "centroid": mean, "quality_weighted": mean}
+    expected: dict[Fusion, float] = {
+        "max": max(both),
+        "mean_top_k": sum(both) / 2,
+        "centroid": mean,
+        "quality_weighted": mean,
+    }
     assert kith.gallery(gallery).fusion == "quality_weighted"
     for fusion, similarity in expected.items():
         assert kith.update_gallery(gallery, fusion=fusion).fusion == fusion
@@ -290,10 +298,10 @@ def test_a_gallery_is_searched_by_its_fusion(kith: Kith, gallery: str, rng: np.r
     assert created.fusion == "centroid"
     kith.delete_gallery(f"{gallery}-2")
     with pytest.raises(KithClientError, match="fusion"):
-        kith.update_gallery(gallery, fusion="median")
+        kith.update_gallery(gallery, fusion="median")  # type: ignore[arg-type]
 
 
-def test_subjects_are_paged_patched_and_named_freely(kith: Kith, gallery: str, server: str) -> None:
+def test_subjects_are_paged_patched_and_have_free_names(kith: Kith, gallery: str, server: str) -> None:
     names = [f"s{i:03}" for i in range(120)] + ["Zoë (kitchen)", "渡辺"]
     for name in names:
         kith.put_subject(gallery, name)
@@ -308,7 +316,7 @@ def test_subjects_are_paged_patched_and_named_freely(kith: Kith, gallery: str, s
 
 
 def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, gallery: str, astronaut: Photo) -> None:
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     url = f"{server}/v1/galleries/{gallery}/identify"
     photo = darker(astronaut)
     by_json = httpx.post(url, json={"images": [base64.b64encode(photo).decode()], "top_k": 1}).json()
@@ -317,7 +325,7 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
 
 
 def test_head_is_answered_wherever_get_is(server: str) -> None:
-    """RFC 9110, 9.3.2: the same header fields, and no body."""
+    """HEAD returns the headers of GET without a body (RFC 9110, 9.3.2)."""
     paths = [route.removeprefix("GET ") for route in PERMISSIONS if route.startswith("GET ") and "{" not in route]
     assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
     with httpx.Client(base_url=server) as client:
@@ -330,7 +338,7 @@ def test_head_is_answered_wherever_get_is(server: str) -> None:
         assert client.post("/healthz").headers["allow"] == "GET, HEAD"
 
 
-def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
+def test_an_api_key_is_required(tmp_path: Path) -> None:
     with embedded(load_settings(data_dir=tmp_path, api_key="secret" * 6, log_level="WARNING")) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         refused = httpx.get(f"{url}/v1/galleries")
@@ -342,34 +350,36 @@ def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
             assert list(kith.galleries()) == []
 
 
-def test_the_database_survives_a_restart_and_binds_to_its_recogniser(
+def test_a_gallery_survives_a_restart_and_keeps_its_recognizer(
     settings: Settings, tmp_path: Path, reference: Path, astronaut: Photo
 ) -> None:
     own = load_settings(data_dir=tmp_path, log_level="WARNING")
     with embedded(own) as url, Kith(url) as kith:
         kith.create_gallery("staff")
-        kith.enrol("staff", "eileen", jpeg(astronaut))
+        kith.enroll("staff", "eileen", jpeg(astronaut))
     with embedded(own) as url, Kith(url) as kith:
         (found,) = kith.identify("staff", darker(astronaut)).results
         assert found.subject == "eileen"
     with embedded(load_settings(data_dir=tmp_path, pack=reference, log_level="WARNING")) as url, Kith(url) as kith:
         with pytest.raises(KithClientError) as raised:
             kith.identify("staff", darker(astronaut))
-        assert raised.value.code == "recogniser_mismatch"
-        # A pack without calibration answers explicit thresholds, and says why it cannot answer risks.
+        assert raised.value.code == "recognizer_mismatch"
+        # Without calibration, explicit thresholds work and risks are rejected.
         kith.create_gallery("other", risk={"threshold": 0.4})
-        kith.enrol("other", "eileen", jpeg(astronaut))
+        kith.enroll("other", "eileen", jpeg(astronaut))
         assert kith.identify("other", darker(astronaut)).results[0].subject == "eileen"
         with pytest.raises(KithClientError) as raised:
             kith.identify("other", darker(astronaut), risk={"fpir": 0.01})
         assert raised.value.code == "risk_uncalibrated"
 
 
-def test_only_new_changes_nobody_who_is_there(kith: Kith, gallery: str, astronaut: Photo, actor: Photo) -> None:
+def test_if_none_match_does_not_change_an_existing_subject(
+    kith: Kith, gallery: str, astronaut: Photo, actor: Photo
+) -> None:
     assert kith.put_subject(gallery, "ada", name="Ada", tags=["vip"], only_new=True).name == "Ada"
     calls: list[Callable[[], object]] = [
         lambda: kith.put_subject(gallery, "ada", only_new=True),
-        lambda: kith.enrol(gallery, "ada", jpeg(actor), only_new=True),
+        lambda: kith.enroll(gallery, "ada", jpeg(actor), only_new=True),
     ]
     for call in calls:
         with pytest.raises(KithClientError) as raised:
@@ -378,19 +388,19 @@ def test_only_new_changes_nobody_who_is_there(kith: Kith, gallery: str, astronau
     ada = kith.subject(gallery, "ada")
     assert (ada.name, ada.tags, ada.templates) == ("Ada", ["vip"], 0)
 
-    for _ in range(2):  # what was answered is answered again, and not refused for what it did itself
-        kith.enrol(gallery, "tom", jpeg(actor), only_new=True, idempotency_key="one")
+    for _ in range(2):  # a retry gets the first response, not a conflict with itself
+        kith.enroll(gallery, "tom", jpeg(actor), only_new=True, idempotency_key="one")
     assert kith.subject(gallery, "tom").templates == 1
     kith.delete_subject(gallery, "ada")
-    assert kith.enrol(gallery, "ada", jpeg(astronaut), only_new=True).enrolled == 1
+    assert kith.enroll(gallery, "ada", jpeg(astronaut), only_new=True).enrolled == 1
 
 
-def test_of_many_who_make_one_subject_at_once_one_does(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+def test_one_of_many_concurrent_requests_creates_a_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     vector = rng.normal(size=kith.model().dimension).astype(np.float32)
 
     def make(_: int) -> str:
         try:
-            kith.enrol(gallery, "ada", embeddings=[vector], only_new=True)
+            kith.enroll(gallery, "ada", embeddings=[vector], only_new=True)
         except KithClientError as error:
             return error.code
         return "made"
@@ -401,14 +411,14 @@ def test_of_many_who_make_one_subject_at_once_one_does(kith: Kith, gallery: str,
     assert kith.subject(gallery, "ada").templates == 1
 
 
-def test_a_request_that_is_sent_again_meanwhile_is_not_in_its_own_way(
+def test_a_concurrent_retry_does_not_conflict_with_its_first_attempt(
     kith: Kith, gallery: str, rng: np.random.Generator
 ) -> None:
     vectors = rng.normal(size=(5, kith.model().dimension)).astype(np.float32)
     for number, vector in enumerate(vectors):
 
         def ask(_: int, subject: str = f"s{number}", given: NDArray[np.float32] = vector) -> str | None:
-            answer = kith.enrol(gallery, subject, embeddings=[given], only_new=True, idempotency_key=f"key-{subject}")
+            answer = kith.enroll(gallery, subject, embeddings=[given], only_new=True, idempotency_key=f"key-{subject}")
             return answer.results[0].template
 
         with ThreadPoolExecutor(8) as sendings:
@@ -416,7 +426,7 @@ def test_a_request_that_is_sent_again_meanwhile_is_not_in_its_own_way(
         assert kith.subject(gallery, f"s{number}").templates == 1
 
 
-def test_another_condition_is_not_passed_over(server: str, gallery: str) -> None:
+def test_an_unsupported_condition_is_rejected(server: str, gallery: str) -> None:
     path = f"{server}/v1/galleries/{gallery}/subjects/ada"
     answer = httpx.put(path, json={}, headers={"If-None-Match": '"an-etag"'})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

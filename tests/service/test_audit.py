@@ -15,21 +15,20 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from service.audit_files import anchor_lines, read_anchors, trail_in, write_trail
-from service.cli import app
-from service.errors import AuditFileError
-from service.gallery.audit_guard import REFUSAL, unguard
-from service.gallery.audit_log import Entry, record, record_entries
-from service.gallery.audit_reading import AuditReader, Chosen, trail_of
-from service.gallery.backup import back_up, restore
-from service.gallery.database import Database
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings
-from service.security.acting import Actor
-from service.security.chain import Line
-from service.security.trail import SERVICE, Anchor, Fault, Report, examine
-from tests.databases import TEXT, open_database
-from tests.faults.old_databases import at_revision, engine_of
+from service.cli.main import app
+from service.core.actor import Actor
+from service.core.errors import AuditFileError
+from service.domain.gallery import Gallery, GallerySettings
+from service.storage.audit.chain import Line
+from service.storage.audit.files import anchor_lines, read_anchors, trail_in, write_trail
+from service.storage.audit.log import Entry, record, record_entries
+from service.storage.audit.reader import AuditReader, Chosen, trail_of
+from service.storage.audit.verifier import Anchor, Fault, Report, examine
+from service.storage.db.audit_triggers import REFUSAL, drop_audit_triggers
+from service.storage.db.engine import Database
+from service.storage.privacy.backup import back_up, restore
+from service.storage.repositories.store import Store
+from tests.databases import TEXT, engine_of, open_database
 from tests.postgres import DatabaseUrl
 
 LINES = 6
@@ -38,7 +37,7 @@ Tampering = Callable[[sa.Connection, int], object]
 
 def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) -> Gallery:
     """``lines``: with that of its creation."""
-    gallery = Store(database).create_gallery(name, "f", 8, GallerySettings())
+    gallery = Store(database).galleries.create(name, "f", 8, GallerySettings())
     for number in range(2, lines + 1):
         with database.change(gallery) as connection:
             record(database.vault, connection, "event", gallery, "ada", number=number, share=0.1 * number)
@@ -165,7 +164,7 @@ def test_tampering_is_found_and_located(database: Database, url: str, what: str)
     tamper, expected = TAMPERED[what]
     other = engine_of(url)
     with other.begin() as connection:
-        unguard(connection)
+        drop_audit_triggers(connection)
         tamper(connection, gallery.pk)
     other.dispose()
     assert brief(report_of(url, secret_of(database)).faults) == expected
@@ -178,7 +177,7 @@ def test_an_emptied_audit_is_told_of_without_numbers_that_mean_nothing(
 ) -> None:
     monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
-        Store(database).create_gallery("g", "f" * 32, 4, GallerySettings())
+        Store(database).galleries.create("g", "f" * 32, 4, GallerySettings())
     with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").begin() as connection:
         for (trigger,) in connection.execute(sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
             connection.execute(sa.text(f"DROP TRIGGER {trigger}"))
@@ -202,7 +201,7 @@ def test_what_was_forged_is_not_signed_by_the_next_write(
     chain = 0 if service_too else gallery.pk
     other = engine_of(url)
     with other.begin() as connection:
-        unguard(connection)
+        drop_audit_triggers(connection)
         if tamper is cut:
             run("DELETE FROM audit WHERE chain = :chain AND number > 6")(connection, chain)
         tamper(connection, chain)
@@ -226,7 +225,7 @@ def test_what_is_no_line_at_all_is_found(tmp_path: Path) -> None:
         with other.begin() as connection:
             connection.exec_driver_sql("PRAGMA ignore_check_constraints = on")
             if number == 0:
-                unguard(connection)
+                drop_audit_triggers(connection)
             if value is None:
                 continue  # the table refuses it
             statement = f"UPDATE audit SET {column} = :v WHERE chain = :chain AND number = 3"  # noqa: S608
@@ -245,7 +244,7 @@ def test_without_the_master_key_what_was_written_anew_shows_by_anchors_alone(dat
         ]
     other = engine_of(url)
     with other.begin() as connection:
-        unguard(connection)
+        drop_audit_triggers(connection)
         rewrite(connection, gallery.pk)
     assert report_of(url, None).faults == []
     assert brief(report_of(url, None, [*early, *before.ends]).faults) == [("anchor", "g", 2, 6)]
@@ -267,7 +266,7 @@ def test_a_head_that_was_signed_once_and_is_put_back_shows_by_anchors(database: 
         record(database.vault, connection, "event", gallery)
     noted = report_of(url, None).ends
     with other.begin() as connection:
-        unguard(connection)
+        drop_audit_triggers(connection)
         cut(connection, gallery.pk)
         run("UPDATE audit_heads SET mac = :m WHERE chain = :chain", m=signed.mac)(connection, gallery.pk)
     other.dispose()
@@ -288,7 +287,7 @@ def test_the_database_itself_refuses_to_alter_or_delete_lines(database: Database
 def test_a_chain_ends_with_its_gallery_and_is_kept(database: Database, url: str) -> None:
     store = Store(database)
     gallery_with_lines(database)
-    store.delete_gallery("g")
+    store.galleries.delete("g")
     again = gallery_with_lines(database)
     report = report_of(url, secret_of(database))
     assert report.faults == [] and [end.gallery for end in report.ends] == [None, "g", "g"]
@@ -310,7 +309,7 @@ def test_a_restored_backup_is_sound_although_keys_have_moved(
         restore(other, file, replace=True)
         gallery_with_lines(other, "later")
         secret = secret_of(other)
-        assert Store(other).gallery("g").pk != gallery.pk
+        assert Store(other).galleries.get("g").pk != gallery.pk
         report = report_of(other_url, secret, noted)
         assert report.faults == [] and len(report.ends) == 3
         with database.change(gallery) as connection:
@@ -375,7 +374,7 @@ def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch:
         assert json.loads(kith("verify", str(source), "--json"))["signed"] is True
     other = engine_of(f"sqlite:///{file}")
     with other.begin() as connection:
-        unguard(connection)
+        drop_audit_triggers(connection)
         rewrite(connection, gallery.pk)
     other.dispose()
     assert "gallery g, chain " in kith("verify", code=1)
@@ -426,25 +425,3 @@ def test_lines_are_listed_by_what_they_say(database: Database) -> None:
     first, second = reader.lines(Chosen(), None, 2)
     assert [one.pk for one in reader.lines(Chosen(), second.pk, 1)] < [first.pk]
     assert reader.lines(Chosen(actor="key:a"), None, 1)[0].line.request_id == "r1"
-
-
-def test_an_audit_of_before_is_named_in_the_services_chain(url: str) -> None:
-    at_revision(url, "0005")  # before there were chains, and keys
-    engine = engine_of(url)
-    with engine.begin() as connection:
-        for pk in (1, 2):
-            connection.execute(
-                sa.text(
-                    "INSERT INTO galleries (pk, name, fingerprint, dimension, settings, created_at) "
-                    "VALUES (:pk, :name, 'f', 8, '{}', '2026-01-01')"
-                ),
-                {"pk": pk, "name": f"g{pk}"},
-            )
-    engine.dispose()
-    with closing(open_database(url)) as database:
-        report = report_of(url, secret_of(database))
-    assert report.faults == [] and [(end.chain == SERVICE, end.gallery) for end in report.ends] == [
-        (True, None),
-        (False, "g1"),
-        (False, "g2"),
-    ]

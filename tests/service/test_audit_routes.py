@@ -1,4 +1,4 @@
-"""The audit through a real server: what everything leaves in it, whom it names, and what it does not say."""
+"""Audit of a real server: entries of every action, and no personal data in them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.recognition import unit
-from service.client import Kith
+from kith import Kith
+from models.vision.recognition import l2_normalize
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
@@ -43,15 +43,15 @@ def kith(url: str) -> Iterator[Kith]:
         yield client
 
 
-def everything(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], folder: Path) -> list[float]:
-    """Each route that changes or searches, once at least; returns a vector that was stored."""
+def call_every_route(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], folder: Path) -> list[float]:
+    """Call every route that changes or searches, and return a stored vector."""
     photo, other = jpeg(astronaut), jpeg(actor)
     kith.create_gallery(GALLERY, keep_crops=True)
     kith.update_gallery(GALLERY, risk={"fpir": 0.01})
     kith.put_subject(GALLERY, IDS[0], NAMES[0], {"mail": SECRETS[1]}, [SECRETS[0]])
     kith.put_subject(GALLERY, IDS[1], NAMES[1], {"note": SECRETS[2]})
-    kith.enrol(GALLERY, IDS[0], photo)
-    kith.enrol(GALLERY, IDS[1], other)
+    kith.enroll(GALLERY, IDS[0], photo)
+    kith.enroll(GALLERY, IDS[1], other)
     (seen,) = kith.embed(photo).images[0].faces
     assert seen.embedding is not None
     assert kith.identify(GALLERY, photo).results[0].subject == IDS[0]
@@ -69,14 +69,14 @@ def everything(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8
     return [float(str(value)) for value in seen.embedding]
 
 
-def test_everything_is_told_of_and_nobody_is_named(
+def test_every_action_is_audited_without_personal_data(
     kith: Kith, url: str, settings: Settings, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], tmp_path: Path
 ) -> None:
-    vector = everything(kith, astronaut, actor, tmp_path)
+    vector = call_every_route(kith, astronaut, actor, tmp_path)
     whole = list(kith.audit(GALLERY))[::-1]
     assert [line.number for line in whole] == list(range(1, len(whole) + 1))
-    told = [line for line in whole if line.event != "threshold_moved"]  # by itself, whenever it comes to it
-    events = [line.event for line in told]
+    entries = [line for line in whole if line.event != "threshold_moved"]  # written by a background task at any time
+    events = [line.event for line in entries]
     assert events == [
         "gallery_created",
         "gallery_updated",
@@ -94,13 +94,15 @@ def test_everything_is_told_of_and_nobody_is_named(
         "gallery_exported",
         "subject_deleted",
     ]
-    assert all(line.request_id for line in told) and {line.actor for line in told} == {"anonymous"}
-    assert told[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.01}}}
-    assert told[6].details == {"outcomes": {"identified": 1}} and told[6].subject == told[4].subject
-    assert told[7].details["outcomes"] == {"identified": 2} and told[7].details["subjects"][0] == told[4].subject
-    assert [line.outcome for line in told if line.event == "verified"] == ["same", "different", "different"]
+    assert all(line.request_id for line in entries) and {line.actor for line in entries} == {"anonymous"}
+    assert entries[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.01}}}
+    assert entries[6].details == {"outcomes": {"identified": 1}} and entries[6].subject == entries[4].subject
+    assert (
+        entries[7].details["outcomes"] == {"identified": 2} and entries[7].details["subjects"][0] == entries[4].subject
+    )
+    assert [line.outcome for line in entries if line.event == "verified"] == ["same", "different", "different"]
 
-    # Who was looked up, or changed, by whom.
+    # Entries of one subject, and filters.
     ada = [line.event for line in kith.audit(GALLERY, subject=IDS[0])][::-1]
     assert ada == [
         "subject_put",
@@ -109,7 +111,7 @@ def test_everything_is_told_of_and_nobody_is_named(
         "searched",
         "verified",
         "verified",
-        "template_moved",  # to her
+        "template_moved",  # to this subject
         "template_deleted",
     ]
     assert not list(kith.audit(GALLERY, subject="nobody"))
@@ -130,7 +132,7 @@ def test_everything_is_told_of_and_nobody_is_named(
         heads = database.execute("SELECT * FROM audit_heads").fetchall()
     held = repr(rows + heads)
     assert len(rows) > 20
-    # Fewer digits would now and then be found in the time of a line.
+    # Fewer digits could match the time of an entry by chance.
     for personal in (*IDS, *NAMES, *SECRETS, *(str(float(value))[:10] for value in vector[:50])):
         assert personal not in held
     raw = np.array(vector, np.float32).tobytes()
@@ -138,20 +140,20 @@ def test_everything_is_told_of_and_nobody_is_named(
     assert "similarity" not in held and "score" not in held
 
 
-def test_what_was_searched_before_a_stop_is_there_after_it(settings: Settings) -> None:
-    vectors = unit(np.random.default_rng(0).normal(size=(3, 128)))
+def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(3, 128)))
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery(GALLERY)
-        kith.enrol(GALLERY, IDS[0], embeddings=list(vectors))
+        kith.enroll(GALLERY, IDS[0], embeddings=list(vectors))
         kith.identify(GALLERY, embeddings=[vectors[0]])
     assert brief(report_of(settings.sql_url, None).faults) == []
     with embedded(settings) as url, Kith(url) as kith:
         assert "searched" in [line.event for line in kith.audit(GALLERY)]
 
 
-def test_a_search_that_is_written_before_is_on_disk_when_it_is_answered(tmp_path: Path) -> None:
+def test_mode_before_writes_a_search_before_its_response(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING", audit_searches="before")
-    vectors = unit(np.random.default_rng(0).normal(size=(1, 128)))
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(1, 128)))
     with embedded(settings) as url, Kith(url) as kith, closing(sqlite3.connect(tmp_path / "kith.db")) as database:
         kith.create_gallery(GALLERY)
         for count in range(1, 4):
@@ -160,7 +162,7 @@ def test_a_search_that_is_written_before_is_on_disk_when_it_is_answered(tmp_path
             assert database.execute(query).fetchone() == (count,)
 
 
-def test_whoever_is_refused_is_told_of_and_counted(tmp_path: Path) -> None:
+def test_refused_requests_are_audited_and_counted(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING", api_key="k" * 32)
     with embedded(settings) as url, Kith(url, "k" * 32) as kith:
         kith.create_gallery(GALLERY)

@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.recognition import unit
-from service.audit_writer import MOST_REFUSED, AuditWriter, When
-from service.errors import AuditUnwrittenError
-from service.gallery.audit_log import Entry
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.database import Database
-from service.gallery.follower import Followers
-from service.gallery.replicas import in_process
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
-from service.security.acting import Actor, acting_as
-from tests.databases import open_database
-from tests.faults.old_databases import engine_of
+from models.vision.recognition import l2_normalize
+from service.core.actor import Actor, acting_as
+from service.core.errors import AuditWriteError
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.storage.audit.log import Entry
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.audit.writer import MOST_REFUSED, AuditWriter, When
+from service.storage.db.engine import Database
+from service.storage.repositories.store import Store
+from tests.databases import engine_of, open_database
 from tests.service.test_audit import report_of, secret_of
 
 ONE = [{"outcome": "identified", "subject": "ada"}]
@@ -44,7 +43,7 @@ def with_writer(
 
 
 def gallery_of(database: Database, name: str = "g") -> Gallery:
-    return Store(database).create_gallery(name, "f", 8, GallerySettings())
+    return Store(database).galleries.create(name, "f", 8, GallerySettings())
 
 
 def lines(database: Database, **chosen: Any) -> list[tuple[str, str, dict[str, Any]]]:
@@ -129,9 +128,9 @@ def test_a_database_that_refuses_lines_holds_up_no_search_unless_it_must(databas
         writer.record_refusal("key:a", "unauthorized")
         for _ in range(3):
             await writer.searched(gallery, ONE)
-        with pytest.raises(AuditUnwrittenError, match="5 lines wait for the database, 2 are lost"):
+        with pytest.raises(AuditWriteError, match="5 lines wait for the database, 2 are lost"):
             writer.check()
-        with pytest.raises(AuditUnwrittenError):
+        with pytest.raises(AuditWriteError):
             await writer.write(Entry("gallery_exported", (gallery.pk, "g")))
         refuse_lines(url, False)
         await writer.written()
@@ -147,7 +146,7 @@ def test_a_database_that_refuses_lines_holds_up_no_search_unless_it_must(databas
 
     async def before(writer: AuditWriter) -> None:
         refuse_lines(url, True)
-        with pytest.raises(AuditUnwrittenError):
+        with pytest.raises(AuditWriteError):
             await writer.searched(gallery, ONE)
         refuse_lines(url, False)
         await writer.searched(gallery, ONE)
@@ -181,31 +180,31 @@ def test_two_processes_write_to_the_same_chains_beside_a_galleries_writer(databa
         with closing(open_database(url)) as other:
             await asyncio.gather(
                 *(asyncio.to_thread(with_writer, each, "before", work) for each in (database, other)),
-                asyncio.to_thread(enrol, Store(database), galleries),
+                asyncio.to_thread(enroll, Store(database), galleries),
             )
 
     asyncio.run(both())
     report = report_of(url, secret_of(database))
-    # Each gallery's: its beginning, 40 searches and 20 enrolments; of the service, 40 keys and the galleries.
+    # Each gallery's: its beginning, 40 searches and 20 enrollments; of the service, 40 keys and the galleries.
     assert report.faults == [] and [end.number for end in report.ends] == [44, 61, 61, 61, 61]
 
 
-def enrol(store: Store, galleries: list[Gallery]) -> None:
-    vectors = unit(np.random.default_rng(0).normal(size=(20, 8)))
+def enroll(store: Store, galleries: list[Gallery]) -> None:
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(20, 8)))
     for number, vector in enumerate(vectors):
         for gallery in galleries:
-            store.enrol(gallery, "ada", [NewTemplate(f"{number:032x}", vector, "embedding")], None)
+            store.templates.enroll(gallery, "ada", [NewTemplate(f"{number:032x}", vector, "embedding")], None)
 
 
 def test_lines_of_searches_leave_what_was_read_where_it_is(database: Database) -> None:
     """They change no gallery: names and index hold, and of SQLite one number is read again."""
     gallery, store = gallery_of(database), Store(database)
-    enrol(store, [gallery])
+    enroll(store, [gallery])
     followers = Followers(in_process(store))
-    gallery = store.gallery("g")
+    gallery = store.galleries.get("g")
     follower = followers.of(gallery)
     follower.search(np.eye(1, 8, dtype=np.float32), 1, None, gallery.version)
-    store.named(gallery, [1])
+    store.subjects.names(gallery, [1])
     counted: list[str] = []
     sa.event.listen(
         database.engine, "before_cursor_execute", lambda c, cursor, statement, *_: counted.append(statement)
@@ -215,9 +214,9 @@ def test_lines_of_searches_leave_what_was_read_where_it_is(database: Database) -
         await writer.searched(gallery, ONE)
         await writer.written()
         counted.clear()
-        again = store.gallery("g")
+        again = store.galleries.get("g")
         assert again.version == gallery.version and follower.is_at(again.version)
-        assert store.named_at_once(again, [1]) is not None
+        assert store.subjects.cached_names(again, [1]) is not None
         assert [statement for statement in counted if statement != "BEGIN"] == counted[-1:]
 
     with_writer(database, "soon", work)

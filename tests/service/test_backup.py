@@ -16,33 +16,24 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from models.network import Float
-from models.recognition import unit
-from service.cli import app
-from service.errors import BackupError
-from service.gallery.audit_log import record
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.backup import TABLES, back_up, read_manifest, restore
-from service.gallery.check import open_check
-from service.gallery.database import Database
-from service.gallery.follower import Followers
-from service.gallery.generations import Disagreement, Generations
-from service.gallery.key_store import KeyStore
-from service.gallery.replicas import in_process
-from service.gallery.sealed_rows import ITEM, close_crop, lookup_of
-from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, Idempotent, NewTemplate, SubjectFilter
-from service.gallery.tables import (
-    changes,
-    crops,
-    galleries,
-    index_states,
-    job_items,
-    jobs,
-    subjects,
-    templates,
-)
-from service.security.keys import Rights
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.cli.main import app
+from service.core.errors import BackupError
+from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.security.api_keys import Rights
+from service.services.gallery_check import open_check
+from service.storage.audit.log import record
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
+from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
+from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -70,32 +61,32 @@ def sqlite(tmp_path: Path) -> Iterator[Database]:
     database.close()
 
 
-def enrol(store: Store, gallery: Gallery, subject: str, *vectors: Float, key: str | None = None) -> None:
+def enroll(store: Store, gallery: Gallery, subject: str, *vectors: Float, key: str | None = None) -> None:
     new = [NewTemplate(uuid.uuid4().hex, v, "photo", {"score": 0.5}, 0.75) for v in vectors]
-    store.enrol(gallery, subject, new, Idempotent(key, "digest", "{}") if key else None)
+    store.templates.enroll(gallery, subject, new, IdempotentResponse(key, "digest", "{}") if key else None)
 
 
 def vectors(count: int, seed: int = 0) -> Float:
-    return unit(np.random.default_rng(seed).normal(size=(count, DIMENSION)))
+    return l2_normalize(np.random.default_rng(seed).normal(size=(count, DIMENSION)))
 
 
 def filled(database: Database) -> Store:
     """Something in every table, and a deleted template whose key is not to return."""
     store = Store(database)
     one, two = (
-        store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max")) for name in ("one", "two")
+        store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max")) for name in ("one", "two")
     )
     for i, vector in enumerate(vectors(20)):
-        store.put_subject(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
-        enrol(store, one, f"s{i}", vector, key=f"key {i}")
-    enrol(store, two, "last", *vectors(2, 1))
-    last = store.list_templates(two, "last")[-1]
-    store.delete_template(two, "last", last.id)
+        store.subjects.put(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
+        enroll(store, one, f"s{i}", vector, key=f"key {i}")
+    enroll(store, two, "last", *vectors(2, 1))
+    last = store.templates.list_page(two, "last")[-1]
+    store.templates.delete(two, "last", last.id)
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
         connection.execute(
-            crops.insert().values(template_pk=template_pk, sealed=close_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
+            crops.insert().values(template_pk=template_pk, sealed=seal_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
         )
         record(database.vault, connection, "e", one, a=None)
         record(database.vault, connection, "of none")
@@ -132,9 +123,9 @@ def check(database: Database) -> None:
 
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:
     """Whom a search for each of the vectors finds."""
-    found = store.gallery(gallery)
+    found = store.galleries.get(gallery)
     hits, _ = followers.of(found).search(vectors(20), 1)
-    subjects = store.subjects_by_pk(found, [hit.subject_pk for (hit,) in hits])
+    subjects = store.subjects.by_pk(found, [hit.subject_pk for (hit,) in hits])
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 
 
@@ -142,7 +133,7 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
     manifest = back_up(origin, file)
-    assert manifest.recognisers == [{"fingerprint": "f" * 32, "dimension": DIMENSION, "model": None}]
+    assert manifest.recognizers == [{"fingerprint": "f" * 32, "dimension": DIMENSION, "model": None}]
     assert all(count for table, count in manifest.rows.items() if table != "evidence")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for target in (fresh(), sqlite):
@@ -154,8 +145,8 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
         with target.read() as connection:
             highest = connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar_one()
             line = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
-        enrol(store, store.gallery("two"), "new", *vectors(1))
-        (change,) = store.changes_after(store.gallery("two"), line)
+        enroll(store, store.galleries.get("two"), "new", *vectors(1))
+        (change,) = store.changes.read_after(store.galleries.get("two"), line)
         assert change.template_pk > highest + 1  # the deleted one's key does not return
 
 
@@ -163,20 +154,20 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
     followers = Followers(in_process(store))
-    before = store.gallery("one")
+    before = store.galleries.get("one")
     expected = names(store, "one", followers)
     back_up(database, file)
-    store.move_template(before, "s3", store.list_templates(before, "s3")[0].id, "s4")
+    store.templates.move(before, "s3", store.templates.list_page(before, "s3")[0].id, "s4")
     assert names(store, "one", followers) != expected
     restore(database, file, replace=True)
     assert names(store, "one", followers) == expected
-    after = store.gallery("one")
+    after = store.galleries.get("one")
     assert after.pk > before.pk
     assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
-    assert store.answered(after, "key 5", "digest") == "{}"
+    assert store.templates.stored_answer(after, "key 5", "digest") == "{}"
     assert [one.line.event for one in AuditReader(database).lines(Chosen(after.pk), None, 1)] == ["e"]
-    enrol(store, after, "s20", *vectors(1, 9))
-    assert len(store.changes_after(after, 0)) == 21
+    enroll(store, after, "s20", *vectors(1, 9))
+    assert len(store.changes.read_after(after, 0)) == 21
     restore(database, file, replace=True)
     assert names(store, "one", followers) == expected
     check(database)
@@ -239,25 +230,25 @@ def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> 
 def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) -> None:
     origin = fresh()
     store = Store(origin)
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     stop = threading.Event()
 
     def write() -> None:
         for i in range(10_000):
             if stop.is_set():
                 return
-            enrol(store, gallery, f"s{i:05d}", *vectors(2, i))
+            enroll(store, gallery, f"s{i:05d}", *vectors(2, i))
 
     writer = threading.Thread(daemon=True, target=write)
     writer.start()
     try:
-        while store.gallery("g").templates < 20:
+        while store.galleries.get("g").templates < 20:
             pass
         for number in range(3):
             file, copy = tmp_path / str(number), fresh()
             back_up(origin, file)
             restore(copy, file)
-            there = Store(copy).gallery("g")
+            there = Store(copy).galleries.get("g")
             assert there.templates == 2 * there.subjects >= 20
             with copy.read() as connection:
                 owners = connection.execute(sa.select(templates.c.subject_pk)).scalars().all()
@@ -298,7 +289,7 @@ def test_two_backups_to_one_file_do_not_meet(fresh: Open, sqlite: Database, tmp_
 def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_path: Path) -> None:
     origin, file, copy = fresh(), tmp_path / "backup", fresh()
     store = filled(origin)
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     written: list[tuple[str, datetime]] = []
     stop = threading.Event()
 
@@ -306,7 +297,7 @@ def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_
         for i in range(10_000):
             if stop.is_set():
                 return
-            enrol(store, gallery, f"s{i}", *vectors(1, i))
+            enroll(store, gallery, f"s{i}", *vectors(1, i))
             written.append((f"s{i}", datetime.now(UTC)))
 
     writer = threading.Thread(daemon=True, target=write)
@@ -323,29 +314,29 @@ def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_
         writer.join()
     restore(copy, file)
     there = Store(copy)
-    found = {s.id for s in there.list_subjects(there.gallery("g"), None, 10_000, SubjectFilter())}
+    found = {s.id for s in there.subjects.list_page(there.galleries.get("g"), None, 10_000, SubjectFilter())}
     assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
 
 
-def test_whom_recognisers_disagreed_about_is_found_after_a_restore(fresh: Open, tmp_path: Path) -> None:
+def test_whom_recognizers_disagreed_about_is_found_after_a_restore(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
-    store, migrations = filled(database), Generations(database)
-    migrations.start(store.gallery("one"), "e" * 32, 4, "other", on_sight=False)
-    one = store.gallery("one")
+    store, migrations = filled(database), GenerationStore(database)
+    migrations.start(store.galleries.get("one"), "e" * 32, 4, "other", on_sight=False)
+    one = store.galleries.get("one")
     with database.read() as connection:
         key = connection.execute(
-            sa.select(subjects.c.pk).where(subjects.c.lookup == lookup_of(one.seal, "s7"))
+            sa.select(subjects.c.pk).where(subjects.c.lookup == subject_lookup(one.seal, "s7"))
         ).scalar_one()
     disagreement = Disagreement(("match", "no_match"), (key, None), (0.9, None))
-    migrations.note(one, one.other.number, {"searches": 1}, [disagreement])  # type: ignore[union-attr]
+    migrations.add_comparisons(one, one.other.number, {"searches": 1}, [disagreement])  # type: ignore[union-attr]
     back_up(database, file)
     restore(database, file, replace=True)
-    other = store.gallery("one").other
+    other = store.galleries.get("one").other
     assert other is not None
-    (kept,) = migrations.disagreements(store.gallery("one"), other)
+    (kept,) = migrations.disagreements(store.galleries.get("one"), other)
     moved, nobody = kept.subject_pks
     assert moved is not None and moved != key and nobody is None
-    assert store.subjects_by_pk(store.gallery("one"), [moved])[moved].id == "s7"
+    assert store.subjects.by_pk(store.galleries.get("one"), [moved])[moved].id == "s7"
     assert (kept.outcomes, kept.similarities) == (disagreement.outcomes, disagreement.similarities)
 
 

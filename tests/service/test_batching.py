@@ -1,5 +1,5 @@
-"""No result is lost, doubled or given to another; a bad item fails alone; nobody waits for ever; a full queue says so
-at once; what nobody waits for is not done."""
+"""Every request gets its own results, a bad item fails alone, a full queue rejects at once, and abandoned items are
+dropped."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batching import FAILING, Batcher, Costs, Devices
-from service.errors import ClientGoneError, DeadlineExceededError, OverloadedError
-from service.patience import Patience
-from service.turns import BACKGROUND_EVERY, LATELY, Lead, Part, Turns
+from service.core.deadlines import Deadline
+from service.core.errors import ClientGoneError, DeadlineExceededError, OverloadedError
+from service.inference.batcher import FAILED_BATCHES, BatchCosts, Batcher, DevicePool
+from service.inference.scheduler import BACKGROUND_EVERY, RECENT_BATCHES, FairQueue, LanePolicy, QueuedItems
 
 BAD = 13
 SIZES = (1, 2, 4, 8)
@@ -32,9 +32,9 @@ def double(items: Sequence[int]) -> list[int]:
 
 def test_a_device_that_gives_nothing_is_noted_until_it_gives_something() -> None:
     async def run() -> None:
-        with Devices(1) as devices:
+        with DevicePool(1) as devices:
             async with Batcher("t", devices, [double], SIZES, 100) as batcher:
-                for _ in range(FAILING):
+                for _ in range(FAILED_BATCHES):
                     assert devices.failing() == []
                     with pytest.raises(ValueError, match="thirteen"):
                         await batcher.submit([BAD, BAD])
@@ -71,7 +71,7 @@ async def batcher_of(
     max_queue: int = 100,
     shape_of: Callable[[int], int] | None = None,
 ) -> AsyncIterator[Batcher[int, int]]:
-    with Devices(len(functions)) as devices:
+    with DevicePool(len(functions)) as devices:
         async with Batcher("t", devices, functions, sizes, max_queue, shape_of) as batcher:
             yield batcher
 
@@ -89,10 +89,10 @@ async def busy(held: Held, **options: object) -> AsyncIterator[tuple[Batcher[int
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[Patience]:
-    with Patience(seconds) as patience:
-        patience.begin()
-        yield patience
+def within(seconds: float) -> Iterator[Deadline]:
+    with Deadline(seconds) as deadline:
+        deadline.begin()
+        yield deadline
 
 
 @settings(deadline=None, max_examples=50)
@@ -174,24 +174,24 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
             waiting.append(first.waiting)
             return await second.submit(between, ask.background)
 
-        async def leave(task: asyncio.Task[object], patience: Patience) -> None:
+        async def leave(task: asyncio.Task[object], deadline: Deadline) -> None:
             for _ in range(ask.leaves or 0):
                 await asyncio.sleep(0)
             if ask.how == "cancelled":
                 task.cancel()
             elif ask.how == "gone":
-                patience.leave()
+                deadline.disconnect()
 
-        with within(0.0005 if ask.leaves is not None and ask.how == "late" else 60) as patience:
+        with within(0.0005 if ask.leaves is not None and ask.how == "late" else 60) as deadline:
             task = asyncio.create_task(work())
             if ask.leaves is not None:
-                await leave(task, patience)
+                await leave(task, deadline)
             (outcome,) = await asyncio.gather(task, return_exceptions=True)
             return outcome
 
     async def run() -> list[object]:
         async with asyncio.timeout(30):
-            with Devices(devices) as shared:
+            with DevicePool(devices) as shared:
                 async with (
                     Batcher("second", shared, [second] * devices, SIZES, max_queue) as behind,
                     Batcher("first", shared, [first] * devices, SIZES, max_queue, lambda item: item[2] % 3) as ahead,
@@ -201,7 +201,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
                         await asyncio.sleep(0)
                     if not close_early:
                         await asyncio.gather(*asked)
-                assert not ahead.turns and not behind.turns
+                assert not ahead.queue and not behind.queue
                 assert ahead.waiting == behind.waiting == 0
                 return list(await asyncio.gather(*asked))
 
@@ -232,15 +232,17 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
 def test_of_many_that_wait_each_is_served_within_as_many_batches(
     callers: list[tuple[int, int]], size: int, data: st.DataObject
 ) -> None:
-    """Whoever comes later, or wants more, changes nothing; the background leads one batch in eight, and no more."""
-    turns, lead = Turns[int](), Lead()
-    turns.add(Part("background", 0, range(10_000), range(10_000), True, 0.0, 0.0))
-    coming = [Part(n, key, range(count), range(count), False, 0.0, 0.0) for n, (count, key) in enumerate(callers)]
-    here: list[Part[int]] = []
+    """Later and larger callers do not delay earlier ones; background work leads one batch in eight."""
+    turns, lead = FairQueue[int](), LanePolicy()
+    turns.add(QueuedItems("background", 0, range(10_000), range(10_000), True, 0.0, 0.0))
+    coming = [
+        QueuedItems(n, key, range(count), range(count), False, 0.0, 0.0) for n, (count, key) in enumerate(callers)
+    ]
+    here: list[QueuedItems[int]] = []
     unserved: dict[int, int] = {}
     clock = led = 0
-    while coming or turns.urgent:
-        while coming and (not turns.urgent or data.draw(st.booleans())):
+    while coming or turns.foreground_count:
+        while coming and (not turns.foreground_count or data.draw(st.booleans())):
             clock += 1
             part = coming.pop()
             part.came = part.since = clock
@@ -248,7 +250,7 @@ def test_of_many_that_wait_each_is_served_within_as_many_batches(
             unserved[part.owner] = len(here)
             turns.add(part)
         clock += 1
-        taken = turns.take(size, clock, lead.background(turns.urgent > 0, turns.behind > 0))
+        taken = turns.take(size, clock, lead.background(turns.foreground_count > 0, turns.background_count > 0))
         assert 0 < len(taken) <= size
         assert len({part.key for part, _ in taken}) == 1
         led = 0 if taken[0][0].background else led + 1
@@ -304,7 +306,7 @@ def test_background_work_leads_one_batch_in_eight_though_it_wants_another_networ
 
     async def run() -> None:
         held = Noted()
-        with Devices() as devices:
+        with DevicePool() as devices:
             async with (
                 Batcher("a", devices, [held], (1,), 100) as first,
                 Batcher("b", devices, [note], (1,), 100) as second,
@@ -323,12 +325,12 @@ def test_background_work_leads_one_batch_in_eight_though_it_wants_another_networ
 
 
 def test_a_batch_of_the_background_alone_is_as_large_as_can_be() -> None:
-    lead = Lead()
-    assert lead.background(False, True) and not lead.lately
-    assert not lead.background(True, True) and lead.lately
-    for _ in range(LATELY):
+    lead = LanePolicy()
+    assert lead.background(False, True) and not lead.requests_recent
+    assert not lead.background(True, True) and lead.requests_recent
+    for _ in range(RECENT_BATCHES):
         assert lead.background(False, True)
-    assert not lead.lately
+    assert not lead.requests_recent
 
 
 def test_what_waits_leaves_together_and_only_with_its_like() -> None:
@@ -344,7 +346,7 @@ def test_what_waits_leaves_together_and_only_with_its_like() -> None:
 
 
 def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
-    costs = Costs((1, 2, 4, 8))
+    costs = BatchCosts((1, 2, 4, 8))
     assert [costs.fitting("k", waiting) for waiting in (1, 3, 5, 9)] == [1, 3, 5, 8]
     for count in (1, 2, 4, 8):
         assert not costs.add(0, "k", count, 100)  # it was compiled
@@ -372,7 +374,7 @@ def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
         async with batcher_of(meet, meet, sizes=(1,)) as batcher:
             assert await batcher.submit([1, 2]) == [2, 4]
         held = Held()
-        with Devices() as devices:
+        with DevicePool() as devices:
             async with (
                 Batcher("a", devices, [held], (1, 2), 100) as first,
                 Batcher("b", devices, [note], (1, 2), 100) as second,
@@ -399,7 +401,7 @@ def test_a_network_of_one_device_runs_there_beside_another_of_all() -> None:
         return double(items)
 
     async def run() -> None:
-        with Devices(3) as devices:
+        with DevicePool(3) as devices:
             async with (
                 Batcher("everywhere", devices, [double] * 3, SIZES, 100) as first,
                 Batcher("first only", devices, [note], SIZES, 100) as second,
@@ -434,7 +436,7 @@ def test_a_full_queue_refuses_at_once_and_cancelled_work_is_not_done() -> None:
 def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> None:
     async def run(held: Held) -> None:
         async with busy(held) as (batcher, group):
-            batcher.pace_s = 2.0
+            batcher.seconds_per_item = 2.0
             group.create_task(batcher.submit([1, 2, 3]))
             await asyncio.sleep(0)
             with within(5), pytest.raises(OverloadedError) as refused:
@@ -443,7 +445,7 @@ def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> N
             with within(7):
                 group.create_task(batcher.submit([5]))
                 await asyncio.sleep(0)
-            assert batcher.tally.refused == 1
+            assert batcher.metrics.refused == 1
 
     held = Held()
     asyncio.run(run(held))
@@ -453,16 +455,16 @@ def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> N
 def test_what_nobody_waits_for_any_more_is_not_done() -> None:
     async def run(held: Held) -> None:
         async with busy(held) as (batcher, group):
-            with within(60) as patience:
+            with within(60) as deadline:
                 gone = asyncio.create_task(batcher.submit([1]))
                 kept = group.create_task(batcher.submit([2], background=True))
                 await asyncio.sleep(0)
-                patience.leave()
+                deadline.disconnect()
             with within(0.001), pytest.raises(DeadlineExceededError):
                 await batcher.submit([3])
             with pytest.raises(ClientGoneError):
                 await gone
-            assert batcher.tally.dropped == {"client_gone": 1, "deadline_exceeded": 1}
+            assert batcher.metrics.dropped == {"client_gone": 1, "deadline_exceeded": 1}
             held.let_go()
             assert await kept == [4]
 
@@ -490,7 +492,7 @@ def test_a_bad_item_fails_alone_though_few_runs_are_spent_on_it() -> None:
 
 
 class PanicError(BaseException):
-    """As one of a library in another language."""
+    """Error that is not an Exception, as native libraries raise."""
 
 
 @pytest.mark.parametrize("error", [StopIteration, PanicError, asyncio.CancelledError])
@@ -518,7 +520,7 @@ def test_what_a_networks_error_leaves_undone_is_counted_as_such() -> None:
         async with batcher_of(double, sizes=(1,)) as batcher:
             with pytest.raises(ValueError, match="thirteen"):
                 await batcher.submit([BAD, *range(10_000)])
-            return batcher.tally.dropped
+            return batcher.metrics.dropped
 
     assert set(asyncio.run(run())) == {"internal_error"}
 
@@ -539,10 +541,10 @@ def test_a_first_batch_which_may_have_been_compiled_is_no_pace() -> None:
     async def run() -> None:
         async with batcher_of(double) as batcher:
             await batcher.submit([1])
-            assert batcher.pace_s == 0
-            assert batcher.tally.run_s.sum > 0
+            assert batcher.seconds_per_item == 0
+            assert batcher.metrics.batches > 0
             await batcher.submit([2])
-            assert batcher.pace_s > 0
+            assert batcher.seconds_per_item > 0
 
     asyncio.run(run())
 

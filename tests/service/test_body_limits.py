@@ -1,4 +1,4 @@
-"""How much of a body is taken, by the route that it is for, and of all together."""
+"""Limits on request bodies, per route and for all requests together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.middleware import WITHOUT_PHOTOS_BYTES, Gate
-from service.api.permissions import GALLERY, PERMISSIONS, SUBJECT
-from service.errors import OverloadedError
-from service.measures import Measures
+from service.api.http.gate import DEFAULT_BODY_BYTES, Gate
+from service.api.http.permissions import GALLERY, PERMISSIONS, SUBJECT
+from service.core.errors import OverloadedError
+from service.observability.metrics import Metrics
 from service.settings import load_settings
 
 PHOTOS = {
@@ -26,22 +26,22 @@ PHOTOS = {
 async def nothing(*_given: object) -> None: ...
 
 
-def test_only_routes_that_need_more_get_more_whatever_people_are_called() -> None:
+def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
     settings = load_settings(max_archive_bytes=4_000_000, max_import_bytes=5_000_000)
-    expected = {f"POST {GALLERY}/enrolments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
+    expected = {f"POST {GALLERY}/enrollments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
     expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes(settings.max_images))
     expected["POST /v1/verify"] = settings.max_request_bytes(2)
-    gate = Gate(nothing, settings, Measures())
+    gate = Gate(nothing, settings, Metrics())
     assert expected.keys() <= PERMISSIONS.keys()
     for route in PERMISSIONS:
         method, _, path = route.replace("{file:path}", "main.js").partition(" ")
-        for name in ("ada", "import", "enrolments", "identify", "templates"):
+        for name in ("ada", "import", "enrollments", "identify", "templates"):
             filled = path.format(gallery=name, subject=name, template=name, job=name, key=name, receipt=name)
-            assert gate._limit(method, filled) == expected.get(route, WITHOUT_PHOTOS_BYTES), (method, filled)
-            assert gate._limit("PUT", filled) == WITHOUT_PHOTOS_BYTES
+            assert gate._body_limit(method, filled) == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
+            assert gate._body_limit("PUT", filled) == DEFAULT_BODY_BYTES
 
 
-def test_bodies_under_way_have_a_limit_together() -> None:
+def test_all_bodies_together_have_a_limit() -> None:
     most, ended = 1_500_000, asyncio.Event()
 
     async def slow(_scope: Scope, receive: Receive, _send: Send) -> None:
@@ -50,7 +50,7 @@ def test_bodies_under_way_have_a_limit_together() -> None:
         await ended.wait()
 
     async def run() -> None:
-        gate = Gate(slow, load_settings(max_bodies_bytes=most), Measures())
+        gate = Gate(slow, load_settings(max_bodies_bytes=most), Metrics())
 
         async def ask(size: int) -> None:
             sent = iter([b"x" * (size // 2), b"x" * (size - size // 2)])
@@ -68,7 +68,7 @@ def test_bodies_under_way_have_a_limit_together() -> None:
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await ask(900_001)
-        second = asyncio.create_task(ask(500_001))  # what was refused is not counted any more
+        second = asyncio.create_task(ask(500_001))  # a rejected body no longer counts
         await asyncio.sleep(0)
         ended.set()
         await asyncio.gather(first, second)

@@ -1,4 +1,4 @@
-"""Archives of photos, some of them malicious, and the jobs that enrol them."""
+"""Archives of photos, some of them malicious, and the jobs that enroll them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service import archives
-from service.api.schemas import JobOut
-from service.archives import ArchiveLimits, Contents, contents, members
-from service.bulk import earlier_id
-from service.client import FileStream, Kith, KithClientError
-from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError, StorageFullError
-from service.gallery.job_store import JobStore
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings
-from service.photo_folders import TarStream, find_photos, parts
+from kith import FileStream, Kith, KithClientError
+from kith.wire.jobs import JobOut
+from service.cli.tools.photo_folders import TarStream, find_photos, split
+from service.core.errors import (
+    ArchiveInvalidError,
+    ArchiveTooLargeError,
+    ImageTooLargeError,
+    KithError,
+    StorageFullError,
+)
+from service.domain.gallery import GallerySettings
+from service.inference import archives
+from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
 from service.security.sealing import Seal, new_key
 from service.server import embedded
+from service.services.spool import ABANDONED_AFTER_S, RESERVED_BYTES, Spool
 from service.settings import Settings, load_settings
-from service.spool import ABANDONED_S, SPARE_BYTES, Spool
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.faults.servers import serving
@@ -103,12 +108,12 @@ def nothing() -> None:
     pass
 
 
-def what_is_in(path: Path, strip: int | None = None, limits: ArchiveLimits = LIMITS) -> Contents:
-    return contents(path, limits, strip, nothing)
+def what_is_in(path: Path, strip: int | None = None, limits: ArchiveLimits = LIMITS) -> ArchiveContents:
+    return read_contents(path, limits, strip, nothing)
 
 
 def payloads(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, bytes]:
-    return {member.name: member.read() for member in members(path, limits)}
+    return {member.name: member.read() for member in iterate_members(path, limits)}
 
 
 @pytest.mark.parametrize("pack", KINDS)
@@ -125,7 +130,7 @@ def test_a_folder_above_the_people_is_seen(archive: Archive) -> None:
     assert set(what_is_in(path).subjects.values()) == {"ada", "bob"}
     assert set(what_is_in(path, strip=0).subjects.values()) == {"photos"}
     assert set(what_is_in(path, strip=1).subjects.values()) == {"ada", "bob"}
-    # One person's photos are that person's.
+    # All photos show one person, so the folder names the subject.
     alone = archive(as_zip({"ada/1.jpg": b"", "ada/2.jpg": b""}))
     assert set(what_is_in(alone).subjects.values()) == {"ada"}
     assert what_is_in(archive(as_zip({"1.jpg": b""}))).subjects == {"1.jpg": None}
@@ -177,7 +182,7 @@ def test_links_and_devices_are_no_photos(archive: Archive) -> None:
     assert payloads(archive(buffer.getvalue())) == {}
 
 
-def test_names_of_any_kind_are_told_apart_and_can_be_stored(archive: Archive) -> None:
+def test_unusual_names_are_distinguished_and_can_be_stored(archive: Archive) -> None:
     long = "ada/" + "x" * 3000
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -202,7 +207,7 @@ def test_limits_hold_before_anything_is_believed(archive: Archive) -> None:
             what_is_in(archive(pack(zeros)))
         # A photo that is too large fails alone.
         path = archive(pack({"a/1.jpg": bytes(100_001), "a/2.jpg": b"fine"}))
-        first, second = members(path, LIMITS), []
+        first, second = iterate_members(path, LIMITS), []
         for member in first:
             try:
                 second.append(member.read())
@@ -216,15 +221,15 @@ def test_a_zip_that_lies_about_sizes_unpacks_to_no_more(archive: Archive) -> Non
     for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
         at = payload.index(signature) + offset
         payload[at : at + 4] = (1000).to_bytes(4, "little")
-    (member,) = members(archive(bytes(payload)), LIMITS)
+    (member,) = iterate_members(archive(bytes(payload)), LIMITS)
     with pytest.raises(ArchiveInvalidError):
         member.read()
 
 
 def test_compressions_whose_readers_do_not_stop_are_refused(archive: Archive) -> None:
     for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-        (member,) = members(archive(as_zip({"a/1.jpg": bytes(1000)}, compression)), LIMITS)
-        with pytest.raises(ArchiveInvalidError, match="stored and deflated"):
+        (member,) = iterate_members(archive(as_zip({"a/1.jpg": bytes(1000)}, compression)), LIMITS)
+        with pytest.raises(ArchiveInvalidError, match="neither stored nor deflated"):
             member.read()
 
 
@@ -232,7 +237,7 @@ def test_an_encrypted_file_fails_alone(archive: Archive) -> None:
     payload = bytearray(as_zip({"a/1.jpg": b"x", "a/2.jpg": b"y"}, zipfile.ZIP_STORED))
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         payload[payload.index(signature) + offset] |= 1
-    first, second = members(archive(bytes(payload)), LIMITS)
+    first, second = iterate_members(archive(bytes(payload)), LIMITS)
     with pytest.raises(ArchiveInvalidError, match="encrypted"):
         first.read()
     assert second.name == "a/2.jpg"
@@ -276,7 +281,7 @@ def test_a_damaged_archive_is_refused_and_never_crashes(
     path = archive(bytes(payload[: max(1, int(cut * len(payload)))]))
     with suppress(KithError):
         what_is_in(path)
-        for member in members(path, LIMITS):
+        for member in iterate_members(path, LIMITS):
             with suppress(KithError):
                 member.read()
 
@@ -284,7 +289,7 @@ def test_a_damaged_archive_is_refused_and_never_crashes(
 # The spool
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.path("a" * 32).symlink_to("/dev/full")
     with pytest.raises(StorageFullError), spool.receiving("a" * 32, SEAL) as file:
@@ -292,20 +297,20 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         spool.sync(file)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StorageFullError):
-        spool.check_room(1 << 60)
-    spool.check_room(1)
+        spool.check_free_space(1 << 60)
+    spool.check_free_space(1)
 
 
 def small_disk(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the disk have so much room for archives, and none for what lies in the folder."""
+    """Simulate a disk with this much free space, independent of the folder's files."""
     usage = shutil.disk_usage(folder)
 
     def seen(path: Path) -> Any:
         taken = sum(file.stat().st_size for file in path.iterdir())
-        return usage._replace(free=SPARE_BYTES + free - taken)
+        return usage._replace(free=RESERVED_BYTES + free - taken)
 
-    monkeypatch.setattr("service.spool.shutil.disk_usage", seen)
-    monkeypatch.setattr("service.spool.CHECKED_EVERY_BYTES", 1_000_000)
+    monkeypatch.setattr("service.services.spool.shutil.disk_usage", seen)
+    monkeypatch.setattr("service.services.spool.CHECK_INTERVAL_BYTES", 1_000_000)
 
 
 def test_an_import_leaves_the_database_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,11 +325,11 @@ def test_an_import_leaves_the_database_its_room(tmp_path: Path, monkeypatch: pyt
 
 
 def test_archives_that_come_at_once_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There was room for each when it was announced."""
+    """Each archive fits when it is announced, but not all together."""
     spool, block = Spool(tmp_path), bytes(500_000)
     small_disk(tmp_path, 10_000_000, monkeypatch)
     for _ in range(2):
-        spool.check_room(8_000_000)
+        spool.check_free_space(8_000_000)
     with spool.receiving("a" * 32, SEAL) as first:
         for _ in range(16):
             spool.write(first, block)
@@ -346,23 +351,23 @@ def test_an_archive_of_unknown_size_does_not_fill_the_disk(
         for _ in range(100):
             yield bytes(200_000)
 
-    answer = httpx.post(f"{server}/v1/galleries/{gallery}/enrolments", content=body(), timeout=60)
+    answer = httpx.post(f"{server}/v1/galleries/{gallery}/enrollments", content=body(), timeout=60)
     assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
     assert list(folder.iterdir()) == []
 
 
-def test_what_nobody_waits_for_is_tidied_away(tmp_path: Path) -> None:
+def test_abandoned_archives_are_removed(tmp_path: Path) -> None:
     spool, database = Spool(tmp_path / "spool"), open_database(f"sqlite:///{tmp_path}/kith.db")
     store = JobStore(database)
     spool.tidy(store)
-    gallery = Store(database).create_gallery("g", "f" * 32, 8, GallerySettings())
-    waiting, over = (store.create(gallery, "enrolment", {}) for _ in range(2))
+    gallery = Store(database).galleries.create("g", "f" * 32, 8, GallerySettings())
+    waiting, over = (store.create(gallery, "enrollment", {}) for _ in range(2))
     store.cancel(over.id)
     for name in (waiting.id, over.id, "never-a-job", "still-coming"):
         with spool.receiving(name, SEAL) as file:
             file.write(b"x")
         if name != "still-coming":
-            os.utime(spool.path(name), (0, time.time() - 2 * ABANDONED_S))
+            os.utime(spool.path(name), (0, time.time() - 2 * ABANDONED_AFTER_S))
     spool.tidy(store)
     assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([waiting.id, "still-coming"])
     assert spool.has(waiting)
@@ -393,7 +398,7 @@ def test_a_folders_photos_are_found_and_sent(tmp_path: Path, archive: Archive) -
     sent = b"".join(stream)
     assert len(sent) == stream.size == len(b"".join(stream))
     assert payloads(archive(sent)) == {name: (folder / name).read_bytes() for name in names}
-    assert [[p.name for p in part] for part in parts(photos, 3000)] == [names[:2], names[2:]]
+    assert [[p.name for p in part] for part in split(photos, 3000)] == [names[:2], names[2:]]
     photos[0].path.unlink()
     assert len(b"".join(stream)) == stream.size
     assert set(stream.unreadable) == {str(photos[0].path), str(photos[3].path)}
@@ -411,7 +416,7 @@ class Bytes:
 
 
 def enrolled(kith: Kith, gallery: str, payload: bytes, **options: Any) -> JobOut:
-    return kith.wait_for(kith.enrol_archive(gallery, Bytes(payload), **options).id, 60)
+    return kith.wait_for(kith.enroll_archive(gallery, Bytes(payload), **options).id, 60)
 
 
 def codes(kith: Kith, job: JobOut) -> dict[str, str]:
@@ -462,7 +467,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     assert (job.state, job.total, job.done, job.failed) == ("succeeded", 12, 12, 8)
     assert codes(kith, job) == EXPECTED
     (twin,) = [item for item in kith.job_items(job.id) if item.item == "twin/1.jpg"]
-    assert "eileen" not in str(twin.problem)  # whose erasure would not find it there
+    assert "eileen" not in str(twin.problem)  # an erasure of eileen would not find her name there
     assert (job.counts["enrolled"], job.counts["already_enrolled"], job.details) == (3, 1, {"ignored": 1})
     assert {s.id: s.templates for s in kith.subjects(gallery)} == {"eileen": 2, "tom": 1}
     assert kith.gallery(gallery).templates == 3
@@ -471,7 +476,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     assert again.counts["already_enrolled"] == 4
     assert "enrolled" not in again.counts
     assert kith.gallery(gallery).templates == 3
-    # What was deleted may be enrolled again, what was moved stays where it is.
+    # Deleted templates may be enrolled again; moved templates stay.
     tom, *_ = kith.templates(gallery, "tom")
     kith.put_subject(gallery, "thomas")
     kith.move_template(gallery, "tom", tom.id, "thomas")
@@ -482,22 +487,6 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     assert list((settings.data_dir / "spool").iterdir()) == []
 
 
-def test_a_template_is_named_by_a_key(kith: Kith, gallery: str, photos: dict[str, bytes], settings: Settings) -> None:
-    """So that its id, which stands in receipts, tells nobody without the key whose photo it was of."""
-    one = as_zip({"eileen/1.jpg": photos["eileen/1.jpg"]})
-    kith.create_gallery("of-another-key")
-    for name in (gallery, "of-another-key"):
-        assert enrolled(kith, name, one).counts == {"enrolled": 1}
-    (here,), (there,) = (kith.templates(name, "eileen") for name in (gallery, "of-another-key"))
-    earlier = earlier_id("eileen", photos["eileen/1.jpg"])
-    assert len({here.id, there.id, earlier}) == 3
-    # What an earlier version enrolled is known all the same.
-    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database, database:
-        database.execute("UPDATE templates SET id = ? WHERE id = ?", (earlier, here.id))
-    assert enrolled(kith, gallery, one).counts == {"already_enrolled": 1}
-    kith.delete_gallery("of-another-key")
-
-
 def test_an_archive_and_single_photos_end_the_same(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None:
     kith.create_gallery("one-by-one")
     for name, payload in photos.items():
@@ -505,7 +494,7 @@ def test_an_archive_and_single_photos_end_the_same(kith: Kith, gallery: str, pho
         if EXPECTED.get(name) == "invalid_request" or file == "copy.jpg" or name not in EXPECTED:
             continue
         try:
-            kith.enrol("one-by-one", folder, payload)
+            kith.enroll("one-by-one", folder, payload)
         except KithClientError as error:
             assert error.code == EXPECTED[name]
         else:
@@ -530,15 +519,15 @@ def test_by_manifest(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None
     assert [s.id for s in kith.subjects(gallery)] == ["eileen"]
 
 
-def test_what_is_no_archive_is_refused_and_not_kept(kith: Kith, gallery: str, settings: Settings) -> None:
+def test_a_body_that_is_no_archive_is_rejected_and_not_kept(kith: Kith, gallery: str, settings: Settings) -> None:
     for payload in (b"", b"%PDF-1.7", bytes(5000)):
         with pytest.raises(KithClientError) as raised:
-            kith.enrol_archive(gallery, Bytes(payload))
+            kith.enroll_archive(gallery, Bytes(payload))
         assert (raised.value.status, raised.value.code) == (422, "archive_invalid")
     with pytest.raises(KithClientError) as raised:
-        kith.enrol_archive("no-such-gallery", Bytes(as_zip(FILES)))
+        kith.enroll_archive("no-such-gallery", Bytes(as_zip(FILES)))
     assert raised.value.code == "gallery_not_found"
-    # Its beginning looks like one: the job says that it is none.
+    # The file begins like an archive, so the job itself fails.
     job = enrolled(kith, gallery, as_gzip(FILES)[:-20])
     assert (job.state, job.done) == ("failed", 0)
     assert job.problem is not None
@@ -551,10 +540,10 @@ def test_limits_on_what_is_sent(tmp_path: Path) -> None:
     with embedded(small) as url, Kith(url) as kith:
         kith.create_gallery("g")
         with pytest.raises(KithClientError) as raised:
-            kith.enrol_archive("g", Bytes(as_tar({"a/1.jpg": bytes(30_000)})))
+            kith.enroll_archive("g", Bytes(as_tar({"a/1.jpg": bytes(30_000)})))
         assert (raised.value.status, raised.value.code) == (413, "request_too_large")
-        # In chunks, whose sum nobody announces.
-        answer = httpx.post(f"{url}/v1/galleries/g/enrolments", content=iter([as_tar({"a/1.jpg": bytes(30_000)})]))
+        # Chunked encoding, without an announced length.
+        answer = httpx.post(f"{url}/v1/galleries/g/enrollments", content=iter([as_tar({"a/1.jpg": bytes(30_000)})]))
         assert answer.status_code == 413
         assert list((tmp_path / "spool").iterdir()) == []
         job = enrolled(kith, "g", as_zip({f"a/{i}.jpg": b"" for i in range(3)}))
@@ -564,7 +553,7 @@ def test_limits_on_what_is_sent(tmp_path: Path) -> None:
         embedded(load_settings(data_dir=tmp_path, log_level="ERROR", max_archive_bytes=10**15)) as url,
         closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)) as connection,
     ):
-        connection.putrequest("POST", "/v1/galleries/g/enrolments")
+        connection.putrequest("POST", "/v1/galleries/g/enrollments")
         connection.putheader("Content-Length", str(10**14))
         connection.endheaders()
         full = connection.getresponse()
@@ -584,7 +573,7 @@ def many(photos: dict[str, bytes], count: int, others: dict[str, bytes] | None =
 def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     kith: Kith, gallery: str, photos: dict[str, bytes], settings: Settings
 ) -> None:
-    job = kith.enrol_archive(gallery, Bytes(many(photos, 300)))
+    job = kith.enroll_archive(gallery, Bytes(many(photos, 300)))
     kith_has_done(kith, job, 5)
     kith.cancel_job(job.id)
     ended = kith.wait_for(job.id, 30)
@@ -592,7 +581,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     assert 5 <= ended.done < 300
     assert kith.gallery(gallery).templates == ended.counts["enrolled"]
     kith.create_gallery("short-lived")
-    gone = kith.enrol_archive("short-lived", Bytes(many(photos, 300)))
+    gone = kith.enroll_archive("short-lived", Bytes(many(photos, 300)))
     kith_has_done(kith, gone, 5)
     kith.delete_gallery("short-lived")
     deadline = time.monotonic() + 30
@@ -608,19 +597,19 @@ def kith_has_done(kith: Kith, job: JobOut, photos: int) -> None:
 
 
 def stored(folder: Path) -> tuple[list[Any], list[Any]]:
-    """Whose templates there are, by their vectors, and what became of each item."""
+    """Return the subjects of the templates by vector, and the outcome of each item."""
     database = open_database(f"sqlite:///{folder / 'kith.db'}")
     store, jobs = Store(database), JobStore(database)
-    (gallery,), (job,) = store.list_galleries(None, 2), jobs.list_jobs(None, (), None, 2)
-    taken = store.snapshot(gallery)
-    listed = store.templates_by_pk(gallery, taken.template_pks.tolist())
+    (gallery,), (job,) = store.galleries.list_page(None, 2), jobs.list_jobs(None, (), None, 2)
+    taken = store.changes.snapshot(gallery)
+    listed = store.templates.by_pk(gallery, taken.template_pks.tolist())
     vectors = dict(zip(taken.template_pks.tolist(), (vector.tobytes() for vector in taken.vectors), strict=True))
     items = sorted((item.item, item.problem) for item in jobs.items(job, None, 10_000))
     database.close()
     return sorted((template.subject, vectors[pk]) for pk, template in listed.items()), items
 
 
-def test_killed_midway_it_ends_as_if_it_had_not_been(tmp_path: Path, photos: dict[str, bytes]) -> None:
+def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dict[str, bytes]) -> None:
     archive = tmp_path / "archive.tar"
     archive.write_bytes(many(photos, 20, photos))
     results = []
@@ -628,7 +617,7 @@ def test_killed_midway_it_ends_as_if_it_had_not_been(tmp_path: Path, photos: dic
         folder = tmp_path / f"{len(kills)}-kills"
         with serving(folder, None) as (server,), Kith(server.url) as kith:
             kith.create_gallery("g")
-            job = kith.enrol_archive("g", FileStream(archive))
+            job = kith.enroll_archive("g", FileStream(archive))
             for kill in kills:
                 kith_has_done(kith, job, kill)
                 server.kill()
@@ -650,14 +639,14 @@ def kith_was_cut_off(folder: Path) -> bool:
     return bool(state == "running")
 
 
-def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recogniser(
+def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recognizer(
     tmp_path: Path, photos: dict[str, bytes]
 ) -> None:
     second = projected_pack(tmp_path / "packs")
-    served = load_settings(data_dir=tmp_path / "data", also=str(second.directory), log_level="ERROR")
+    served = load_settings(data_dir=tmp_path / "data", extra_packs=str(second.directory), log_level="ERROR")
     with embedded(served) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"fpir": 0.01}, keep_crops=True)
-        job = kith.enrol_archive("g", Bytes(many(photos, 60)))
+        job = kith.enroll_archive("g", Bytes(many(photos, 60)))
         kith_has_done(kith, job, 5)
         kith.migrate("g", "projected")
         kith_has_done(kith, job, 15)
@@ -669,5 +658,16 @@ def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recogniser(
         while kith.migration("g").jobs:
             assert time.monotonic() < deadline
             threading.Event().wait(0.05)
-        assert kith.gallery("g").recogniser == second.recognition.fingerprint()
+        assert kith.gallery("g").recognizer == second.recognition.fingerprint()
         assert kith.migration("g").current.embedded == 60
+
+
+def test_template_ids_do_not_reveal_the_photo(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None:
+    """Template ids appear in receipts; they are keyed, so equal photos have different ids in two galleries."""
+    one = as_zip({"eileen/1.jpg": photos["eileen/1.jpg"]})
+    kith.create_gallery("of-another-key")
+    for name in (gallery, "of-another-key"):
+        assert enrolled(kith, name, one).counts == {"enrolled": 1}
+    (here,), (there,) = (kith.templates(name, "eileen") for name in (gallery, "of-another-key"))
+    assert here.id != there.id
+    kith.delete_gallery("of-another-key")

@@ -1,4 +1,4 @@
-"""A gallery that takes long to be loaded keeps nobody waiting but those who search it."""
+"""A gallery that loads slowly delays only its own searches."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from models.network import Float
-from models.recognition import unit
-from service.catching_up import LOADING, CatchingUp
-from service.errors import StorageError
-from service.gallery.follower import Follower
-from service.gallery.index import IndexStats
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, Hit, Snapshot
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import StorageError
+from service.domain.gallery import Gallery, GallerySettings, Hit, Snapshot
+from service.index.catch_up import MAX_LARGE_LOADS, CatchUp
+from service.index.follower import Follower
+from service.index.protocol import IndexStats
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.repositories.change_log import ChangeLog
 
 QUEUE: Final = 40
 TOO_MANY: Final = 10
 SOON_S: Final = 15.0
-GALLERIES: Final = [f"large{i}" for i in range(LOADING + 1)]
+GALLERIES: Final = [f"large{i}" for i in range(MAX_LARGE_LOADS + 1)]
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Until this is set, reading a large gallery takes its time, as if it had very many templates."""
-    go, snapshot = threading.Event(), Store.snapshot
+    """Simulates slow reading of a large gallery until this event is set."""
+    go, snapshot = threading.Event(), ChangeLog.snapshot
 
-    def slow(store: Store, gallery: Gallery) -> Snapshot:
+    def slow(log: ChangeLog, gallery: Gallery) -> Snapshot:
         if gallery.name in GALLERIES and not threading.current_thread().name.startswith("risk"):
             go.wait(60)
-        return snapshot(store, gallery)
+        return snapshot(log, gallery)
 
-    monkeypatch.setattr(Store, "snapshot", slow)
-    monkeypatch.setattr("service.catching_up.LARGE", 2)
+    monkeypatch.setattr(ChangeLog, "snapshot", slow)
+    monkeypatch.setattr("service.index.catch_up.LARGE_TEMPLATES", 2)
     yield go
     go.set()
 
@@ -53,11 +53,11 @@ def test_galleries_being_loaded_hold_up_no_others(
     tmp_path: Path, held: threading.Event, rng: np.random.Generator
 ) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="ERROR", queue_size=QUEUE)
-    vector, *more = unit(rng.normal(size=(3, 128))).tolist()
+    vector, *more = l2_normalize(rng.normal(size=(3, 128))).tolist()
     free: dict[str, Any] = {"embeddings": [vector], "allow_duplicate": True, "allow_inconsistent": True}
     probe: dict[str, Any] = {"embeddings": [vector], "risk": {"threshold": 0.9}}
     with (
-        ThreadPoolExecutor(QUEUE + TOO_MANY + LOADING) as callers,
+        ThreadPoolExecutor(QUEUE + TOO_MANY + MAX_LARGE_LOADS) as callers,
         embedded(settings) as url,
         httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
     ):
@@ -89,7 +89,7 @@ def test_galleries_being_loaded_hold_up_no_others(
 
 
 class Counted:
-    """A replica that says when it caught up, and fails if told to."""
+    """A replica that records when it caught up, and fails on request."""
 
     def __init__(self) -> None:
         self.began = 0
@@ -124,11 +124,11 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
     async def ask() -> None:
         replica = Counted()
         follower = Follower(gallery, replica)
-        async with CatchingUp(QUEUE) as catching_up:
+        async with CatchUp(QUEUE) as catching_up:
             first = asyncio.create_task(catching_up.of(follower, gallery))
             while not replica.began:
                 await asyncio.sleep(0.01)
-            # What they must see may have been written since the first began.
+            # Later searches must see writes made after the first one began.
             later = [asyncio.create_task(catching_up.of(follower, gallery)) for _ in range(QUEUE - 1)]
             await asyncio.sleep(0.05)
             assert replica.began == 1 and not first.done()

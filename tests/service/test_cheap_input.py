@@ -1,4 +1,4 @@
-"""Few bytes cannot cost much work: files that unpack to too much, or hold too many entries, are refused at once."""
+"""A few bytes cannot cause much work: compression bombs and files of too many entries are rejected at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import httpx2 as httpx
 import pyarrow as pa
 import pytest
 
-from service.archives import ArchiveLimits, contents, members
-from service.client import Kith
-from service.errors import ArchiveInvalidError, ArchiveTooLargeError, ImportFileError
-from service.gallery import ndjson
-from service.gallery.transfer import FREE_ITEMS, Header, max_items
-from service.gunzip import FREE_BYTES, FREE_MEMBERS, Gunzip, GunzipFile
-from service.json_limits import MAX_VALUES
+from kith import Kith
+from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, ImportFileError
+from service.core.gunzip import MAX_SMALL_MEMBERS, RATIO_EXEMPT_BYTES, Gunzip, GunzipFile
+from service.core.json_limits import MAX_VALUES
+from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, GalleryFileHeader, max_items
+from service.inference.archives import ArchiveLimits, iterate_members, read_contents
+from service.storage.transfer import ndjson
 from tests.service.test_malformed_input import check
 
 LIMITS = ArchiveLimits(1_000_000, 20_000_000, 100_000_000_000)
@@ -41,7 +41,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def look(path: Path, limits: ArchiveLimits = LIMITS) -> Any:
-    return contents(path, limits, None, lambda: None)
+    return read_contents(path, limits, None, lambda: None)
 
 
 def test_empty_gzip_members_are_refused(tmp_path: Path) -> None:
@@ -51,22 +51,22 @@ def test_empty_gzip_members_are_refused(tmp_path: Path) -> None:
         look(archive)
 
 
-def test_gzip_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+def test_a_gzip_bomb_is_rejected(tmp_path: Path) -> None:
     archive = tmp_path / "zeros.tar.gz"
     with gzip.open(archive, "wb") as file:
-        for _ in range(3 * FREE_BYTES // 1_000_000):
+        for _ in range(3 * RATIO_EXEMPT_BYTES // 1_000_000):
             file.write(bytes(1_000_000))
     with pytest.raises(ValueError, match="times its size"), archive.open("rb") as packed:
         unpacked, size = GunzipFile(packed), 0
         while block := unpacked.read(10_000):
             size += len(block)
-            assert size < 1.5 * FREE_BYTES
+            assert size < 1.5 * RATIO_EXEMPT_BYTES
 
 
 @pytest.mark.parametrize("piece", [1, 7, 4096])
-def test_what_tools_make_is_unpacked(piece: int) -> None:
-    """Members one after the other, blocks as bgzip's with an empty one at the end, and padding."""
-    parts = [bytes([n % 251]) * 64_000 for n in range(2 * FREE_MEMBERS)]
+def test_output_of_common_tools_is_decompressed(piece: int) -> None:
+    """Concatenated members, bgzip blocks with an empty one at the end, and padding."""
+    parts = [bytes([n % 251]) * 64_000 for n in range(2 * MAX_SMALL_MEMBERS)]
     packed = b"".join(gzip.compress(part) for part in parts) + EMPTY_MEMBER + b"\0" * 1000
     gunzip = Gunzip()
     found = b"".join(each for at in range(0, len(packed), piece) for each in gunzip.feed(packed[at : at + piece]))
@@ -75,7 +75,7 @@ def test_what_tools_make_is_unpacked(piece: int) -> None:
 
 
 @pytest.mark.parametrize("folders", [False, True])
-def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(tmp_path: Path, folders: bool) -> None:
+def test_a_zip_of_too_many_entries_is_rejected_before_they_are_read(tmp_path: Path, folders: bool) -> None:
     count, name = 1_200_000, b"a/" if folders else b"ab"
     entry = b"PK\1\2" + struct.pack("<4B4HL2L5H2L", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0) + name
     directory = entry * count
@@ -87,7 +87,7 @@ def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(tmp_path: Pat
         look(archive)
 
 
-def test_folders_and_links_of_a_tar_are_entries(tmp_path: Path) -> None:
+def test_folders_and_links_of_a_tar_count_as_entries(tmp_path: Path) -> None:
     archive = tmp_path / "folders.tar.gz"
     with tarfile.open(archive, "w:gz") as opened:
         for n in range(30):
@@ -111,7 +111,7 @@ def test_a_zip_whose_entries_share_bytes_is_refused(tmp_path: Path) -> None:
             opened.filelist.append(again)
         opened._didModify = True  # type: ignore[attr-defined]
     with pytest.raises(ArchiveTooLargeError, match="unpacked"):
-        list(members(archive, LIMITS))
+        list(iterate_members(archive, LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_dense_manifests_are_refused(tmp_path: Path, name: str, payload: bytes) 
 @pytest.mark.parametrize("line", [b"\n", b"{}\n", b" \n"])
 def test_a_small_import_of_many_lines_is_refused(server: str, gallery: str, kith: Kith, line: bytes) -> None:
     model = kith.model()
-    head = {"kith": "gallery", "version": 1, "recogniser": model.recogniser, "dimension": model.dimension}
+    head = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
     packed = gzip.compress(json.dumps(head).encode() + b"\n" + line * (40_000_000 // len(line)), 6)
     assert len(packed) < 130_000
     with within(10):
@@ -154,13 +154,13 @@ def test_an_import_of_empty_members_is_refused(server: str, gallery: str) -> Non
     assert "members" in check(response, 422, "import_invalid")["detail"]
 
 
-def test_an_import_counts_its_lines_by_what_was_sent() -> None:
-    assert max_items(0) == FREE_ITEMS
-    assert max_items(4_000_000) == FREE_ITEMS + 1_000_000
+def test_the_line_limit_of_an_import_follows_its_compressed_size() -> None:
+    assert max_items(0) == SIZE_EXEMPT_ITEMS
+    assert max_items(4_000_000) == SIZE_EXEMPT_ITEMS + 1_000_000
 
 
-def test_dense_lines_of_an_import_are_refused_alone() -> None:
-    lines = ndjson.Lines(Header("a" * 32, 4))
+def test_dense_lines_of_an_import_are_rejected_separately() -> None:
+    lines = ndjson.Lines(GalleryFileHeader("a" * 32, 4))
     dense = b'{"subject": "ada", "metadata": {"k": [' + b"[]," * (MAX_VALUES + 1) + b"[]]}}\n"
     list(lines.feed(dense + b'{"subject": "bob"}\n'))
     (block,) = lines.end()
@@ -168,8 +168,8 @@ def test_dense_lines_of_an_import_are_refused_alone() -> None:
     assert "more than" in block.malformed[0].detail
 
 
-def test_lines_of_many_values_do_not_pile_up() -> None:
-    lines = ndjson.Lines(Header("a" * 32, 4))
+def test_lines_of_many_values_do_not_accumulate() -> None:
+    lines = ndjson.Lines(GalleryFileHeader("a" * 32, 4))
     dense = b'{"subject": "ada", "metadata": {"k": [' + b"[]," * 6000 + b"[]]}}\n"
     blocks = list(lines.feed(dense * 400))
     assert max(map(len, blocks)) < 100
@@ -178,14 +178,14 @@ def test_lines_of_many_values_do_not_pile_up() -> None:
 def test_parquet_of_too_many_rows_is_refused() -> None:
     import pyarrow.parquet as pq
 
-    from service.gallery.parquet import Reader
+    from service.storage.transfer.parquet import Reader
 
-    rows = 3 * FREE_ITEMS
+    rows = 3 * SIZE_EXEMPT_ITEMS
     file = io.BytesIO()
     subjects = pa.DictionaryArray.from_arrays([0] * rows, ["ada"])
     pq.write_table(pa.table({"subject": subjects}), file)
     with pytest.raises(ImportFileError, match="rows for its size"):
-        Reader(io.BytesIO(file.getvalue()), Header("a" * 32, 4))
+        Reader(io.BytesIO(file.getvalue()), GalleryFileHeader("a" * 32, 4))
 
 
 def packed(tmp_path: Path, raw: bytes) -> Path:

@@ -16,20 +16,23 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from models.recognition import unit
-from service.cli import app
-from service.errors import StorageDamagedError
-from service.gallery.check import GalleryCheck, open_check
-from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Check, Consistency, DatabaseCheck
-from service.gallery.follower import Followers
-from service.gallery.index_choice import Sizes
-from service.gallery.replicas import InProcess, in_process
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate
-from service.gallery.tables import vectors
-from service.gallery.vault import Vault
+from models.vision.recognition import l2_normalize
+from service.cli.main import app
+from service.core.errors import StorageDamagedError
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.index.follower import Followers
+from service.index.replicas import IndexOptions, in_process
+from service.index.selection import Sizes
 from service.security.sealing import Seal, new_key, vector_purpose
-from service.spool import ABANDONED_S, Spool
+from service.services.gallery_check import GalleryCheck, open_check
+from service.services.spool import ABANDONED_AFTER_S, Spool
+from service.storage.db.key_vault import Vault
+from service.storage.db.tables import vectors
+from service.storage.integrity.consistency import Consistency
+from service.storage.integrity.database_checks import DATABASE_CHECKS, DatabaseCheck
+from service.storage.integrity.gallery_checks import GALLERY_CHECKS, Check
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.store import Store
 from tests.databases import MASTER, open_database
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
@@ -46,18 +49,20 @@ def url(database_url: DatabaseUrl) -> str:
     made = database_url()
     with Node(made) as node:
         for name in ("g", "other"):
-            gallery = node.store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
+            gallery = node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
             for i in range(12):
                 node.put_subject(name, f"s{i}", {"floor": i % 3}, ["night"])
-                new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in unit(rng.normal(size=(2, DIMENSION)))]
-                node.store.enrol(gallery, f"s{i}", new, None)
+                new = [
+                    NewTemplate(uuid.uuid4().hex, v, "embedding") for v in l2_normalize(rng.normal(size=(2, DIMENSION)))
+                ]
+                node.store.templates.enroll(gallery, f"s{i}", new, None)
             node.delete_subject(name, "s3")
-            node.move_template(name, "s0", node.store.list_templates(gallery, "s0")[0].id, "s1")
+            node.move_template(name, "s0", node.store.templates.list_page(gallery, "s0")[0].id, "s1")
     return made
 
 
 def damage(url: str, *how: str | Damage) -> None:
-    """By another hand: without the service, and without its constraints."""
+    """Change the database without the service and its constraints."""
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
@@ -77,8 +82,8 @@ def found(url: str, repair: bool = False, name: str | None = None) -> dict[str, 
 
 
 def seal_of(connection: sa.Connection) -> Seal:
-    pk = connection.exec_driver_sql(f"SELECT pk FROM galleries WHERE pk = {G}").scalar_one()
-    return Vault(MASTER).of(connection, pk)
+    row = connection.execute(gallery_rows().where(sa.text(f"galleries.pk = {G}"))).one()
+    return gallery_of(row, Vault(MASTER)).seal
 
 
 def a_vector(value: bytes, sealed: bool = True) -> Damage:
@@ -136,7 +141,7 @@ def test_what_is_wrong_is_found_told_and_mended(url: str) -> None:
 
 
 def repairs(url: str) -> list[dict[str, Any]]:
-    """What the audit says of repairs."""
+    """Return the audit lines of repairs."""
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.connect() as connection:
         lines = connection.exec_driver_sql("SELECT details FROM audit WHERE event = 'repaired'").scalars().all()
@@ -155,15 +160,15 @@ def test_a_vector_that_is_none_is_set_aside_so_that_the_gallery_can_be_searched(
     with Node(url) as node:
         ((*hits,),) = node.search("g", probe, 20)
         assert len(hits) == 11
-        taken = node.store.snapshot(node.store.gallery("g"))
-        assert len(taken.vectors) == node.store.gallery("g").templates - 1
+        taken = node.store.changes.snapshot(node.store.galleries.get("g"))
+        assert len(taken.vectors) == node.store.galleries.get("g").templates - 1
 
 
 def test_the_index_is_checked_against_the_database(url: str) -> None:
     """A row changed behind the log's back is what an index cannot know."""
     with open_check(open_database(url)) as check:
         assert list(check.findings("g", False)) == []
-        vector = unit(np.random.default_rng(9).normal(size=(1, DIMENSION))).astype("<f4").tobytes()
+        vector = l2_normalize(np.random.default_rng(9).normal(size=(1, DIMENSION))).astype("<f4").tobytes()
         damage(url, a_vector(vector))
         assert [finding.kind for finding in check.findings("g", False)] == ["index"]
     assert found(url) == {}
@@ -174,20 +179,20 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
     store, rng = Store(database), np.random.default_rng(0)
     settings = GallerySettings(fusion="max", index="compact", recall=0.5)
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, settings)
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, settings)
     for i in range(40):
-        new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in unit(rng.normal(size=(64, DIMENSION)))]
-        store.enrol(gallery, f"s{i}", new, None)
-    sizes = Sizes(seal=256, compact_from=512, coded=4096, linked=4096)
-    followers = Followers(in_process(store, InProcess(sizes=sizes), at_once=True))
+        new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in l2_normalize(rng.normal(size=(64, DIMENSION)))]
+        store.templates.enroll(gallery, f"s{i}", new, None)
+    sizes = Sizes(seal=256, compact_from=512, max_compact=4096, max_graph=4096)
+    followers = Followers(in_process(store, IndexOptions(sizes=sizes), in_foreground=True))
     check = GalleryCheck(store, Consistency(database), followers, {})
     assert list(check.findings("g", False)) == []
-    stats = followers.of(store.gallery("g")).stats()
+    stats = followers.of(store.galleries.get("g")).stats()
     assert stats.kind == "compact" and stats.recall is not None
-    assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which nobody promised
-    others = unit(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")
+    assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which is not promised
+    others = l2_normalize(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")
     with database.change(gallery) as connection:
-        pks = store.snapshot(gallery).template_pks.tolist()
+        pks = store.changes.snapshot(gallery).template_pks.tolist()
         for pk, vector in zip(pks, gallery.seal.close_vectors(others, 0), strict=True):
             connection.execute(vectors.update().where(vectors.c.template_pk == pk).values(vector=vector))
     assert [finding.kind for finding in check.findings("g", False)] == ["index"]
@@ -200,7 +205,7 @@ def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
     for name in ("0" * 32, "1" * 32):
         with spool.receiving(name, Seal(new_key())) as file:
             file.write(b"half an archive")
-    long_ago = time.time() - 2 * ABANDONED_S
+    long_ago = time.time() - 2 * ABANDONED_AFTER_S
     os.utime(spool.path("0" * 32), (long_ago, long_ago))
     for repair, expected in ((False, {"abandoned": False}), (True, {"abandoned": True}), (False, {})):
         with open_check(open_database(url), spool.abandoned) as check:
@@ -227,29 +232,29 @@ def command(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
 
 
 def test_the_command(url: str, command: Callable[..., tuple[int, str]]) -> None:
-    assert command() == (0, "all is well")
+    assert command() == (0, "No problems found")
     damage(url, *MENDED["counts"])
     status, said = command("g")
-    assert status == 1 and said.startswith("gallery g: counts (2): ") and said.endswith("[--repair mends it]")
-    assert command("other") == (0, "all is well")
+    assert status == 1 and said.startswith("gallery g: counts (2): ") and said.endswith("[run with --repair]")
+    assert command("other") == (0, "No problems found")
     status, said = command("--json")
     assert (status, [finding["kind"] for finding in json.loads(said)]) == (1, ["counts"])
     assert command("g", "--repair")[0] == 0
-    assert command("g") == (0, "all is well")
+    assert command("g") == (0, "No problems found")
 
 
 def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     path = tmp_path / "kith.db"
     with Node(f"sqlite:///{path}") as node:
-        node.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-        vectors = unit(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
+        node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+        vectors = l2_normalize(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
         new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in vectors]
-        node.enrol("g", "a", new)
+        node.enroll("g", "a", new)
     content = bytearray(path.read_bytes())
     half = len(content) // 2
     content[half : half + 65_536] = b"\xff" * 65_536
     path.write_bytes(content)
     with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
-        node.store.snapshot(node.store.gallery("g"))
+        node.store.changes.snapshot(node.store.galleries.get("g"))
     assert found(f"sqlite:///{path}") == {"pages": False}
     assert found(f"sqlite:///{path}", repair=True) == {"pages": False}

@@ -1,4 +1,4 @@
-"""The command line against a real server and against the local database, as a person and as a program use it."""
+"""Commands against a real server and against the local database."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.client import Kith, KithClientError
-from service.errors import SettingsError
+from kith import Kith, KithClientError
+from service.core.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
-from tests.commands import called
+from tests.commands import run_kith
 from tests.conftest import jpeg
 
 
 def kith_command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return called(*arguments, cwd=cwd, environment=as_told(environment))
+    return run_kith(*arguments, cwd=cwd, environment=with_defaults(environment))
 
 
 def kith_process(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with the engine that is chosen by default."""
-    command = [sys.executable, "-m", "service.cli", *arguments]
-    env = as_told(environment)
+    """Run kith in a separate process, with the default engine."""
+    command = [sys.executable, "-m", "service.cli.main", *arguments]
+    env = with_defaults(environment)
     del env["KITH_ENGINE"]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-def as_told(environment: dict[str, str]) -> dict[str, str]:
+def with_defaults(environment: dict[str, str]) -> dict[str, str]:
     return os.environ | {"KITH_LOG_LEVEL": "WARNING", "COLUMNS": "200"} | environment
 
 
@@ -50,23 +50,20 @@ def people(tmp_path: Path, astronaut: NDArray[Any], actor: NDArray[Any], nobody:
     return tmp_path / "people"
 
 
-def test_embedded_enrol_resume_identify_verify(people: Path, tmp_path: Path, astronaut: NDArray[Any]) -> None:
+def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, astronaut: NDArray[Any]) -> None:
     first = kith_process("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
     assert first.returncode == 1, first.stderr  # a photo was refused
     report = json.loads(first.stdout)
     assert (report["enrolled"], report["already_enrolled"]) == (2, 0)
     assert [(r["photo"], r["code"]) for r in report["refused"]] == [(str(people / "Tøm [b]" / "2.jpg"), "no_face")]
     again = kith_command("enroll", str(people), "--gallery", "g", "--report", "report.csv", cwd=tmp_path)
-    assert "0 photos enrolled, 2 enrolled before, 1 refused" in again.stdout
+    assert "0 photos enrolled, 2 already enrolled, 1 refused" in again.stdout
     assert "no_face" in again.stdout
     with (tmp_path / "report.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows].count("done") == 2
     jobs = json.loads(kith_command("jobs", "list", "--json", cwd=tmp_path).stdout)
-    assert [job["counts"] for job in jobs] == [
-        {"already_enrolled": 2, "no_face": 1},
-        {"enrolled": 2, "no_face": 1},
-    ]
+    assert [job["counts"] for job in jobs] == [{"already_enrolled": 2, "no_face": 1}, {"enrolled": 2, "no_face": 1}]
     assert "no_face" in kith_command("jobs", "show", jobs[0]["id"], cwd=tmp_path).stdout
     stats = json.loads(kith_command("gallery", "stats", "g", "--json", cwd=tmp_path).stdout)
     assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
@@ -84,24 +81,24 @@ def test_embedded_enrol_resume_identify_verify(people: Path, tmp_path: Path, ast
     assert same.stdout.startswith("same")
     listed = kith_command("gallery", "list", cwd=tmp_path)
     assert "fpir 0.001" in listed.stdout
-    assert kith_command("gallery", "delete", "g", "--yes", cwd=tmp_path).stdout.startswith("deleted 2 subjects")
+    assert kith_command("gallery", "delete", "g", "--yes", cwd=tmp_path).stdout.startswith("Deleted 2 subjects")
 
 
-def test_against_a_server(server: str, people: Path, tmp_path: Path) -> None:
+def test_commands_use_the_server_of_url(server: str, people: Path, tmp_path: Path) -> None:
     created = kith_command("gallery", "create", "by-url", "--fpir", "0.01", "--url", server, cwd=tmp_path)
-    assert created.stdout == "created by-url\n"
+    assert created.stdout == "Created gallery by-url\n"
     with Kith(server) as kith:
         assert kith.gallery("by-url").risk == {"fpir": 0.01}
         kith.delete_gallery("by-url")
     assert not (tmp_path / "data").exists()
 
 
-def test_a_gallerys_settings_are_changed_by_name(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
+def test_gallery_update_changes_only_the_given_settings(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
     def update(*options: str) -> subprocess.CompletedProcess[str]:
         return kith_command("gallery", "update", gallery, *options, "--url", server, cwd=tmp_path)
 
     changed = update("--retention-days", "30", "--fpir", "0.01", "--keep-crops")
-    assert changed.stdout == f"updated {gallery}: risk, keep_crops, retention_days\n", changed.stderr
+    assert changed.stdout == f"Updated gallery {gallery}: risk, keep_crops, retention_days\n", changed.stderr
     now = kith.gallery(gallery)
     assert (now.retention_days, now.risk, now.keep_crops) == (30, {"fpir": 0.01}, True)
     assert update("--retention-days", "0", "--liveness", "off").returncode == 0
@@ -111,32 +108,32 @@ def test_a_gallerys_settings_are_changed_by_name(server: str, kith: Kith, galler
     assert (update().returncode, update("--liveness", "perhaps").returncode) == (2, 2)
 
 
-def test_ids_are_whole_in_a_narrow_terminal(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
+def test_ids_are_not_cut_in_a_narrow_terminal(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
     kith.put_subject(gallery, "ada")
     kith.delete_subject(gallery, "ada")
     listed = ("audit", "list", "-g", gallery, "--url", server)
     who = json.loads(kith_command(*listed, "--limit", "2", "--json", cwd=tmp_path).stdout)
     assert len(who) == 2
     who = json.loads(kith_command(*listed, "--event", "subject_deleted", "--json", cwd=tmp_path).stdout)
-    told = kith_command(*listed, cwd=tmp_path, COLUMNS="80").stdout
-    assert told.count(who[0]["subject"]) == 2
-    assert "subject_deleted" in told
+    printed = kith_command(*listed, cwd=tmp_path, COLUMNS="80").stdout
+    assert printed.count(who[0]["subject"]) == 2
+    assert "subject_deleted" in printed
 
 
-def test_a_server_that_needs_a_key_is_given_one_by_an_option(tmp_path: Path) -> None:
+def test_a_missing_api_key_is_reported_with_its_option(tmp_path: Path) -> None:
     with embedded(load_settings(data_dir=tmp_path / "data", api_key="k" * 32, log_level="WARNING")) as url:
-        told = kith_command("gallery", "list", "--url", url, cwd=tmp_path)
-    assert (told.returncode, "--api-key" in told.stderr, "KITH_CLIENT_KEY" in told.stderr) == (3, True, True)
+        done = kith_command("gallery", "list", "--url", url, cwd=tmp_path)
+    assert (done.returncode, "--api-key" in done.stderr, "KITH_CLIENT_KEY" in done.stderr) == (3, True, True)
 
 
-def test_an_archive_from_afar_and_calling_it_off(
+def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     server: str, kith: Kith, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
 ) -> None:
     archive, photo = tmp_path / "people.zip", jpeg(astronaut)
     with zipfile.ZipFile(archive, "w") as file:
         for number in range(300):
             file.writestr(f"eileen/{number:03}.jpg", photo + number.to_bytes(4))
-    command = [sys.executable, "-m", "service.cli", "enroll", str(archive), "-g", gallery, "--url", server]
+    command = [sys.executable, "-m", "service.cli.main", "enroll", str(archive), "-g", gallery, "--url", server]
     process = subprocess.Popen(
         [*command, "--json", "--report", "report.ndjson"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -153,7 +150,7 @@ def test_an_archive_from_afar_and_calling_it_off(
     assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled"]
 
 
-def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -> None:
+def test_errors_name_a_remedy_without_a_traceback(server: str, tmp_path: Path) -> None:
     missing = kith_command("gallery", "stats", "none", "--url", server, cwd=tmp_path)
     assert missing.returncode == 3
     assert "gallery_not_found" in missing.stderr
@@ -179,22 +176,22 @@ def test_errors_are_one_line_that_says_what_to_do(server: str, tmp_path: Path) -
     assert "Traceback" not in missing.stderr + exposed.stderr + wrong.stderr
 
 
-def test_a_master_key_that_is_missing_or_wrong_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_a_missing_or_wrong_master_key_is_reported_before_serving(tmp_path: Path) -> None:
     made = kith_command("gallery", "create", "g", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     another = {"KITH_MASTER_KEY": base64.b64encode(bytes(32)).decode()}
     for environment in (another, another | {"KITH_MASTER_KEY_FILE": str(tmp_path / "absent.key")}):
         for command in (("serve", "--port", "0"), ("gallery", "list"), ("keys", "list")):
-            # What serves keeps its memory to itself, and would this process's.
-            tell = kith_process if command[0] == "serve" else kith_command
-            told = tell(*command, cwd=tmp_path, **environment)
-            assert told.returncode == 3, told.stderr
-            assert "Traceback" not in told.stderr
-            assert len(told.stderr.splitlines()) < 5
-            assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in told.stderr.replace("\n", " ")
+            # 'serve' changes the memory limits of its process.
+            run = kith_process if command[0] == "serve" else kith_command
+            done = run(*command, cwd=tmp_path, **environment)
+            assert done.returncode == 3, done.stderr
+            assert "Traceback" not in done.stderr
+            assert len(done.stderr.splitlines()) < 5
+            assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in done.stderr.replace("\n", " ")
 
 
-def test_exposure() -> None:
+def test_serving_a_network_needs_an_api_key() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         load_settings(host=host).check_exposure(lambda: False)
     for host in ("0.0.0.0", "::", "192.168.1.5", "kith.example"):  # noqa: S104
@@ -207,14 +204,14 @@ def test_exposure() -> None:
         load_settings(host=host, allow_anonymous=True).check_exposure(lambda: False)
 
 
-def test_a_lone_refusal_raises_with_its_code(kith: Kith, gallery: str) -> None:
+def test_a_refused_photo_raises_its_error_code(kith: Kith, gallery: str) -> None:
     with pytest.raises(KithClientError) as raised:
-        kith.enrol(gallery, "x", b"not a photo")
+        kith.enroll(gallery, "x", b"not a photo")
     assert (raised.value.status, raised.value.code) == (422, "image_format")
     assert "JPEG" in str(raised.value)
 
 
-def test_a_gallerys_risk_is_printed_and_drawn(people: Path, tmp_path: Path) -> None:
+def test_gallery_risk_prints_and_draws_the_curve(people: Path, tmp_path: Path) -> None:
     assert kith_command("enroll", str(people), "-g", "g", cwd=tmp_path).returncode == 1  # a photo was refused
     derived = kith_command("calibrate", "-g", "g", cwd=tmp_path)
     assert derived.returncode == 0, derived.stderr
@@ -227,8 +224,8 @@ def test_a_gallerys_risk_is_printed_and_drawn(people: Path, tmp_path: Path) -> N
         assert picture.width > 500
     report = json.loads(kith_command("gallery", "risk", "g", "--json", cwd=tmp_path).stdout)
     assert report["evidence"]["pairs"] == 1
-    lines = json.loads(kith_command("gallery", "audit", "g", "--json", cwd=tmp_path).stdout)
+    lines = json.loads(kith_command("audit", "list", "-g", "g", "--json", cwd=tmp_path).stdout)
     assert lines[0]["details"]["after"]["threshold"] == report["threshold"]
-    assert "threshold_moved" in kith_command("gallery", "audit", "g", cwd=tmp_path).stdout
+    assert "threshold_moved" in kith_command("audit", "list", "-g", "g", cwd=tmp_path).stdout
     nowhere = kith_command("gallery", "risk", "g", "--png", "no/where.png", cwd=tmp_path)
     assert nowhere.returncode == 2

@@ -1,4 +1,4 @@
-"""The console's files: served to whoever asks, by a policy under which nothing but them can run."""
+"""Files of the console: served without a key, with a policy that allows only their own scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_is_served_without_a_key_as_what_it_is(console: httpx.Client, file: str) -> None:
+def test_every_file_is_served_without_a_key_with_its_media_type(console: httpx.Client, file: str) -> None:
     answer = console.get("/console" if file == "index.html" else f"/console/{file}")
     assert answer.status_code == 200
     assert answer.content == (FOLDER / file).read_bytes()
@@ -39,7 +39,7 @@ def test_every_file_is_served_without_a_key_as_what_it_is(console: httpx.Client,
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_policy_lets_nothing_run_but_the_console_s_own_files(console: httpx.Client) -> None:
+def test_the_policy_allows_only_scripts_of_the_console(console: httpx.Client) -> None:
     policy = dict(part.split(" ", 1) for part in console.get("/console").headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
@@ -48,7 +48,7 @@ def test_the_policy_lets_nothing_run_but_the_console_s_own_files(console: httpx.
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_no_file_names_an_address_elsewhere_or_runs_a_string(file: str) -> None:
+def test_no_file_uses_external_addresses_or_evaluates_strings(file: str) -> None:
     text = (FOLDER / file).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert not re.search(
         r"https?://|//[a-z]+\.[a-z]|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function", text
@@ -58,20 +58,20 @@ def test_no_file_names_an_address_elsewhere_or_runs_a_string(file: str) -> None:
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../settings.py", "%2e%2e/settings.py", "pages", "pages/", "/etc/passwd"]
 )
-def test_nothing_else_can_be_asked_for(console: httpx.Client, path: str) -> None:
+def test_no_other_file_can_be_requested(console: httpx.Client, path: str) -> None:
     answer = console.get(f"/console/{path}")
     assert answer.status_code in (400, 401, 404)
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_the_server_s_address_leads_to_it(console: httpx.Client) -> None:
+def test_the_root_redirects_to_the_console(console: httpx.Client) -> None:
     assert console.get("/").headers["location"] == "/console"
     assert console.get("/console/").headers["location"] == "/console"
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in SPECIFICATIONS.glob("*.test.mjs")))
-def test_what_is_pure_does_as_it_says(file: str) -> None:
-    """By the Node that Playwright's wheel brings."""
+def test_pure_functions_of_the_console(file: str) -> None:
+    """Runs on the Node.js binary of Playwright's wheel."""
     driver = pytest.importorskip("playwright._impl._driver", reason="Playwright, which brings Node, is not installed")
     node, _ = driver.compute_driver_executable()
     ran = subprocess.run(

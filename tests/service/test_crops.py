@@ -1,4 +1,4 @@
-"""What a kept crop shows suffices for any alignment."""
+"""Stored crops suffice for any alignment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from models import dlib_pack
-from models.alignment import STANDARD, Alignment, align, standard
-from models.detection import Detector
-from models.recognition import Recogniser
-from service import crops
-from service.gallery.subjects import Crop
+from models.pack import dlib_pack
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, standard_alignment
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from service.domain.gallery import Crop
+from service.inference import crops
 
 Photo = NDArray[np.uint8]
 
@@ -24,29 +24,33 @@ Photo = NDArray[np.uint8]
 def of(detector: Detector, photo: Photo, max_side_px: int = crops.MAX_SIDE_PX) -> tuple[Crop, NDArray[np.float32]]:
     (faces,) = detector.detect([photo])
     row = int(np.argmax((faces.boxes_xyxy[:, 2:] - faces.boxes_xyxy[:, :2]).prod(1)))
-    return crops.cut(photo, faces.boxes_xyxy[row], faces.landmarks_xy[row], max_side_px), faces.landmarks_xy[row][None]
+    return crops.cut_crop(photo, faces.boxes_xyxy[row], faces.landmarks_xy[row], max_side_px), faces.landmarks_xy[row][
+        None
+    ]
 
 
 @pytest.mark.parametrize("scale", [1, 3])
 @pytest.mark.parametrize("turned", [0, 40])
 def test_a_crop_is_embedded_like_its_photo(
-    detector: Detector, recogniser: Recogniser, astronaut: Photo, scale: int, turned: int
+    detector: Detector, recognizer: Recognizer, astronaut: Photo, scale: int, turned: int
 ) -> None:
     about = cv2.getRotationMatrix2D((astronaut.shape[1] / 2, astronaut.shape[0] / 3), turned, 1)
     photo = np.asarray(cv2.warpAffine(astronaut, about, astronaut.shape[1::-1]), np.uint8)
     photo = np.asarray(cv2.resize(photo, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC), np.uint8)
     crop, landmarks = of(detector, photo)
-    image, points = crops.read(crop)
+    image, points = crops.decode_crop(crop)
     assert max(image.shape) <= crops.MAX_SIDE_PX
-    ((first, second),) = [recogniser.embed(np.concatenate([align(photo, landmarks), align(image, points[None])]))]
+    ((first, second),) = [recognizer.embed(np.concatenate([align(photo, landmarks), align(image, points[None])]))]
     assert float(first @ second) > 0.99
 
 
 def test_it_shows_what_other_alignments_want(detector: Detector, astronaut: Photo) -> None:
-    wider = Alignment(150, tuple((0.65 * x * 150 / 112 + 28, 0.65 * y * 150 / 112 + 26) for x, y in STANDARD.template))
+    wider = Alignment(
+        150, tuple((0.65 * x * 150 / 112 + 28, 0.65 * y * 150 / 112 + 26) for x, y in STANDARD_ALIGNMENT.template)
+    )
     crop, landmarks = of(detector, astronaut)
-    image, points = crops.read(crop)
-    for alignment in (wider, dlib_pack.alignment(), standard(224)):
+    image, points = crops.decode_crop(crop)
+    for alignment in (wider, dlib_pack.dlib_alignment(), standard_alignment(224)):
         direct, again = align(astronaut, landmarks, alignment), align(image, points[None], alignment)
         difference = cv2.GaussianBlur(direct[0], (5, 5), 0).astype(int) - cv2.GaussianBlur(again[0], (5, 5), 0)
         assert np.abs(difference).mean() < 3
@@ -57,23 +61,23 @@ def test_at_the_border_nothing_is_made_up(detector: Detector, astronaut: Photo) 
     (faces,) = detector.detect([astronaut])
     x0, y0, *_ = faces.boxes_xyxy[0].astype(int)
     crop, landmarks = of(detector, np.ascontiguousarray(astronaut[y0:, x0:]))
-    _, points = crops.read(crop)
+    _, points = crops.decode_crop(crop)
     assert points == pytest.approx(landmarks[0], abs=0.01)
 
 
 def test_a_damaged_crop_is_refused_and_a_huge_one() -> None:
     with pytest.raises(OSError):
-        crops.read(Crop(b"RIFF....WEBP", ((0.0, 0.0),) * 5))
+        crops.decode_crop(Crop(b"RIFF....WEBP", ((0.0, 0.0),) * 5))
     huge = io.BytesIO()
-    Image.new("RGB", (crops.MAX_READ_PX + 1, 8)).save(huge, "WEBP")
+    Image.new("RGB", (crops.MAX_STORED_SIDE_PX + 1, 8)).save(huge, "WEBP")
     with pytest.raises(ValueError, match="1025 x 8"):
-        crops.read(Crop(huge.getvalue(), ((0.0, 0.0),) * 5))
+        crops.decode_crop(Crop(huge.getvalue(), ((0.0, 0.0),) * 5))
 
 
 @pytest.mark.parametrize("landmarks", [None, {}, "x", [[1, 2]] * 4, [["a", "b"]] * 5, [[None, 1]] * 5])
 def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
     with pytest.raises(ValueError):
-        crops.read(Crop(b"", landmarks))
+        crops.decode_crop(Crop(b"", landmarks))
 
 
 def test_a_crop_of_too_many_pixels_to_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,4 +85,4 @@ def test_a_crop_of_too_many_pixels_to_open_is_refused(monkeypatch: pytest.Monkey
     Image.new("RGB", (8, 8)).save(image, "WEBP")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with pytest.raises(ValueError, match="bomb"):
-        crops.read(Crop(image.getvalue(), ((0.0, 0.0),) * 5))
+        crops.decode_crop(Crop(image.getvalue(), ((0.0, 0.0),) * 5))

@@ -1,4 +1,4 @@
-"""A request is worked on for as long as somebody waits for it: over a real socket."""
+"""Deadlines and disconnects of photo requests, over real sockets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.detection import Answer, Detector, Laid
-from service.client import Kith
-from service.imaging import Encoded, ImageLimits, open_photo
+from kith import Kith
+from models.vision.detection import Detector, PreparedPhoto, RawOutputs
+from service.inference.images import EncodedPhoto, ImageLimits, open_photo
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -25,11 +25,11 @@ from tests.conftest import jpeg
 
 @contextmanager
 def held_detector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Detectors wait until they are let go, as one on a busy device does."""
+    """Detectors that block until released, like one on a busy device."""
     gate = threading.Event()
 
     class Held(Detector):
-        def run(self, laid: Sequence[Laid]) -> list[Answer]:
+        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(30)
             return super().run(laid)
 
@@ -52,7 +52,7 @@ def until(true: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
-def test_a_client_that_leaves_is_no_longer_worked_for(
+def test_a_disconnect_cancels_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], caplog: pytest.LogCaptureFixture
 ) -> None:
     photo = jpeg(astronaut)
@@ -61,7 +61,7 @@ def test_a_client_that_leaves_is_no_longer_worked_for(
     request = head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     waiting = 'kith_queue_items{lane="requests"'
     with (
-        held_detector(monkeypatch) as let_go,
+        held_detector(monkeypatch) as release,
         embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url,
         Kith(url) as kith,
         caplog.at_level(logging.INFO, "service.access"),
@@ -76,7 +76,7 @@ def test_a_client_that_leaves_is_no_longer_worked_for(
         clients[1].close()
         until(lambda: metric(url, "kith_queue_items") == 1)
         assert metric(url, 'kith_dropped_total{network="detector/kith-compact",reason="client_gone"}') == 1
-        let_go()
+        release()
         assert clients[2].recv(12) == b"HTTP/1.1 200"
         assert metric(url, 'kith_batch_items_sum{network="detector/kith-compact"}') == 2
         assert len(kith.embed(photo).images[0].faces) > 0
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_is_no_longer_worked_for(
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "multipart/form-data; boundary=b", "application/json"])
 @pytest.mark.parametrize("path", ["/v1/embed", "/v1/galleries/g/import", "/v1/galleries"])
-def test_a_client_that_leaves_while_it_sends_is_no_fault(
+def test_a_disconnect_during_the_body_is_not_an_error(
     server: str, kind: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = httpx.URL(server)
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_fault(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_request_says_how_long_it_waits(
+def test_a_request_can_set_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
     photo = jpeg(astronaut)
@@ -116,7 +116,7 @@ def test_a_request_says_how_long_it_waits(
         return httpx.post(f"{url}/v1/detect", files={"images": photo}, headers=headers, timeout=60)
 
     with (
-        held_detector(monkeypatch) as let_go,
+        held_detector(monkeypatch) as release,
         embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url,
     ):
         for milliseconds in ("1", "50", "000000000000050"):
@@ -125,33 +125,33 @@ def test_a_request_says_how_long_it_waits(
         for wrong in ("", "-1", "0", "000", "1.5", "soon"):
             refused = ask(url, wrong)
             assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-        let_go()
+        release()
         assert ask(url, "99999999999999").json()["images"][0]["faces"]
 
 
-def test_a_server_says_how_long_a_request_waits_at_most(
+def test_the_server_limits_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
     with (
-        held_detector(monkeypatch) as let_go,
+        held_detector(monkeypatch) as release,
         embedded(load_settings(data_dir=tmp_path, log_level="WARNING", deadline_s=0.3)) as url,
     ):
         for headers in ({}, {"X-Request-Timeout-Ms": "99999999999999"}):
             late = httpx.post(f"{url}/v1/detect", files={"images": jpeg(astronaut)}, headers=headers, timeout=60)
             assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-        let_go()
+        release()
 
 
-def test_photos_that_could_not_wait_are_not_decoded(
+def test_photos_are_not_decoded_if_the_queue_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
     photo, decoded = jpeg(astronaut), list[int]()
 
-    def counting(payload: bytes, limits: ImageLimits) -> Encoded:
+    def counting(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
         decoded.append(len(payload))
         return open_photo(payload, limits)
 
-    monkeypatch.setattr("service.pipeline.open_photo", counting)
+    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", counting)
     statuses: list[int] = []
 
     def ask(url: str) -> None:
@@ -161,7 +161,7 @@ def test_photos_that_could_not_wait_are_not_decoded(
             assert answer.json()["code"] == "overloaded" and int(answer.headers["Retry-After"]) >= 1
 
     settings = load_settings(data_dir=tmp_path, log_level="WARNING", queue_size=2, max_images=2)
-    with held_detector(monkeypatch) as let_go, embedded(settings) as url:
+    with held_detector(monkeypatch) as release, embedded(settings) as url:
         first, *more = [threading.Thread(target=ask, args=(url,)) for _ in range(7)]
         first.start()
         until(lambda: len(decoded) == 1 and metric(url, "kith_queue_items") == 0)
@@ -170,7 +170,7 @@ def test_photos_that_could_not_wait_are_not_decoded(
         until(lambda: len(statuses) >= 4)
         assert statuses[:4] == [503] * 4
         assert len(decoded) <= 3
-        let_go()
+        release()
         for thread in (first, *more):
             thread.join()
     assert sorted(statuses) == [200] * 3 + [503] * 4

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.risk import Calibration
-from service.decision import (
+from models.risk.calibration import Calibration
+from service.core.errors import RiskUncalibratedError
+from service.domain.decision import (
     MIN_MARGIN,
     Candidate,
-    KnownRisk,
+    ImpostorRisk,
     RiskTarget,
     Thresholds,
     decide,
@@ -18,13 +19,12 @@ from service.decision import (
     false_alarm_probability,
     thresholds_for,
 )
-from service.errors import RiskUncalibratedError
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 
 
-def known(calibration: Calibration) -> KnownRisk:
-    return KnownRisk(calibration.curve, "pack")
+def known(calibration: Calibration) -> ImpostorRisk:
+    return ImpostorRisk(calibration.curve, "pack")
 
 
 def candidates(*similarities: float) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""The demo decides rightly on real photos, and says so when it does not."""
+"""The demo makes correct decisions on real photos, and reports wrong ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from service.client import Kith
-from service.demo import GALLERY, PhotosMissingError, package_file, run_demo
+from kith import Kith
+from service.cli.tools.demo import GALLERY, PhotosMissingError, package_file, run_demo
 from service.server import embedded
 from service.settings import load_settings
 
 
-def test_every_decision_is_right_and_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_every_decision_is_correct(tmp_path: Path) -> None:
     out = io.StringIO()
     settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
     with embedded(settings) as url, Kith(url) as kith:
@@ -26,23 +26,22 @@ def test_every_decision_is_right_and_the_picture_is_drawn(tmp_path: Path) -> Non
         assert picture.width > 500
 
 
-def test_a_wrong_decision_is_not_called_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_decision_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
     original = Kith.create_gallery
 
-    def gullible(self: Kith, name: str, **_: Any) -> Any:
-        # A threshold that lets everybody pass: strangers get names.
+    def accept_every_face(self: Kith, name: str, **_: Any) -> Any:
         return original(self, name, risk={"threshold": -1.0})
 
-    monkeypatch.setattr(Kith, "create_gallery", gullible)
+    monkeypatch.setattr(Kith, "create_gallery", accept_every_face)
     with embedded(settings) as url, Kith(url) as kith:
         assert not run_demo(kith, tmp_path, Console(file=out, width=200))
         assert kith.gallery(GALLERY).risk == {"threshold": -1.0}
     assert "WRONG" in out.getvalue()
 
 
-def test_missing_photos_are_said(tmp_path: Path) -> None:
+def test_missing_photos_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PhotosMissingError, match="no_such_package"):
         package_file("no_such_package", "x.png")
     with pytest.raises(PhotosMissingError, match=r"x\.png"):

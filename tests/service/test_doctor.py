@@ -1,4 +1,4 @@
-"""The doctor tells what overwrites what, and what really ran where."""
+"""The doctor reports conflicting packages and where each network runs."""
 
 from __future__ import annotations
 
@@ -10,65 +10,63 @@ from importlib.metadata import requires
 import pytest
 from packaging.requirements import Requirement
 
-from models.engines import abilities
-from models.network import Engine, Precision
-from models.pack import BUNDLED, load_pack
-from service.cli import app
-from service.doctor import diagnose, find_overwritten_gpu, find_rivals, installed_versions
-from service.rates import Rate, advise, measure
+from models.engines.selection import available_precisions
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.network import Engine, Precision
+from service.cli.main import app
+from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, diagnose, installed_versions
+from service.cli.tools.engine_benchmark import EngineRate, advise, measure
 from service.settings import load_settings
 from tests.conftest import ROOT
 
 GPU_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def test_two_runtimes_are_an_error() -> None:
-    (finding,) = find_rivals({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1", "faiss-cpu": "1"})
-    assert finding.verdict == "error"
-    assert "onnxruntime-gpu 1.31.1 overwrite each other" in finding.detail
-    assert find_rivals({"onnxruntime-gpu": "1.31.1", "opencv-python-headless": "5"}) == []
+def test_two_onnxruntime_packages_are_an_error() -> None:
+    (check,) = check_conflicts({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1", "faiss-cpu": "1"})
+    assert check.verdict == "error"
+    assert "onnxruntime-gpu 1.31.1 overwrite each other" in check.detail
+    assert check_conflicts({"onnxruntime-gpu": "1.31.1", "opencv-python-headless": "5"}) == []
 
 
 def test_an_overwritten_gpu_runtime_is_an_error() -> None:
-    (finding,) = find_overwritten_gpu({"onnxruntime-gpu": "1.31.1"}, ["CPUExecutionProvider"])
-    assert finding.verdict == "error"
-    assert find_overwritten_gpu({"onnxruntime-gpu": "1.31.1"}, GPU_PROVIDERS) == []
-    assert find_overwritten_gpu({"onnxruntime": "1.31.1"}, ["CPUExecutionProvider"]) == []
+    (check,) = check_gpu_runtime({"onnxruntime-gpu": "1.31.1"}, ["CPUExecutionProvider"])
+    assert check.verdict == "error"
+    assert check_gpu_runtime({"onnxruntime-gpu": "1.31.1"}, GPU_PROVIDERS) == []
+    assert check_gpu_runtime({"onnxruntime": "1.31.1"}, ["CPUExecutionProvider"]) == []
 
 
 def test_this_installation_is_sound() -> None:
-    findings = diagnose(load_settings(engine=None))
-    assert [f for f in findings if f.verdict != "ok"] == []
-    assert {"detector.onnx", "recogniser.onnx"} <= {f.what for f in findings}
-    assert any("nodes on OpenVINO" in f.detail for f in findings)
-    assert any("nodes on CPUExecutionProvider" in f.detail for f in diagnose(load_settings(engine="onnxruntime")))
+    checks = diagnose(load_settings(engine=None))
+    assert [c for c in checks if c.verdict != "ok"] == []
+    assert {"detector.onnx", "recognizer.onnx"} <= {c.what for c in checks}
+    assert any("nodes on OpenVINO" in c.detail for c in checks)
+    assert any("nodes on CPUExecutionProvider" in c.detail for c in diagnose(load_settings(engine="onnxruntime")))
 
 
-def test_openvino_alone_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where onnxruntime is not installed: its import fails, and nothing finds it."""
+def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr("models.runtime.is_installed", lambda: False)
-    findings = diagnose(load_settings(engine=None))
-    assert [f.what for f in findings if f.verdict == "error"] == []
-    assert [f.what for f in findings if f.verdict == "warning"] == ["onnxruntime"]
-    assert any("nodes on OpenVINO" in f.detail for f in findings)
-    monkeypatch.setattr("service.doctor.openvino_is_installed", lambda: False)
-    assert [f.what for f in diagnose(load_settings(engine=None)) if f.verdict == "error"] == ["onnxruntime"]
+    monkeypatch.setattr("models.runtime.onnx_runtime.is_installed", lambda: False)
+    checks = diagnose(load_settings(engine=None))
+    assert [c.what for c in checks if c.verdict == "error"] == []
+    assert [c.what for c in checks if c.verdict == "warning"] == ["onnxruntime"]
+    assert any("nodes on OpenVINO" in c.detail for c in checks)
+    monkeypatch.setattr("service.cli.tools.doctor.openvino_is_installed", lambda: False)
+    assert [c.what for c in diagnose(load_settings(engine=None)) if c.verdict == "error"] == ["onnxruntime"]
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
-    findings = diagnose(load_settings(pack=tmp_path))
-    assert any(f.what == "pack" and f.verdict == "error" for f in findings)
+    checks = diagnose(load_settings(pack=tmp_path))
+    assert any(c.what == "pack" and c.verdict == "error" for c in checks)
 
 
-def test_no_extra_brings_a_second_runtime() -> None:
-    """What docs/decisions/0002 promises: of our extras only 'cpu' may bring onnxruntime, only 'gpu' onnxruntime-gpu,
-    and InsightFace, which would bring the other one, is in none."""
+def test_no_extra_installs_a_second_runtime() -> None:
+    """Only the extra 'cpu' installs onnxruntime, and only 'gpu' onnxruntime-gpu (docs/decisions/0002)."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {Requirement(r).name for r in listed} for extra, listed in extras.items()}
     assert names["cpu"] == {"faiss-cpu", "onnxruntime", "openvino"}
     assert names["gpu"] == {"faiss-gpu", "onnxruntime-gpu"}
-    # No dependency of ours, direct or not, asks for the CPU runtime behind the GPU extra's back.
+    # No direct or transitive dependency installs the CPU runtime beside the GPU extra.
     waiting = [
         Requirement(r).name for r in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     ]
@@ -85,30 +83,34 @@ def test_no_extra_brings_a_second_runtime() -> None:
                 waiting.append(requirement.name)
     assert "torch" not in seen
     assert not seen & {"onnxruntime", "onnxruntime-gpu", "insightface", "opencv-python"}
-    assert "onnxruntime" in {Requirement(r).name for r in requires("insightface") or []}, "the reason is gone"
+    assert "onnxruntime" in {Requirement(r).name for r in requires("insightface") or []}, (
+        "insightface could be a dependency now"
+    )
 
 
-def test_rates_of_every_engine_and_which_is_chosen() -> None:
-    found = measure(load_pack(BUNDLED), load_settings())
+def test_every_engine_is_measured_and_the_default_marked() -> None:
+    found = measure(load_pack(BUNDLED_PACK), load_settings())
     assert {(rate.network, rate.engine) for rate in found.rates if rate.precision == "fp32"} == {
-        (network, engine) for network in ("detector.onnx", "recogniser.onnx") for engine in abilities()
+        (network, engine) for network in ("detector.onnx", "recognizer.onnx") for engine in available_precisions()
     }
-    assert [rate.network for rate in found.rates if rate.chosen] == ["detector.onnx", "recogniser.onnx"]
+    assert [rate.network for rate in found.rates if rate.chosen] == ["detector.onnx", "recognizer.onnx"]
     assert all(min(rate.milliseconds) > 0 for rate in found.rates)
 
 
-def test_where_a_gpu_is_wanted_its_own_bench_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.rates.ROUNDS", 1)
-    found = measure(load_pack(BUNDLED), load_settings(device="gpu", precision="fp16"))
+def test_the_gpu_benchmark_is_named_if_a_gpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cli.tools.engine_benchmark.ROUNDS", 1)
+    found = measure(load_pack(BUNDLED_PACK), load_settings(device="gpu", precision="fp16"))
     assert "make bench-gpu" in found.advice
     assert not any(rate.chosen for rate in found.rates)
 
 
-def rate(engine: Engine, precision: Precision, ms: float, lost: float | None = None, chosen: bool = False) -> Rate:
-    return Rate("recogniser.onnx", engine, precision, (ms, ms), lost, chosen)
+def rate(
+    engine: Engine, precision: Precision, ms: float, lost: float | None = None, chosen: bool = False
+) -> EngineRate:
+    return EngineRate("recognizer.onnx", engine, precision, (ms, ms), lost, chosen)
 
 
-def test_advice_is_clearly_faster_and_harmless() -> None:
+def test_only_clearly_faster_and_accurate_settings_are_recommended() -> None:
     chosen = rate("openvino", "bf16", 1.0, chosen=True)
     assert "as fast as any" in advise([chosen, rate("openvino", "fp32", 0.98)])
     assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5, lost=0.2)])
@@ -118,4 +120,4 @@ def test_advice_is_clearly_faster_and_harmless() -> None:
 
 def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     app(["doctor", "--json"], standalone_mode=False)
-    assert all({"what", "verdict", "detail"} == set(finding) for finding in json.loads(capsys.readouterr().out))
+    assert all({"what", "verdict", "detail"} == set(check) for check in json.loads(capsys.readouterr().out))

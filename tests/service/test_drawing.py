@@ -1,4 +1,4 @@
-"""Pictures of decisions can be read: labels lie within the photo, over no other, of whatever size and number."""
+"""Annotated photos are legible: labels stay within the photo and do not overlap."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service import drawing
-from service.api.schemas import CandidateOut, FaceOut, IdentityOut, QualityOut
-from service.drawing import Area, draw_decisions, draw_faces
+from kith.wire.faces import FaceOut, QualityOut
+from kith.wire.identification import CandidateOut, IdentityOut
+from service.cli.tools import drawing
+from service.cli.tools.drawing import AreaPx, draw_decisions, draw_faces
 from tests.conftest import jpeg
 
 QUALITY = QualityOut(
@@ -34,19 +35,19 @@ def face(x: float, y: float, side: float) -> FaceOut:
     return FaceOut(box=[x, y, x + side, y + 1.2 * side], landmarks=points, score=0.9, quality=QUALITY)
 
 
-def decided(where: FaceOut, outcome: Any, name: str = "Ada Augusta King, Countess of Lovelace") -> IdentityOut:
+def identity(where: FaceOut, outcome: Any, name: str = "Ada Augusta King, Countess of Lovelace") -> IdentityOut:
     known = {"subject": "ada", "name": name} if outcome == "identified" else {}
     nearest = [CandidateOut(subject="ada", name=name, similarity=0.9)]
     return IdentityOut(face=where, outcome=outcome, false_alarm_probability=2e-6, candidates=nearest, **known)
 
 
 @pytest.fixture
-def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Area, tuple[int, int]]]:
-    """Where labels were drawn, and the size of the picture."""
-    found: list[tuple[Area, tuple[int, int]]] = []
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AreaPx, tuple[int, int]]]:
+    """Areas of drawn labels, each with the size of the picture."""
+    found: list[tuple[AreaPx, tuple[int, int]]] = []
     original = drawing._Picture._label
 
-    def label(self: Any, area: Area, *rest: Any) -> None:
+    def label(self: Any, area: AreaPx, *rest: Any) -> None:
         found.append((area, self._image.size))
         original(self, area, *rest)
 
@@ -56,14 +57,14 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Area, tuple[int, int]]
 
 @pytest.mark.parametrize("size", [(160, 120), (900, 1600), (6000, 400)], ids=str)
 @pytest.mark.parametrize("faces", [1, 7, 40])
-def test_labels_lie_apart_and_within(
+def test_labels_do_not_overlap_and_stay_in_the_photo(
     size: tuple[int, int], faces: int, tmp_path: Path, rng: np.random.Generator, placed: list[Any]
 ) -> None:
     width, height = size
     photo = jpeg(rng.integers(0, 256, (height, width, 3), np.uint8))
     outcomes = ("identified", "uncertain", "unknown", "rejected_quality")
     results = [
-        decided(face(rng.uniform(0, 0.95 * width), rng.uniform(0, 0.9 * height), 0.1 * min(size)), outcomes[n % 4])
+        identity(face(rng.uniform(0, 0.95 * width), rng.uniform(0, 0.9 * height), 0.1 * min(size)), outcomes[n % 4])
         for n in range(faces)
     ]
     draw_decisions(photo, results, tmp_path / "out.png", "staff")
@@ -74,26 +75,26 @@ def test_labels_lie_apart_and_within(
     for (x0, y0, x1, y1), (inner_width, inner_height) in placed:
         assert min(x0, y0) >= 0
         assert (x1 < inner_width, y1 < inner_height) == (True, True)
-        assert inner_height < drawn_height  # the legend lies below
+        assert inner_height < drawn_height  # the legend is below
     for (one, _), (other, _) in combinations(placed, 2):
         assert max(one[0], other[0]) >= min(one[2], other[2]) or max(one[1], other[1]) >= min(one[3], other[3])
 
 
-def test_frames_have_the_colours_of_what_was_decided(tmp_path: Path) -> None:
+def test_frame_colors_show_the_decision(tmp_path: Path) -> None:
     photo = jpeg(Image.new("RGB", (1280, 800), "white"))
-    results = [decided(face(200 + 400 * n, 300, 120), outcome) for n, outcome in enumerate(("identified", "unknown"))]
+    results = [identity(face(200 + 400 * n, 300, 120), outcome) for n, outcome in enumerate(("identified", "unknown"))]
     draw_decisions(photo, results, tmp_path / "out.png", "staff")
     pixels = np.asarray(Image.open(tmp_path / "out.png")).astype(int)
     for column, outcome in ((200, "identified"), (600, "unknown")):
         edge = pixels[300:340, column - 6 : column + 6]
-        away = np.abs(edge - np.array(drawing.STYLES[outcome].colour)).sum(-1)
+        away = np.abs(edge - np.array(drawing.STYLES[outcome].color)).sum(-1)
         assert away.min() < 12, outcome
-    # The first is drawn all around, of the other corners alone.
+    # An identified face has a complete frame; an unknown face has corners only.
     middle = pixels[360:380, 194:206].min(axis=(1, 2)), pixels[360:380, 594:606].min(axis=(1, 2))
     assert (middle[0].max() < 100, middle[1].min() > 240) == (True, True)
 
 
-def test_a_photo_without_faces_says_so(tmp_path: Path) -> None:
+def test_a_photo_without_faces_gets_a_legend(tmp_path: Path) -> None:
     draw_faces(jpeg(Image.new("RGB", (300, 200))), [], tmp_path / "out.jpg")
     with Image.open(tmp_path / "out.jpg") as picture:
         assert (picture.format, picture.width, picture.height > 853) == ("JPEG", 1280, True)

@@ -1,4 +1,4 @@
-"""Drift is said where there is some, seldom where there is none, and tells of nobody."""
+"""Drift is reported when it exists, rarely otherwise, and never names a subject."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from models.risk import Calibration
-from service.client import Kith
-from service.decision import IdentifyOutcome
-from service.drift import FEWEST, WINDOW, Decided, Watch, Watches
-from service.measures import Measures
-from service.samples import Sample, Samples
+from kith import Kith
+from models.risk.calibration import Calibration
+from service.domain.decision import IdentifyOutcome
+from service.observability.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
+from service.observability.metrics import CONTENT_TYPE, Metrics
 from service.server import embedded
+from service.services.metrics_export import BuildInfo, MetricsExport
+from service.services.status import Sample, Samples
 from service.settings import load_settings
-from service.telemetry import CONTENT_TYPE, About, Telemetry
 from tests.conftest import jpeg
 
 THRESHOLD = 0.4
@@ -54,23 +54,23 @@ def test_the_expected_similarity_is_that_of_a_truncated_normal(calibration: Cali
     scores = rng.normal(0.6, 0.15, 1_000_000)
     scores = scores[scores <= 1]
     for t in (-1.0, 0.4, 0.7):
-        found = calibration.mated_above(t)
+        found = calibration.genuine_at_or_above(t)
         assert found is not None
         assert found.mean == pytest.approx(scores[scores >= t].mean(), abs=0.005)
         assert found.deviation == pytest.approx(scores[scores >= t].std(), abs=0.005)
-    # The fixture's few scores above 1 count as 1; nothing is expected of what no pair has shown.
-    assert calibration.mated_above(1.01) is None
+    # The fixture's few scores above 1 count as 1; no pair supports a higher score.
+    assert calibration.genuine_at_or_above(1.01) is None
 
 
 @pytest.mark.parametrize(("length", "in_a_row"), [(250, 1), (2 * WINDOW, 1), (2 * WINDOW, 5)])
-def test_what_has_not_changed_is_seldom_called_drifted(calibration: Calibration, length: int, in_a_row: int) -> None:
+def test_unchanged_scores_are_rarely_called_drifted(calibration: Calibration, length: int, in_a_row: int) -> None:
     rng = np.random.default_rng(7)
     states = []
     for _ in range(HISTORIES if length < WINDOW else HISTORIES // 4):
         watch = Watch(calibration)
         watch.add(decided(rng, length, in_a_row=in_a_row))
         states.append(watch.drift().state)
-    # Stated: less than one in a thousand, and in a hundred. As many as chance would then hardly ever exceed.
+    # Documented false alarm rates: below 1 in 1000 and 1 in 100. Chance rarely exceeds these quantiles.
     for rate, alarms in ((0.001, states.count("drifted")), (0.01, len(states) - states.count("ok"))):
         assert alarms <= stats.binom.ppf(0.999, len(states), rate)
     assert "too_few" not in states
@@ -105,23 +105,23 @@ def test_more_strangers_than_before_are_a_drift(calibration: Calibration) -> Non
     assert found.unknown is not None
     assert found.unknown.expected == pytest.approx(0.2 + 0.8 * 0.09, abs=0.04)
     assert found.unknown.observed == pytest.approx(0.4 + 0.6 * 0.09, abs=0.04)
-    assert "find nobody" in found.detail
-    # What has lasted for two windows is what is known.
+    assert "have no match" in found.detail
+    # After two windows, the new state is the baseline.
     watch.add(decided(rng, WINDOW, strangers=0.4))
     assert watch.drift().state == "ok"
 
 
-def test_little_is_said_of_few(calibration: Calibration) -> None:
+def test_few_searches_give_no_verdict(calibration: Calibration) -> None:
     rng = np.random.default_rng(10)
     watch = Watch(calibration)
     assert watch.drift().state == "too_few"
-    watch.add([Decided("no_face"), Decided("rejected_quality"), *decided(rng, FEWEST - 1)])
+    watch.add([Decided("no_face"), Decided("rejected_quality"), *decided(rng, MIN_DECISIONS - 1)])
     assert watch.drift().state == "too_few"
-    watch.add(decided(rng, 2 * FEWEST))
+    watch.add(decided(rng, 2 * MIN_DECISIONS))
     found = watch.drift()
     assert found.state != "too_few"
     assert found.window["no_face"] == 1
-    assert sum(found.since_start.values()) == 3 * FEWEST + 1
+    assert sum(found.since_start.values()) == 3 * MIN_DECISIONS + 1
 
 
 def test_without_calibration_there_is_still_the_unknown_rate() -> None:
@@ -146,8 +146,8 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
-    about, samples = About("0", "pack", {}), Samples(lambda: Sample(time.time(), {}))
-    telemetry = Telemetry(about, Measures(), watches, [], lambda: (0, 0), samples, 100)
+    about, samples = BuildInfo("0", "pack", {}), Samples(lambda: Sample(time.time(), {}))
+    telemetry = MetricsExport(about, Metrics(), watches, [], lambda: (0, 0), samples, 100)
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()
@@ -156,7 +156,7 @@ def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) ->
     watches.of(1, "staff", "f").add([Decided("no_face")])
     assert b"staff" not in telemetry.text()
     assert b"guests" in telemetry.text()
-    # Another process deleted "guests" and made it anew: one series, counted from nothing.
+    # Another process deleted "guests" and created it again: one series, counted from zero.
     watches.of(3, "guests", "f").add([Decided("unknown", 0.1, 0.4)])
     lines = telemetry.text().decode().splitlines()
     assert 'kith_identify_total{gallery="guests",outcome="no_face"} 0.0' in lines
@@ -166,15 +166,15 @@ def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) ->
 def test_stats_and_metrics_of_a_real_service(
     kith: Kith, gallery: str, server: str, astronaut: Photo, nobody: Photo, rng: np.random.Generator
 ) -> None:
-    kith.enrol(gallery, "eileen", jpeg(astronaut))
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
     vector = rng.normal(size=kith.model().dimension)
-    kith.enrol(gallery, "somebody", embeddings=[vector])
+    kith.enroll(gallery, "somebody", embeddings=[vector])
     kith.identify(gallery, jpeg(astronaut), jpeg(nobody), b"not a photo")
-    kith.identify(gallery, embeddings=[rng.normal(size=len(vector)) for _ in range(FEWEST + 20)])
-    kith.identify(gallery, embeddings=[vector] * (FEWEST + 20))
+    kith.identify(gallery, embeddings=[rng.normal(size=len(vector)) for _ in range(MIN_DECISIONS + 20)])
+    kith.identify(gallery, embeddings=[vector] * (MIN_DECISIONS + 20))
     drift = kith.gallery(gallery).drift
     assert drift is not None
-    assert drift.window == {"identified": FEWEST + 21, "no_face": 1, "unknown": FEWEST + 20}
+    assert drift.window == {"identified": MIN_DECISIONS + 21, "no_face": 1, "unknown": MIN_DECISIONS + 20}
     assert drift.window == drift.since_start
     # First strangers alone, then the same person alone: this has changed.
     assert drift.state == "drifted"
@@ -185,7 +185,7 @@ def test_stats_and_metrics_of_a_real_service(
     answer = httpx.get(f"{server}/metrics")
     assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
     told = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
-    assert float(told[f'kith_identify_total{{gallery="{gallery}",outcome="identified"}}']) == FEWEST + 21
+    assert float(told[f'kith_identify_total{{gallery="{gallery}",outcome="identified"}}']) == MIN_DECISIONS + 21
     assert float(told[f'kith_drift_state{{gallery="{gallery}",state="drifted"}}']) == 1
     assert float(told[f'kith_drift_state{{gallery="{gallery}",state="ok"}}']) == 0
     assert float(told[f'kith_mated_similarity_mean{{gallery="{gallery}"}}']) > 0.99

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import service.app
-from service.client import Kith, Url
-from service.errors import ClientGoneError, ImageTooLargeError, KithError, UrlFailedError, UrlRefusedError
-from service.fetching import Fetcher
-from service.patience import Patience
+from kith import Kith, Url
+from service.core.deadlines import Deadline
+from service.core.errors import ClientGoneError, ImageTooLargeError, KithError, UrlFailedError, UrlRefusedError
+from service.inference.url_fetching import UrlFetcher
 from service.security.addresses import Address, Hosts, is_public
 from service.server import embedded
 from service.settings import load_settings
@@ -40,7 +40,7 @@ from tests.http_files import File, Server, serving
 HOST: Final = "photos.example"
 LOOPBACK: Final = "127.0.0.1"
 REACHED: Final[list[tuple[str, Any]]] = []
-"""What the hook saw: sockets that connected, names that were looked up."""
+"""Audit hook results: connected sockets and resolved names."""
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -86,14 +86,16 @@ class Names:
 
 def fetch(url: str, names: Names, hosts: str = "*.example,photos.example", **options: Any) -> bytes:
     async def run() -> bytes:
-        async with Fetcher(Hosts.of_text(hosts), options.pop("max_bytes", 1000), resolve=names, **options) as fetcher:
+        async with UrlFetcher(
+            Hosts.of_text(hosts), options.pop("max_bytes", 1000), resolve=names, **options
+        ) as fetcher:
             return await fetcher.fetch(url)
 
     return asyncio.run(run())
 
 
 def from_loopback(server: Server, path: str, names: Names | None = None, **options: Any) -> bytes:
-    """As a host on the internet: ``photos.example``, which is here."""
+    """Local server as a host on the internet: ``photos.example``, which is here."""
     parts = urlsplit(server.url)
     assert parts.port is not None
     given: dict[str, Any] = {"permits": is_loopback, "ports": {parts.port}, "http": parts.scheme == "http"} | options
@@ -159,7 +161,7 @@ def test_refused_without_a_name_looked_up_or_a_socket_opened(url: str) -> None:
     with connections(), pytest.raises(UrlRefusedError) as refused:
         fetch(url, names)
     assert names.asked == []
-    assert refused.value.detail == "photos are not fetched from this address"
+    assert refused.value.detail == "photos from this URL are not allowed"
 
 
 @given(st.ip_addresses())
@@ -199,7 +201,7 @@ def test_the_refusal_tells_nothing_of_what_is_in_here(answer: list[str] | OSErro
 
 
 def test_by_default_nothing_is_fetched() -> None:
-    with connections(), pytest.raises(UrlRefusedError, match="fetches no photos"):
+    with connections(), pytest.raises(UrlRefusedError, match="disabled"):
         fetch(f"https://{HOST}/", Names([LOOPBACK]), hosts="")
 
 
@@ -318,9 +320,9 @@ def test_nobody_waits_for_a_server_that_says_nothing() -> None:
 def test_a_photo_is_not_fetched_any_more_once_its_client_has_left() -> None:
     async def run(port: int) -> None:
         options: dict[str, Any] = {"http": True, "permits": is_loopback, "ports": {port}}
-        async with Fetcher(Hosts.of_text("*"), 1000, resolve=Names([LOOPBACK]), **options) as fetcher:
-            with Patience(60) as asking:
-                asyncio.get_running_loop().call_soon(asking.leave)
+        async with UrlFetcher(Hosts.of_text("*"), 1000, resolve=Names([LOOPBACK]), **options) as fetcher:
+            with Deadline(60) as asking:
+                asyncio.get_running_loop().call_soon(asking.disconnect)
                 await fetcher.fetch(f"http://{HOST}:{port}/")
 
     with socket.create_server((LOOPBACK, 0)) as silent, pytest.raises(ClientGoneError):
@@ -337,7 +339,7 @@ def test_names_are_looked_up_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 
     async def run() -> None:
-        async with Fetcher(Hosts.of_text("*"), 1000) as fetcher:
+        async with UrlFetcher(Hosts.of_text("*"), 1000) as fetcher:
             await fetcher.fetch(f"https://{HOST}/")
 
     with connections(), pytest.raises(UrlRefusedError):
@@ -359,7 +361,7 @@ def test_the_certificate_must_be_the_hosts(tmp_path: Path) -> None:
         options: dict[str, Any] = {"permits": is_loopback, "ports": {parts.port}}
         with pytest.raises(UrlFailedError):
             fetch(url, Names([LOOPBACK]), verify=trusted, **options)
-        with pytest.raises(UrlFailedError):  # nobody vouches for it
+        with pytest.raises(UrlFailedError):  # untrusted certificate
             from_loopback(server, "/1.jpg")
 
 
@@ -406,8 +408,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
     with serving(files) as photos, pytest.MonkeyPatch.context() as patch:
         port = urlsplit(photos.url).port
         assert port is not None
-        fetcher = partial(Fetcher, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
-        patch.setattr(service.app, "Fetcher", fetcher)
+        fetcher = partial(UrlFetcher, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
+        patch.setattr(service.app, "UrlFetcher", fetcher)
         settings = load_settings(
             data_dir=tmp_path_factory.mktemp("fetching"), url_hosts="*.example", url_http=True, log_level="ERROR"
         )
@@ -422,7 +424,7 @@ def test_the_client_takes_urls_where_it_takes_photos(shop: tuple[str, str], astr
         kith.create_gallery("client")
         assert kith.detect(urls=urls).images == kith.detect(jpeg(astronaut)).images
         assert len(kith.embed(jpeg(astronaut), urls=urls).images) == 2
-        kith.enrol("client", "ada", urls=urls, face="largest")
+        kith.enroll("client", "ada", urls=urls, face="largest")
         for found in (kith.identify("client", urls=urls), kith.identify("client", jpeg(astronaut), urls=urls, top_k=1)):
             assert {result.subject for result in found.results} == {"ada"}
         for side in (jpeg(astronaut), Url(urls[0]), ("client", "ada")):

@@ -14,21 +14,22 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.network import Float
-from models.recognition import unit
-from service.client import Kith
-from service.errors import GalleryNotFoundError, StorageError
-from service.gallery import replicas
-from service.gallery import store as store_module
-from service.gallery.database import Database
-from service.gallery.evidence import impostor_evidence
-from service.gallery.follower import Followers
-from service.gallery.fusion import Fusion
-from service.gallery.index_choice import Sizes
-from service.gallery.replicas import TRIM_AFTER, Following, InProcess, in_process
-from service.gallery.store import ABANDONED, BEGUN, KEEP_LINES, ROWS_AT_ONCE, Store
-from service.gallery.subjects import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
-from service.gallery.tables import changes, galleries, index_states
+from kith import Kith
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import GalleryNotFoundError, StorageError
+from service.domain.evidence import impostor_evidence
+from service.domain.fusion import Fusion
+from service.domain.gallery import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
+from service.index import replicas
+from service.index.follower import Followers
+from service.index.replicas import TRIM_AFTER, IndexOptions, LogReplica, in_process
+from service.index.selection import Sizes
+from service.storage.db.engine import Database
+from service.storage.db.tables import changes, galleries, index_states
+from service.storage.repositories import change_log
+from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, ROWS_PER_READ, SCAN_SUFFIX
+from service.storage.repositories.store import Store
 
 DIMENSION = 16
 RULES: list[Fusion] = ["max", "mean_top_k", "centroid"]
@@ -39,35 +40,35 @@ def store(database: Database) -> Store:
     return Store(database)
 
 
-def enrol(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None:
-    store.enrol(gallery, subject, [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
+def enroll(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None:
+    store.templates.enroll(gallery, subject, [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
 
 
 @pytest.mark.parametrize("fusion", RULES)
-def test_who_is_behind_a_shortened_log_starts_from_a_snapshot(
+def test_a_follower_behind_a_trimmed_log_starts_from_a_snapshot(
     store: Store, fusion: Fusion, rng: np.random.Generator
 ) -> None:
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-    vectors = unit(rng.normal(size=(12, DIMENSION)))
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    vectors = l2_normalize(rng.normal(size=(12, DIMENSION)))
     follower = Followers(in_process(store)).of(gallery)
     for number, vector in enumerate(vectors[:6]):
-        enrol(store, gallery, f"s{number}", vector[None])
+        enroll(store, gallery, f"s{number}", vector[None])
     assert follower.search(vectors[:1], 1)[1] == 6
     for number, vector in enumerate(vectors[6:], 6):
-        enrol(store, gallery, f"s{number}", vector[None])
+        enroll(store, gallery, f"s{number}", vector[None])
     for number in range(9):
-        store.delete_subject(gallery, f"s{number}")
-    assert store.trim_log(gallery, keep=2) == 18
-    assert store.trim_log(gallery, keep=2) == 0
+        store.subjects.delete(gallery, f"s{number}")
+    assert store.changes.trim(gallery, keep=2) == 18
+    assert store.changes.trim(gallery, keep=2) == 0
     with pytest.raises(LogTrimmedError):
-        store.changes_after(gallery, 6)
+        store.changes.read_after(gallery, 6)
     with pytest.raises(LogTrimmedError):
-        store.changed_subjects(gallery, 6, 100)
+        store.changes.changed_subjects(gallery, 6, 100)
     for later in (follower, Followers(in_process(store)).of(gallery)):
         found, compared = later.search(vectors[9:10], 1)
         assert compared == 3 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
         assert later.stats().sequence == 21
-    enrol(store, gallery, "new", vectors[:1])
+    enroll(store, gallery, "new", vectors[:1])
     assert follower.search(vectors[:1], 1)[0][0][0].similarity == pytest.approx(1, abs=1e-5)
 
 
@@ -75,24 +76,24 @@ def test_who_is_behind_a_shortened_log_starts_from_a_snapshot(
 def test_a_long_log_is_followed_in_parts(
     store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another process imported is never in memory as a whole beside the index; a search sees all of it."""
-    monkeypatch.setattr(replicas, "LINES_AT_ONCE", 5)
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    """Imported rows of another process are loaded in batches, and a search sees all of them."""
+    monkeypatch.setattr(replicas, "LINES_PER_BATCH", 5)
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     follower = Followers(in_process(store)).of(gallery)
-    vectors = unit(rng.normal(size=(20, DIMENSION)))
+    vectors = l2_normalize(rng.normal(size=(20, DIMENSION)))
     assert follower.search(vectors[:1], 1) == ([[]], 0)
     for number, vector in enumerate(vectors):
-        enrol(store, gallery, f"s{number % 12}", vector[None])
-    store.delete_subject(gallery, "s11")
+        enroll(store, gallery, f"s{number % 12}", vector[None])
+    store.subjects.delete(gallery, "s11")
     read: list[int] = []
-    read_snapshot = store_module.read_snapshot
+    read_snapshot = change_log.read_snapshot
 
     def noted(*arguments: Any) -> Snapshot:
         taken = read_snapshot(*arguments)
         read.append(len(taken.template_pks))
         return taken
 
-    monkeypatch.setattr(store_module, "read_snapshot", noted)
+    monkeypatch.setattr(change_log, "read_snapshot", noted)
     found, compared = follower.search(vectors, 1)
     assert compared == 11 and max(read, default=0) <= 10
     monkeypatch.undo()
@@ -100,25 +101,25 @@ def test_a_long_log_is_followed_in_parts(
     assert [hits[0].subject_pk for hits in found] == [hits[0].subject_pk for hits in anew]
     similarities = [hits[0].similarity for hits in anew]
     assert [hits[0].similarity for hits in found] == pytest.approx(similarities, abs=1e-5)
-    assert follower.stats().sequence == store.snapshot(gallery).sequence
+    assert follower.stats().sequence == store.changes.snapshot(gallery).sequence
 
 
 @pytest.mark.parametrize("fusion", RULES)
 def test_a_gallery_loaded_again_is_in_memory_once_less(
     store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there was goes before the snapshot is taken; where that fails, the next search tries again."""
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    """The old index is released before the snapshot is read. If reading fails, the next search retries."""
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     follower = Followers(in_process(store)).of(gallery)
-    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
-    vectors = unit(rng.normal(size=(1, DIMENSION)))
+    enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
+    vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
     follower.search(vectors, 1)
     replica = follower._replica
-    assert isinstance(replica, Following)
+    assert isinstance(replica, LogReplica)
     held = weakref.ref(replica._index.view.segments[0])
-    enrol(store, gallery, "b", vectors)
-    store.delete_subject(gallery, "a")
-    assert store.trim_log(gallery, keep=1) == 2
+    enroll(store, gallery, "b", vectors)
+    store.subjects.delete(gallery, "a")
+    assert store.changes.trim(gallery, keep=1) == 2
     holding: list[bool] = []
 
     def broken(gallery: Gallery) -> Snapshot:
@@ -126,7 +127,7 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
         raise StorageError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "snapshot", broken)
+        patch.setattr(store.changes, "snapshot", broken)
         for _ in range(2):
             with pytest.raises(StorageError):
                 follower.search(vectors, 1)
@@ -135,46 +136,46 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     assert compared == 1 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
 
 
-def test_the_log_keeps_what_the_evidence_has_yet_to_count(store: Store, rng: np.random.Generator) -> None:
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+def test_the_log_keeps_lines_that_the_evidence_has_not_counted(store: Store, rng: np.random.Generator) -> None:
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     for number in range(8):
-        enrol(store, gallery, f"s{number}", unit(rng.normal(size=(1, DIMENSION))))
+        enroll(store, gallery, f"s{number}", l2_normalize(rng.normal(size=(1, DIMENSION))))
     for number in range(8):
-        store.delete_subject(gallery, f"s{number}")
-    snapshot = store.snapshot(gallery)
+        store.subjects.delete(gallery, f"s{number}")
+    snapshot = store.changes.snapshot(gallery)
     scores = impostor_evidence(snapshot, "max")
-    store.put_evidence(gallery, StoredEvidence(5, "max", 8, scores, gallery.created_at), None, {})
-    assert store.trim_log(gallery, keep=1) == 5
-    assert store.changes_since(gallery, 5) == 11
+    store.evidence.put(gallery, StoredEvidence(5, "max", 8, scores, gallery.created_at), None, {})
+    assert store.changes.trim(gallery, keep=1) == 5
+    assert store.changes.count_after(gallery, 5) == 11
 
 
-def test_an_index_that_nobody_follows_does_not_hold_the_log(database: Database, store: Store) -> None:
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
+def test_an_abandoned_index_does_not_hold_the_log(database: Database, store: Store) -> None:
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     now = datetime.now(UTC)
     of = {"gallery_pk": gallery.pk, "generation": 0}
     states = [
-        ("milvus/gone", 3, now - 2 * ABANDONED),
-        ("milvus/gone" + BEGUN, -1, now - 2 * ABANDONED),
+        ("milvus/gone", 3, now - 2 * INDEX_EXPIRY),
+        ("milvus/gone" + SCAN_SUFFIX, -1, now - 2 * INDEX_EXPIRY),
         ("milvus", 5, now),
-        ("milvus" + BEGUN, -4, now),  # how far a passage came, which is no number of the log
+        ("milvus" + SCAN_SUFFIX, -4, now),  # progress of a sweep, not a log position
     ]
     with database.change(gallery) as connection:
         connection.execute(changes.insert(), [{"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}] * 10)
         for engine, sequence, at in states:
             connection.execute(index_states.insert().values(engine=engine, sequence=sequence, updated_at=at, **of))
-    assert store.trim_log(gallery, keep=1) == 5
+    assert store.changes.trim(gallery, keep=1) == 5
 
 
 def test_closing_waits_for_no_database(
     database: Database, store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither does any other gallery, while somebody else writes to this one, whose log is being shortened."""
-    gallery, other = (store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings()) for name in "gh")
+    """Other galleries are not locked either, while another process writes to this one and its log is trimmed."""
+    gallery, other = (store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings()) for name in "gh")
     line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
-    lines = TRIM_AFTER + KEEP_LINES
+    lines = TRIM_AFTER + MIN_KEPT_LINES
     with database.change(gallery) as connection:
         connection.execute(changes.insert(), [line] * lines)
-    shortening, done, trim, change = threading.Event(), threading.Event(), store.trim_log, database.change
+    shortening, done, trim, change = threading.Event(), threading.Event(), store.changes.trim, database.change
 
     def trimming(*arguments: Any, **named: Any) -> int:
         try:
@@ -186,10 +187,10 @@ def test_closing_waits_for_no_database(
         shortening.set()
         return change(at)
 
-    monkeypatch.setattr(store, "trim_log", trimming)
+    monkeypatch.setattr(store.changes, "trim", trimming)
     monkeypatch.setattr(database, "change", changing)
     followers = Followers(in_process(store))
-    probe = unit(rng.normal(size=(1, DIMENSION)))
+    probe = l2_normalize(rng.normal(size=(1, DIMENSION)))
     followers.of(gallery)  # as of an empty log
     with database.write(GalleryNotFoundError("gone")) as connection:
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
@@ -204,41 +205,41 @@ def test_closing_waits_for_no_database(
     # What had begun came to its end, and nothing was begun after it.
     with database.read() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar_one()
-    assert left == lines - ROWS_AT_ONCE
+    assert left == lines - ROWS_PER_READ
 
 
 def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.random.Generator) -> None:
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
-    store.delete_subject(gallery, "a")
-    assert store.trim_log(gallery, keep=0) == 2
-    assert store.snapshot(gallery).sequence == 2
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
+    store.subjects.delete(gallery, "a")
+    assert store.changes.trim(gallery, keep=0) == 2
+    assert store.changes.snapshot(gallery).sequence == 2
     follower = Followers(in_process(store)).of(gallery)
-    assert follower.search(unit(rng.normal(size=(1, DIMENSION))), 1) == ([[]], 0)
+    assert follower.search(l2_normalize(rng.normal(size=(1, DIMENSION))), 1) == ([[]], 0)
     assert follower.stats().sequence == 2
 
 
 @pytest.mark.parametrize("fusion", RULES)
-def test_many_threads_see_what_was_acknowledged(store: Store, fusion: Fusion) -> None:
-    """Each enrols, and finds whom it enrolled at once, with small segments being made anew all the time."""
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion, index="compact"))
-    sizes = Sizes(seal=32, compact_from=64, coded=128, linked=128)
-    followers = [Followers(in_process(store, InProcess(sizes=sizes))) for _ in range(2)]
+def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> None:
+    """Each thread enrolls a subject and finds it at once, while small segments are rebuilt continuously."""
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion, index="compact"))
+    sizes = Sizes(seal=32, compact_from=64, max_compact=128, max_graph=128)
+    followers = [Followers(in_process(store, IndexOptions(sizes=sizes))) for _ in range(2)]
     failures: list[str] = []
 
     def work(number: int) -> None:
         own = np.random.default_rng(number)
         for step in range(25):
-            vectors = unit(own.normal(size=(3, DIMENSION)))
+            vectors = l2_normalize(own.normal(size=(3, DIMENSION)))
             name = f"{number}-{step}"
-            enrol(store, gallery, name, vectors[:1])
-            pk = store.subject(gallery, name).pk
+            enroll(store, gallery, name, vectors[:1])
+            pk = store.subjects.get(gallery, name).pk
             for each in followers:
                 ((hit, *_),), _ = each.of(gallery).search(vectors[:1], 1)
                 if hit.subject_pk != pk:
                     failures.append(f"{name} was not found")
             if step % 3 == 0:
-                store.delete_subject(gallery, name)
+                store.subjects.delete(gallery, name)
                 for each in followers:
                     hits, _ = each.of(gallery).search(vectors[:1], 3)
                     if any(hit.subject_pk == pk for hit in hits[0]):
@@ -256,11 +257,11 @@ def test_many_threads_see_what_was_acknowledged(store: Store, fusion: Fusion) ->
 
 
 def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.Generator) -> None:
-    vectors = unit(rng.normal(size=(20, DIMENSION)))
+    vectors = l2_normalize(rng.normal(size=(20, DIMENSION)))
     for name in "abcd":
-        created = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
-        enrol(store, created, "one", vectors)
-    galleries = {name: store.gallery(name) for name in "abcd"}
+        created = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
+        enroll(store, created, "one", vectors)
+    galleries = {name: store.galleries.get(name) for name in "abcd"}
     followers = Followers(in_process(store), memory=25_000)
     first = followers.of(galleries["a"])
     for name in "bacd":
@@ -272,10 +273,10 @@ def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.
 
 
 def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.Generator) -> None:
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-    enrol(store, gallery, "a", unit(rng.normal(size=(1, DIMENSION))))
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
     followers = Followers(in_process(store))
-    probe = unit(rng.normal(size=(1, DIMENSION)))
+    probe = l2_normalize(rng.normal(size=(1, DIMENSION)))
     other = replace(gallery, generation=1)
     assert followers.of(gallery).search(probe, 1)[1] == 1
     assert followers.of(other).search(probe, 1)[1] == 0
@@ -285,9 +286,9 @@ def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.
 def test_stats_say_what_serves_a_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     dimension = kith.gallery(gallery).dimension
     kith.update_gallery(gallery, index="compact", recall=0.99)
-    vectors = unit(rng.normal(size=(3, dimension)))
+    vectors = l2_normalize(rng.normal(size=(3, dimension)))
     for number, vector in enumerate(vectors):
-        kith.enrol(gallery, f"s{number}", embeddings=[vector.tolist()])
+        kith.enroll(gallery, f"s{number}", embeddings=[vector.tolist()])
     kith.delete_subject(gallery, "s0")
     stats = kith.stats(gallery)
     assert (stats.subjects, stats.templates, stats.index.vectors, stats.index.tombstones) in (

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from service.archives import is_photo
-from service.client import Kith
-from service.errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
-from service.heif import is_heif
-from service.imaging import ImageLimits, decode, open_photo
+from kith import Kith
+from service.core.errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
+from service.inference.archives import is_photo
+from service.inference.heif import is_heif
+from service.inference.images import ImageLimits, decode, open_photo
 from tests.service.images import QUICK, encode, heic, heic_claiming, heic_grid
 from tests.service.test_imaging import oriented, stored
 
@@ -65,7 +65,7 @@ def test_orientation_of_every_format_that_has_one(orientation: int, kind: str, s
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_heic_is_turned_once(orientation: int, scene: Pixels) -> None:
-    """By its own properties, as the library writes them, and not again by the EXIF that phones leave beside them."""
+    """HEIF properties rotate the image; the EXIF orientation is not applied again."""
     payload = heic(Image.fromarray(stored(scene, orientation)), exif=with_orientation(orientation))
     assert (b"irot" in payload or b"imir" in payload) == (orientation > 1)
     assert apart(decode(payload, LIMITS), scene) < 2
@@ -78,7 +78,7 @@ def test_a_heic_is_turned_once(orientation: int, scene: Pixels) -> None:
     assert (photo.height, photo.width) == scene.shape[:2]
 
 
-# Colours
+# Colors
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
@@ -112,7 +112,7 @@ def test_heic_of_more_than_8_bits(mode: str, astronaut: Pixels) -> None:
 @pytest.mark.parametrize("suffix", [".png", ".tiff"])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_16_bits_keep_their_high_byte(suffix: str, channels: int, astronaut: Pixels) -> None:
-    """As OpenCV writes them."""
+    """Encode as OpenCV does."""
     low = np.random.default_rng(0).integers(0, 256, astronaut.shape[:2] + (4,), np.uint16)
     high = np.dstack([astronaut, np.full(astronaut.shape[:2], 255, np.uint8)]).astype(np.uint16)
     values = high << 8 | np.where(high == 255, 255, low)
@@ -124,7 +124,7 @@ def test_16_bits_keep_their_high_byte(suffix: str, channels: int, astronaut: Pix
 
 
 def test_cmyk_jpegs_as_adobe_writes_them(astronaut: Pixels) -> None:
-    """Inverted; and the same photo as YCCK, whose colours a decoder turns into CMYK first."""
+    """Inverted; and the same photo as YCCK, whose colors a decoder turns into CMYK first."""
     cmyk = encode(Image.fromarray(astronaut).convert("CMYK"), "JPEG", quality=98, subsampling=0)
     assert b"Adobe" in cmyk
     assert apart(decode(cmyk, LIMITS), astronaut) < 3
@@ -135,7 +135,7 @@ def test_cmyk_jpegs_as_adobe_writes_them(astronaut: Pixels) -> None:
     assert apart(decode(payload[:transform] + b"\x02" + payload[transform + 1 :], LIMITS), astronaut) < 3
 
 
-def test_a_palette_with_a_colour_that_is_none(scene: Pixels) -> None:
+def test_a_palette_with_a_color_that_is_none(scene: Pixels) -> None:
     image = Image.fromarray(scene).quantize(8)
     background = image.getpixel((50, 5))
     white = scene.copy()
@@ -153,7 +153,7 @@ def test_what_shines_through_shines_on_white(kind: str, scene: Pixels) -> None:
     assert apart(decode(encode(image, kind, **EXACT.get(kind, {})), LIMITS), expected) < 1.5
 
 
-def test_colours_beyond_srgb_are_taken_as_they_are(kith: Kith, astronaut: Pixels) -> None:
+def test_colors_beyond_srgb_are_taken_as_they_are(kith: Kith, astronaut: Pixels) -> None:
     """A phone's photo in Display P3, its profile left out of account, is of the same person as one in sRGB."""
     linear = np.where(astronaut <= 10, astronaut / 255 / 12.92, ((astronaut / 255 + 0.055) / 1.055) ** 2.4)
     # The primaries of sRGB in those of Display P3, both of white D65 (CSS Color 4, sample code).
@@ -164,7 +164,7 @@ def test_colours_beyond_srgb_are_taken_as_they_are(kith: Kith, astronaut: Pixels
     vectors = [kith.embed(photo).images[0].faces[0].embedding for photo in (astronaut, phone)]
     assert vectors[0] is not None
     assert vectors[1] is not None
-    assert float(vectors[0] @ vectors[1]) > 0.97
+    assert float(np.dot(vectors[0], vectors[1])) > 0.97
 
 
 # Several in one file
@@ -196,7 +196,7 @@ def test_what_phones_hang_on_a_photo(scene: Pixels) -> None:
     assert apart(decode(photo + video, LIMITS), scene) < 2
 
 
-# Limits, and who is told what
+# Limits and error details
 
 
 @pytest.mark.parametrize("size", [(2001, 2000), (0x7FFFFFFF, 0x7FFFFFFF)])
@@ -206,7 +206,7 @@ def test_a_heics_pixels_are_counted_before_they_are_decoded(size: tuple[int, int
 
 
 def test_a_grid_is_put_together(scene: Pixels) -> None:
-    """As phones store photos."""
+    """Encode as phones do."""
     tile = Image.fromarray(scene[:40, :40]).resize((64, 64), Image.Resampling.NEAREST)
     decoded = decode(heic_grid(1, 2, 190, 128, heic(tile)), LIMITS)
     assert apart(decoded, np.tile(np.asarray(tile), (2, 3, 1))[:, :190]) < 2
@@ -245,6 +245,6 @@ def test_folders_and_archives_know_them(name: str) -> None:
 def test_a_phones_photo_is_enrolled_and_identified(kith: Kith, gallery: str, astronaut: Pixels) -> None:
     """Held upright: stored on its side."""
     photo = heic(Image.fromarray(stored(astronaut, 6)), exif=with_orientation(6), quality=80, chroma=420)
-    kith.enrol(gallery, "eileen", photo)
+    kith.enroll(gallery, "eileen", photo)
     (found,) = kith.identify(gallery, encode(Image.fromarray(astronaut), "AVIF")).results
     assert (found.outcome, found.subject) == ("identified", "eileen")

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.network import Float
-from models.recognition import unit
-from service.gallery.fusion import (
-    ONE_VECTOR,
-    TEMPLATES_AT_ONCE,
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.domain.fusion import (
+    MAX_BLOCK_TEMPLATES,
     TOP_K,
+    VECTOR_FUSIONS,
     Fusion,
     Keys,
-    OneVector,
-    scores,
+    VectorFusion,
+    fuse_similarities,
     subject_vectors,
 )
 
@@ -59,8 +59,8 @@ def galleries(draw: st.DrawFn, most_templates: int = 9) -> tuple[Float, Float, K
         )
     )
     keys = np.repeat(np.sort(rng.choice(1000, len(counts), replace=False)), counts)
-    vectors = unit(rng.normal(size=(len(keys), DIMENSION)))
-    return unit(rng.normal(size=(3, DIMENSION))), vectors, keys, np.array(qualities, np.float32)
+    vectors = l2_normalize(rng.normal(size=(len(keys), DIMENSION)))
+    return l2_normalize(rng.normal(size=(3, DIMENSION))), vectors, keys, np.array(qualities, np.float32)
 
 
 @pytest.mark.parametrize("fusion", RULES)
@@ -71,19 +71,21 @@ def test_every_rule_is_its_definition(fusion: Fusion, drawn: tuple[Float, Float,
         [fused_similarity(p, list(vectors[keys == key]), qualities[keys == key].tolist(), fusion) for p in probes]
         for key in np.unique(keys)
     ]
-    np.testing.assert_allclose(scores(probes, vectors, keys, qualities, fusion), np.transpose(expected), atol=1e-4)
+    np.testing.assert_allclose(
+        fuse_similarities(probes, vectors, keys, qualities, fusion), np.transpose(expected), atol=1e-4
+    )
 
 
 @given(galleries())
 def test_no_mean_is_above_the_best_template(drawn: tuple[Float, Float, Keys, Float]) -> None:
-    assert (scores(*drawn, "max") >= scores(*drawn, "mean_top_k") - 1e-6).all()
+    assert (fuse_similarities(*drawn, "max") >= fuse_similarities(*drawn, "mean_top_k") - 1e-6).all()
 
 
 @given(galleries(most_templates=1))
 def test_of_one_template_all_rules_make_the_same(drawn: tuple[Float, Float, Keys, Float]) -> None:
     probes, vectors, *_ = drawn
     for fusion in RULES:
-        np.testing.assert_allclose(scores(*drawn, fusion), probes @ vectors.T, atol=1e-6)
+        np.testing.assert_allclose(fuse_similarities(*drawn, fusion), probes @ vectors.T, atol=1e-6)
 
 
 @pytest.mark.parametrize("fusion", RULES)
@@ -93,24 +95,24 @@ def test_the_order_of_templates_says_nothing(
 ) -> None:
     probes, vectors, keys, qualities = drawn
     order = np.lexsort((np.random.default_rng(seed).random(len(keys)), keys))
-    again = scores(probes, vectors[order], keys[order], qualities[order], fusion)
-    np.testing.assert_allclose(again, scores(probes, vectors, keys, qualities, fusion), atol=1e-5)
+    again = fuse_similarities(probes, vectors[order], keys[order], qualities[order], fusion)
+    np.testing.assert_allclose(again, fuse_similarities(probes, vectors, keys, qualities, fusion), atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", ONE_VECTOR)
+@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
 @given(drawn=galleries())
-def test_one_vector_a_subject_is_of_unit_norm(fusion: OneVector, drawn: tuple[Float, Float, Keys, Float]) -> None:
+def test_one_vector_a_subject_is_of_unit_norm(fusion: VectorFusion, drawn: tuple[Float, Float, Keys, Float]) -> None:
     _, vectors, keys, qualities = drawn
     found = subject_vectors(vectors, keys, qualities, fusion)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", ONE_VECTOR)
-def test_little_memory_is_used_beside_one_vector_a_subject(fusion: OneVector, rng: np.random.Generator) -> None:
-    """A gallery's evidence is derived of all its templates: what is held several times is held for all of them."""
-    each = np.append(rng.integers(1, 4, 10_000), 2 * TEMPLATES_AT_ONCE)
+@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
+def test_little_memory_is_used_beside_one_vector_a_subject(fusion: VectorFusion, rng: np.random.Generator) -> None:
+    """Evidence uses all templates of a gallery, so additional copies of them would exhaust memory."""
+    each = np.append(rng.integers(1, 4, 10_000), 2 * MAX_BLOCK_TEMPLATES)
     keys = np.repeat(np.arange(len(each)), each)
-    vectors, qualities = unit(rng.normal(size=(len(keys), 128))), rng.random(len(keys), np.float32)
+    vectors, qualities = l2_normalize(rng.normal(size=(len(keys), 128))), rng.random(len(keys), np.float32)
     tracemalloc.start()
     found = subject_vectors(vectors, keys, qualities, fusion)
     _, peak = tracemalloc.get_traced_memory()
@@ -122,9 +124,9 @@ def test_little_memory_is_used_beside_one_vector_a_subject(fusion: OneVector, rn
         np.testing.assert_array_equal(found[subject], alone)
 
 
-@pytest.mark.parametrize("fusion", ONE_VECTOR)
-def test_templates_that_cancel_out_are_similar_to_nobody(fusion: OneVector, rng: np.random.Generator) -> None:
-    vectors = unit(rng.normal(size=(2, DIMENSION)))
+@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
+def test_templates_that_cancel_out_are_similar_to_nobody(fusion: VectorFusion, rng: np.random.Generator) -> None:
+    vectors = l2_normalize(rng.normal(size=(2, DIMENSION)))
     found = subject_vectors(
         np.stack([vectors[0], -vectors[0], vectors[1]]), np.array([3, 3, 5]), np.ones(3, np.float32), fusion
     )
@@ -145,15 +147,17 @@ def test_nobody_and_no_probe(fusion: Fusion) -> None:
     nothing = np.empty((0, DIMENSION), np.float32)
     no_keys, no_qualities = np.empty(0, np.int64), np.empty(0, np.float32)
     one = np.eye(DIMENSION, dtype=np.float32)[:1]
-    assert scores(one, nothing, no_keys, no_qualities, fusion).shape == (1, 0)
-    assert scores(nothing, one, np.array([7]), np.ones(1, np.float32), fusion).shape == (0, 1)
+    assert fuse_similarities(one, nothing, no_keys, no_qualities, fusion).shape == (1, 0)
+    assert fuse_similarities(nothing, one, np.array([7]), np.ones(1, np.float32), fusion).shape == (0, 1)
 
 
 @pytest.mark.parametrize("fusion", RULES)
 def test_more_subjects_than_are_fused_at_once(fusion: Fusion, rng: np.random.Generator) -> None:
     keys = np.repeat(np.arange(900), rng.integers(1, TOP_K + 3, 900))
-    vectors, probes = unit(rng.normal(size=(len(keys), 4))), unit(rng.normal(size=(3000, 4)))
+    vectors, probes = l2_normalize(rng.normal(size=(len(keys), 4))), l2_normalize(rng.normal(size=(3000, 4)))
     qualities = np.ones(len(keys), np.float32)
-    whole = scores(probes, vectors, keys, qualities, fusion)
+    whole = fuse_similarities(probes, vectors, keys, qualities, fusion)
     for row in range(0, 3000, 500):
-        np.testing.assert_allclose(whole[row], scores(probes[[row]], vectors, keys, qualities, fusion)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            whole[row], fuse_similarities(probes[[row]], vectors, keys, qualities, fusion)[0], atol=1e-5
+        )

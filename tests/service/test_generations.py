@@ -1,32 +1,31 @@
-"""Two generations of vectors in SQL: each transition whole, repeatable, and overtaken by nobody."""
+"""Transitions between generations are atomic, idempotent and safe against concurrent writers."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
-from models.network import Float
-from models.recognition import unit
-from service.decision import RiskTarget
-from service.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
-from service.gallery import tables
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.check import open_check
-from service.gallery.database import Database
-from service.gallery.evidence import impostor_evidence
-from service.gallery.follower import Followers
-from service.gallery.generations import DROP, FILL, Coverage, Disagreement, Generations
-from service.gallery.job_store import ItemOutcome, Job, JobStore
-from service.gallery.replicas import in_process
-from service.gallery.risks import GalleryRisks
-from service.gallery.sealed_rows import lookup_of, open_crop
-from service.gallery.store import Store
-from service.gallery.subjects import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
-from tests.databases import open_database
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
+from service.domain.decision import RiskTarget
+from service.domain.evidence import impostor_evidence
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.services.gallery_check import open_check
+from service.services.gallery_risks import GalleryRisks
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.db import tables
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import open_crop, subject_lookup
+from service.storage.repositories.generations import DROP, FILL, Coverage, Disagreement, GenerationStore
+from service.storage.repositories.job_records import ItemOutcome, Job
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
@@ -39,17 +38,17 @@ def store(database: Database) -> Store:
 
 
 @pytest.fixture
-def generations(database: Database) -> Generations:
-    return Generations(database)
+def generations(database: Database) -> GenerationStore:
+    return GenerationStore(database)
 
 
 @pytest.fixture
 def gallery(store: Store) -> Gallery:
-    return store.create_gallery("g", OLD, OLD_D, GallerySettings(fusion="max"))
+    return store.galleries.create("g", OLD, OLD_D, GallerySettings(fusion="max"))
 
 
 def vector(rng: np.random.Generator, dimension: int) -> Float:
-    (made,) = unit(rng.normal(size=(1, dimension)))
+    (made,) = l2_normalize(rng.normal(size=(1, dimension)))
     return np.asarray(made, np.float32)
 
 
@@ -58,10 +57,10 @@ def template(rng: np.random.Generator, crop: Crop | None = CROP) -> NewTemplate:
 
 
 def now(store: Store) -> Gallery:
-    return store.gallery("g")
+    return store.galleries.get("g")
 
 
-def started(store: Store, generations: Generations) -> int:
+def started(store: Store, generations: GenerationStore) -> int:
     generations.start(now(store), NEW, NEW_D, "new", on_sight=True)
     other = now(store).other
     assert other is not None
@@ -74,50 +73,50 @@ def job(database: Database, kind: str = FILL) -> Job:
     return taken
 
 
-def fill(database: Database, generations: Generations, gallery: Gallery, generation: int, seed: int = 3) -> None:
-    """As the job does it."""
+def fill(database: Database, generations: GenerationStore, gallery: Gallery, generation: int, seed: int = 3) -> None:
+    """Fill a generation like the job does."""
     rng = np.random.default_rng(seed)
     owned = job(database)
-    waiting = generations.waiting(gallery, generations.waiting_keys(gallery, generation))
+    waiting = generations.crops(gallery, generations.missing_keys(gallery, generation))
     made = {one.pk: vector(rng, NEW_D) for one in waiting}
     generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
 
 
 def test_the_shadow_is_searched_like_any_gallery(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     followers = Followers(in_process(store))
     for i in range(6):
-        store.enrol(gallery, f"s{i}", [template(rng)], None)
+        store.templates.enroll(gallery, f"s{i}", [template(rng)], None)
     n = started(store, generations)
-    view = now(store).under(n)
+    view = now(store).at_generation(n)
     assert (view.fingerprint, view.dimension, view.current_generation) == (NEW, NEW_D, 0)
     probe = vector(rng, NEW_D)[None]
     assert followers.of(view).search(probe, 3) == ([[]], 0)
     fill(database, generations, view, n)
     assert generations.coverage(view, n) == Coverage(6, 6, 0)
-    seen = store.snapshot(view)
+    seen = store.changes.snapshot(view)
     (hits,), compared = followers.of(view).search(probe, 6)
     assert compared == 6
     assert [h.similarity for h in hits] == pytest.approx(
         sorted((seen.vectors @ probe[0]).tolist(), reverse=True), abs=1e-5
     )
     # The present index is none the wiser.
-    (hits,), compared = followers.of(now(store)).search(store.snapshot(gallery).vectors[:1], 1)
+    (hits,), compared = followers.of(now(store)).search(store.changes.snapshot(gallery).vectors[:1], 1)
     assert compared == 6 and hits[0].similarity == pytest.approx(1, abs=1e-5)
     # A deletion and a move are of both.
-    store.delete_subject(now(store), "s5")
+    store.subjects.delete(now(store), "s5")
     assert [
-        followers.of(now(store).under(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
+        followers.of(now(store).at_generation(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
         for k, d in ((0, OLD_D), (n, NEW_D))
     ] == [5, 5]
     followers.close()
 
 
 def test_transitions_and_their_repetitions(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    store.enrol(gallery, "s", [template(rng)], None)
+    store.templates.enroll(gallery, "s", [template(rng)], None)
     for call in (
         lambda g: generations.cut_over(g, 0, None),
         generations.roll_back,
@@ -150,7 +149,7 @@ def test_transitions_and_their_repetitions(
     keys = generations.embedded_keys(now(store), n)
     assert len(keys) == 1
     for generation in (n, 0):  # the other is not dropped
-        generations.drop(now(store), generation, keys)
+        generations.delete_vectors(now(store), generation, keys)
     assert [generations.embedded_keys(now(store), generation) for generation in (n, 0)] == [[], keys]
     lines = AuditReader(database).lines(Chosen(gallery.pk), None, 100)
     events = [one.line.event for one in lines if "migration" in one.line.event][::-1]
@@ -162,7 +161,7 @@ def test_transitions_and_their_repetitions(
 
 
 def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
-    database: Database, store: Store, generations: Generations, gallery: Gallery
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery
 ) -> None:
     runs = JobStore(database)
 
@@ -194,17 +193,17 @@ def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
 
 
 def test_what_was_read_before_a_cut_over_is_not_written_after_it(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     n = started(store, generations)
     before = now(store)
     generations.cut_over(before, 0, None)
     owned = job(database)
     for late in (
-        lambda: store.enrol(before, "s", [template(rng)], None),
-        lambda: store.put_subject(before, "s", None, {}, []),
+        lambda: store.templates.enroll(before, "s", [template(rng)], None),
+        lambda: store.subjects.put(before, "s", None, {}, []),
         lambda: generations.add(before, n, {}, owned, [], 0),
-        lambda: generations.see(before, n, 1, vector(rng, NEW_D)),
+        lambda: generations.add_on_sight(before, n, 1, vector(rng, NEW_D)),
         lambda: generations.roll_back(before),
     ):
         with pytest.raises(GalleryMovedError):
@@ -213,52 +212,52 @@ def test_what_was_read_before_a_cut_over_is_not_written_after_it(
 
 
 def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
-    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    """And what is rolled back to, whose evidence nobody kept up meanwhile, has it derived anew."""
+    """A rollback derives the evidence again, which was not updated meanwhile."""
     for i in range(4):
-        store.enrol(gallery, f"s{i}", [template(rng)], None)
-        store.delete_subject(gallery, f"s{i}")
+        store.templates.enroll(gallery, f"s{i}", [template(rng)], None)
+        store.subjects.delete(gallery, f"s{i}")
     n = started(store, generations)
 
     def derive(view: Gallery, sequence: int) -> None:
-        scores = impostor_evidence(store.snapshot(view), "max")
-        store.put_evidence(view, StoredEvidence(sequence, "max", 0, scores, gallery.created_at), None, {})
+        scores = impostor_evidence(store.changes.snapshot(view), "max")
+        store.evidence.put(view, StoredEvidence(sequence, "max", 0, scores, gallery.created_at), None, {})
 
     derive(now(store), 6)
-    derive(now(store).under(n), 4)
+    derive(now(store).at_generation(n), 4)
     before = now(store)
-    assert store.trim_log(before, keep=0) == 4  # the shadow is yet to count the others
+    assert store.changes.trim(before, keep=0) == 4  # the shadow is yet to count the others
     generations.cut_over(before, 0, None)
     derive(now(store), 8)
-    assert store.trim_log(before, keep=0) == 4  # whoever answered before the cut-over holds up nothing
+    assert store.changes.trim(before, keep=0) == 4  # searches from before the cut-over block nothing
     risks = GalleryRisks(store, {OLD: None, NEW: None})
-    stored = store.evidence(now(store))
+    stored = store.evidence.get(now(store))
     assert stored is not None and not risks.is_stale(now(store), stored)
     generations.roll_back(now(store))
-    stored = store.evidence(now(store))
+    stored = store.evidence.get(now(store))
     assert stored is not None and stored.sequence == 6 and risks.is_stale(now(store), stored)
     risks.close()
 
 
 def test_vectors_of_a_dropped_generation_do_not_come_back(
-    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     n = started(store, generations)
     examined = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
     during = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
-    store.enrol(now(store), "s", [during], None)
+    store.templates.enroll(now(store), "s", [during], None)
     assert generations.coverage(gallery, n).embedded == 1
     generations.roll_back(now(store))
     generations.finish(now(store), force=False)
-    store.enrol(now(store), "s", [examined], None)
+    store.templates.enroll(now(store), "s", [examined], None)
     assert generations.coverage(gallery, n) == Coverage(2, 1, 0)
 
 
 def test_nothing_is_finished_that_would_lose_somebody(
-    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    store.enrol(gallery, "s", [template(rng, crop=None)], None)
+    store.templates.enroll(gallery, "s", [template(rng, crop=None)], None)
     started(store, generations)
     generations.cut_over(now(store), 0, None)
     with pytest.raises(MigrationIncompleteError):
@@ -267,36 +266,36 @@ def test_nothing_is_finished_that_would_lose_somebody(
 
 
 def test_a_sight_stands_for_one_template_without_crop(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    store.enrol(gallery, "s", [template(rng), template(rng, None), template(rng, None)], None)
-    pk = store.subject(gallery, "s").pk
+    store.templates.enroll(gallery, "s", [template(rng), template(rng, None), template(rng, None)], None)
+    pk = store.subjects.get(gallery, "s").pk
     n = started(store, generations)
     face = vector(rng, NEW_D)
-    assert generations.unseen(gallery, n, pk)
-    assert generations.see(now(store), n, pk, face)
-    assert not generations.see(now(store), n, pk, face)  # the next frame
-    assert generations.see(now(store), n, pk, vector(rng, NEW_D))
-    assert not generations.unseen(gallery, n, pk)
-    assert not generations.see(now(store), n, pk, vector(rng, NEW_D))
+    assert generations.needs_sight(n, pk)
+    assert generations.add_on_sight(now(store), n, pk, face)
+    assert not generations.add_on_sight(now(store), n, pk, face)  # the next frame
+    assert generations.add_on_sight(now(store), n, pk, vector(rng, NEW_D))
+    assert not generations.needs_sight(n, pk)
+    assert not generations.add_on_sight(now(store), n, pk, vector(rng, NEW_D))
     assert generations.coverage(gallery, n) == Coverage(3, 2, 1)
     lines = AuditReader(database).lines(Chosen(gallery.pk, event="template_on_sight"), None, 100)
-    seen = store.list_templates(gallery, "s")[1:]
+    seen = store.templates.list_page(gallery, "s")[1:]
     assert sorted(one.line.details["template"] for one in lines) == sorted(t.id for t in seen)
-    # It is found where somebody asks what was done to the subject, and tells no score.
-    assert {one.line.subject for one in lines} == {lookup_of(gallery.seal, "s")}
+    # The audit line names the subject and contains no score.
+    assert {one.line.subject for one in lines} == {subject_lookup(gallery.seal, "s")}
     assert all(one.line.details.keys() == {"template"} for one in lines)
 
 
-def test_counts_of_several_servers_add_up(store: Store, generations: Generations, gallery: Gallery) -> None:
-    pk = store.put_subject(gallery, "s", None, {}, [])[0].pk
+def test_counts_of_several_servers_add_up(store: Store, generations: GenerationStore, gallery: Gallery) -> None:
+    pk = store.subjects.put(gallery, "s", None, {}, [])[0].pk
     n = started(store, generations)
     found = now(store)
 
     def note() -> None:
         for _ in range(10):
             one = Disagreement(("identified", "unknown"), (pk, None), (0.9, None))
-            generations.note(found, n, {"compared": 3, "agreed": 2}, [one])
+            generations.add_comparisons(found, n, {"compared": 3, "agreed": 2}, [one])
 
     servers = [threading.Thread(daemon=True, target=note) for _ in range(4)]
     for server in servers:
@@ -308,68 +307,42 @@ def test_counts_of_several_servers_add_up(store: Store, generations: Generations
     assert other.details["counts"] == {"compared": 120, "agreed": 80}
     noted = generations.disagreements(gallery, other)
     assert noted == [Disagreement(("identified", "unknown"), (pk, None), (0.9, None))] * 20
-    # In clear only whom it concerns, by a keyed hash.
+    # Only keyed hashes of the subjects are stored unencrypted.
     stored = other.details["disagreements"]
     assert {tuple(one) for one in stored} == {("subjects", "sealed")}
-    assert {tuple(one["subjects"]) for one in stored} == {(lookup_of(gallery.seal, "s"), None)}
+    assert {tuple(one["subjects"]) for one in stored} == {(subject_lookup(gallery.seal, "s"), None)}
 
 
 @pytest.mark.parametrize("sealed", ["00" * 40, "no digits"])
 def test_a_disagreement_that_does_not_open_is_told(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, sealed: str
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, sealed: str
 ) -> None:
     n = started(store, generations)
-    generations.note(
+    generations.add_comparisons(
         now(store), n, {"compared": 1}, [Disagreement(("unknown", "identified"), (None, None), (None, 0.9))]
     )
     details = {"on_sight": True, "counts": {}, "disagreements": [{"subjects": [None, None], "sealed": sealed}]}
     of_other = tables.generations.c.generation == n
     with database.engine.begin() as connection:
         connection.execute(tables.generations.update().where(of_other).values(details=details))
-    _, other = generations.kept(gallery)
+    _, other = generations.list_live(gallery)
     with pytest.raises(StorageDamagedError):
         generations.disagreements(gallery, other)
     with open_check(database) as checked:
         assert [(one.kind, one.count) for one in checked.findings(None, False)] == [("sealed", 1)]
 
 
-def test_a_database_of_before_keeps_no_search_in_clear_and_no_time_to_come(
-    database: Database, store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
-) -> None:
-    n, late = started(store, generations), datetime(2199, 1, 1, tzinfo=UTC)
-    store.enrol(gallery, "s", [template(rng)], None)
-    before = datetime.now(UTC)
-    shown = [{"outcomes": ["identified", "unknown"], "subject_pks": [1, None], "similarities": [0.9, None]}]
-    with database.engine.begin() as connection:
-        details = {"on_sight": True, "counts": {"compared": 3}, "disagreements": shown}
-        connection.execute(
-            tables.generations.update().where(tables.generations.c.generation == n).values(details=details)
-        )
-        connection.execute(tables.templates.update().values(created_at=late))
-        connection.execute(tables.subjects.update().values(updated_at=late))
-        connection.exec_driver_sql("ALTER TABLE templates DROP COLUMN moved")
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0010'")
-    reopened = open_database(database.engine.url.render_as_string(hide_password=False))
-    store = Store(reopened)
-    other = now(store).other
-    assert other is not None and other.details == {"on_sight": True, "counts": {"compared": 3}}
-    assert before <= store.list_templates(gallery, "s")[0].created_at <= datetime.now(UTC)
-    subject = store.subject(gallery, "s")
-    assert subject.created_at <= before <= subject.updated_at <= datetime.now(UTC)
-    reopened.close()
-
-
 def test_a_crop_goes_with_its_template(
-    store: Store, generations: Generations, gallery: Gallery, rng: np.random.Generator
+    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     one = template(rng)
-    store.enrol(gallery, "s", [one], None)
+    store.templates.enroll(gallery, "s", [one], None)
     n = started(store, generations)
-    keys = generations.waiting_keys(gallery, n)
-    (waiting,) = generations.waiting(gallery, keys)
+    keys = generations.missing_keys(gallery, n)
+    (waiting,) = generations.crops(gallery, keys)
     kept = open_crop(gallery.seal, waiting.sealed)
     assert (waiting.id, kept.image) == (one.id, CROP.image)
     assert [tuple(point) for point in kept.landmarks_xy] == list(CROP.landmarks_xy)
-    store.delete_template(now(store), "s", one.id)
-    assert generations.waiting(gallery, keys) == []
-    assert generations.waiting_keys(gallery, n) == []
+    store.templates.delete(now(store), "s", one.id)
+    assert generations.crops(gallery, keys) == []
+    assert generations.missing_keys(gallery, n) == []

@@ -1,4 +1,4 @@
-"""Where a GPU is wanted and none runs the networks, the service answers, and says that it is not ready."""
+"""If the requested GPU does not run the networks, the service responds and reports that it is not ready."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.cuda import CUDA, visible_gpus
-from models.cuda_network import Device
-from models.engines import Wish, abilities, open_networks
+from kith import Kith
+from models.engines.gpus import GpuPreference, input_shapes, make_probe, open_on_device, open_on_gpus
+from models.engines.selection import EnginePreference, available_precisions, open_networks
 from models.errors import RuntimeUnavailableError
-from models.gpus import GpuWish, open_on, open_on_gpus, probe_of, shapes_of
-from models.pack import ModelPack
-from models.recognition import Recogniser
-from models.runtime import available_providers
-from service.api.context import Context
-from service.api.system import ready
+from models.pack.manifest import ModelPack
+from models.runtime.cuda import CUDA, visible_gpus
+from models.runtime.cuda_network import Device
+from models.runtime.onnx_runtime import available_providers
+from models.vision.recognition import Recognizer
+from service.api.http.context import Context
+from service.api.routes.system import ready
 from service.app import create_app
-from service.batching import FAILING, Devices
-from service.client import Kith
-from service.doctor import diagnose
-from service.errors import GpuUnavailableError
-from service.readiness import readiness
+from service.cli.tools.doctor import diagnose
+from service.core.errors import GpuUnavailableError
+from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.server import embedded
+from service.services.readiness import readiness
 from service.settings import load_settings
 from tests.conftest import jpeg
 
@@ -58,26 +58,26 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
         async with app.router.lifespan_context(app):
             kith: Context = app.state.context
             await ready(kith)
-            with Devices(2) as gpus:
+            with DevicePool(2) as gpus:
                 lost = replace(kith, readiness=readiness([], False, gpus, gpus, kith.store, None, kith.audit))
-                for _ in range(FAILING):
+                for _ in range(FAILED_BATCHES):
                     await ready(lost)
-                    gpus.note(0, True)
-                    gpus.note(1, False)
+                    gpus.record(0, True)
+                    gpus.record(1, False)
                 with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
                     await ready(lost)
-                gpus.note(1, True)
+                gpus.record(1, True)
                 await ready(lost)
 
     asyncio.run(main())
 
 
 def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
-    if "int8" not in abilities()[next(iter(abilities()))]:
+    if "int8" not in available_precisions()[next(iter(available_precisions()))]:
         pytest.skip("this processor does not multiply bytes")
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu")) as url:
         served = httpx.get(f"{url}/v1/models").json()
-    assert served["recognition"]["file"] == "int8/recogniser.onnx"
+    assert served["recognition"]["file"] == "int8/recognizer.onnx"
     assert served["detection"]["file"] == "int8/detector.onnx"
 
 
@@ -95,37 +95,40 @@ def test_the_doctor_says_the_same(tmp_path: Path) -> None:
 
 @without_gpu
 def test_a_gpu_is_wanted_only_where_it_is_there_or_asked_for(pack: ModelPack, tmp_path: Path) -> None:
-    assert [GpuWish(where).wants_gpu for where in ("auto", "cpu", "gpu")] == [False, False, True]
-    wanted = open_networks(pack.recognition, Wish(gpu=GpuWish("gpu", folder=tmp_path)))
-    assert wanted.shortfall is not None
+    assert [GpuPreference(where).wants_gpu for where in ("auto", "cpu", "gpu")] == [False, False, True]
+    wanted = open_networks(pack.recognition, EnginePreference(gpu=GpuPreference("gpu", folder=tmp_path)))
+    assert wanted.gpu_error is not None
     assert len(wanted.networks) == 1
-    assert open_networks(pack.recognition, Wish()).shortfall is None
+    assert open_networks(pack.recognition, EnginePreference()).gpu_error is None
     with pytest.raises(RuntimeUnavailableError):
-        open_on_gpus(pack.recognition, GpuWish("gpu", folder=tmp_path))
+        open_on_gpus(pack.recognition, GpuPreference("gpu", folder=tmp_path))
 
 
 def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
-    assert not Wish(engine="openvino").wants_gpu
-    assert Wish(engine="openvino", gpu=GpuWish("gpu")).wants_gpu
-    for wish in (Wish(engine="openvino", gpu=GpuWish("gpu")), Wish(precision="int8", gpu=GpuWish("gpu"))):
+    assert not EnginePreference(engine="openvino").wants_gpu
+    assert EnginePreference(engine="openvino", gpu=GpuPreference("gpu")).wants_gpu
+    for wish in (
+        EnginePreference(engine="openvino", gpu=GpuPreference("gpu")),
+        EnginePreference(precision="int8", gpu=GpuPreference("gpu")),
+    ):
         with pytest.raises(RuntimeUnavailableError, match="KITH_DEVICE"):
             open_networks(pack.recognition, wish)
 
 
 def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
-    assert (1, 3, 112, 112) in shapes_of(pack.recognition)
-    assert (32, 3, 112, 112) in shapes_of(pack.recognition)
-    assert {(1, 3, 256, 256), (8, 3, 640, 512)} <= set(shapes_of(pack.detection))
-    probe = probe_of(pack.detection, shapes_of(pack.detection))
+    assert (1, 3, 112, 112) in input_shapes(pack.recognition)
+    assert (32, 3, 112, 112) in input_shapes(pack.recognition)
+    assert {(1, 3, 256, 256), (8, 3, 640, 512)} <= set(input_shapes(pack.detection))
+    probe = make_probe(pack.detection, input_shapes(pack.detection))
     assert probe.shape == (1, 3, 256, 256)
     assert -1.0 <= probe.min() < -0.9 < 0.9 < probe.max() <= 1.0
 
 
-def test_a_recogniser_opened_as_on_a_gpu(pack: ModelPack, recogniser: Recogniser, tmp_path: Path) -> None:
+def test_a_recognizer_opened_as_on_a_gpu(pack: ModelPack, recognizer: Recognizer, tmp_path: Path) -> None:
     """All but CUDA itself: every shape, the converted file, the comparison with fp32."""
-    network = open_on(pack.recognition, Device("cpu"), tmp_path)
+    network = open_on_device(pack.recognition, Device("cpu"), tmp_path)
     crops = np.random.default_rng(3).integers(0, 256, (33, 112, 112, 3)).astype(np.uint8)
-    there, here = Recogniser(network, pack.recognition).embed(crops), recogniser.embed(crops)
+    there, here = Recognizer(network, pack.recognition).embed(crops), recognizer.embed(crops)
     assert (there * here).sum(1).min() > 0.999
 
 

@@ -1,4 +1,4 @@
-"""JSON, vectors, names and forms that mean harm: each refused with 4xx, or taken for what it is and given back so."""
+"""Hostile JSON, vectors, names and forms are rejected with 4xx, or stored and returned unchanged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from service.client import Kith
-from tests.service.test_malformed_input import ENROL, IDENTIFY, check
+from kith import Kith
+from tests.service.test_malformed_input import ENROLL, IDENTIFY, check
 
 JSON = {"Content-Type": "application/json"}
 DEEP = b"[" * 400_000
@@ -37,13 +37,13 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("case", HARMFUL)
-def test_json_that_means_harm(server: str, gallery: str, case: str) -> None:
+def test_hostile_json_is_rejected(server: str, gallery: str, case: str) -> None:
     url = f"{server}/v1/galleries/{gallery}/subjects/a"
     check(httpx.put(url, content=HARMFUL[case], headers=JSON), 422, "invalid_request")
     check(httpx.get(url), 404, "subject_not_found")
 
 
-@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROL])
+@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
 @pytest.mark.parametrize(
     "body", [DEEP, b'{"images": ' + DEEP, b'{"a":' * 100_000, b'{"top_k": ' + b"9" * 100_000 + b"}"]
 )
@@ -55,7 +55,7 @@ def test_deep_json_beside_photos(server: str, gallery: str, path: str, body: byt
     check(httpx.post(url, content=form, headers=headers), 422, "invalid_request")
 
 
-@pytest.mark.parametrize("path", ["/v1/detect", IDENTIFY, ENROL, "/v1/verify"])
+@pytest.mark.parametrize("path", ["/v1/detect", IDENTIFY, ENROLL, "/v1/verify"])
 def test_options_stand_once_in_a_form(server: str, gallery: str, path: str) -> None:
     """Each part was parsed while every other request waited: seventeen of 1 MB took a second."""
     options = ("request", ("options.json", b"{}", "application/json"))
@@ -72,7 +72,7 @@ def test_options_stand_once_in_a_form(server: str, gallery: str, path: str) -> N
         {"k": "\u202eevil\u2066\u200b"}, {"k": "\U0001f600" * 1000}, {"a" * 10_000: 1},
     ],
 )  # fmt: skip
-def test_what_is_odd_is_given_back_as_it_came(kith: Kith, gallery: str, server: str, metadata: dict[str, Any]) -> None:
+def test_unusual_text_is_returned_unchanged(kith: Kith, gallery: str, server: str, metadata: dict[str, Any]) -> None:
     url = f"{server}/v1/galleries/{gallery}/subjects/a"
     response = httpx.put(url, content=json.dumps({"metadata": metadata}), headers=JSON)
     assert response.status_code in (201, 422), response.text
@@ -89,8 +89,8 @@ def test_what_is_odd_is_given_back_as_it_came(kith: Kith, gallery: str, server: 
         ("%2e%2e", 201), ("x" * 128, 201), ("\U0001f600" * 129, 422), ("None", 201), ("__proto__", 201),
     ],
 )  # fmt: skip
-def test_identifiers(server: str, gallery: str, identifier: str, status: int) -> None:
-    """Those that look alike are two: nothing folds one into another."""
+def test_similar_identifiers_stay_distinct(server: str, gallery: str, identifier: str, status: int) -> None:
+    """Identifiers that look alike are not normalized to one."""
     url = f"{server}/v1/galleries/{gallery}/subjects/{quote(identifier, safe='')}"
     response = httpx.put(url, json={})
     assert response.status_code in ((status, 405, 422) if status == 404 else (status,)), response.text
@@ -115,11 +115,11 @@ VECTORS = {
 def test_vectors_of_any_length_are_unit_vectors_or_refused(
     kith: Kith, gallery: str, server: str, name: str, sign: int
 ) -> None:
-    """None makes another face's similarity anything but a number from -1 to 1."""
+    """No vector gives another face a similarity outside -1 to 1."""
     d = kith.model().dimension
     ordinary = np.random.default_rng(0).normal(size=d).tolist()
     vector = [sign * VECTORS[name]] + [-0.0] * (d - 1)
-    assert httpx.post(server + ENROL.format(gallery=gallery), json={"embeddings": [ordinary]}).status_code == 201
+    assert httpx.post(server + ENROLL.format(gallery=gallery), json={"embeddings": [ordinary]}).status_code == 201
     asked = {"embeddings": [vector], "risk": {"threshold": 0.5}, "top_k": 1}
     for response in (
         httpx.post(server + IDENTIFY.format(gallery=gallery), json=asked),
@@ -144,7 +144,7 @@ def test_vectors_of_any_length_are_unit_vectors_or_refused(
 def test_vectors_in_files(kith: Kith, gallery: str, server: str, number: str) -> None:
     model = kith.model()
     vector = np.full(model.dimension, float(number), np.float32)
-    lines = [{"kith": "gallery", "version": 1, "recogniser": model.recogniser, "dimension": model.dimension}]
+    lines = [{"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}]
     lines.append({"subject": "odd", "embedding": base64.b64encode(vector.tobytes()).decode()})
     lines.append(
         {"subject": "ada", "embedding": base64.b64encode(np.eye(1, model.dimension, dtype="<f4").tobytes()).decode()}
@@ -168,7 +168,7 @@ def test_vectors_in_files(kith: Kith, gallery: str, server: str, number: str) ->
         "subjects?limit=1e9",
     ],
 )
-def test_numbers_and_places_that_are_none(server: str, gallery: str, query: str) -> None:
+def test_invalid_numbers_and_cursors_are_rejected(server: str, gallery: str, query: str) -> None:
     check(httpx.get(f"{server}/v1/galleries/{gallery}/{query}"), 422, "invalid_request")
 
 
@@ -204,14 +204,14 @@ PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n'
         "all but boundaries",
     ],
 )  # fmt: skip
-def test_forms_that_mean_harm(server: str, body: bytes) -> None:
+def test_hostile_forms_are_rejected(server: str, body: bytes) -> None:
     content, headers = form(body)
     response = httpx.post(f"{server}/v1/detect", content=content, headers=headers)
     assert response.status_code in (413, 422), response.text[:300]
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "a\0.jpg", "C:\\x.jpg", "x" * 200, "\u202egpj.exe"])
-def test_names_of_files_mean_nothing(server: str, name: str) -> None:
+def test_file_names_are_ignored(server: str, name: str) -> None:
     response = httpx.post(f"{server}/v1/detect", files=[("images", (name, b"no photo"))])
     assert response.status_code == 422
     assert "passwd" not in response.text
@@ -220,7 +220,7 @@ def test_names_of_files_mean_nothing(server: str, name: str) -> None:
 @pytest.mark.parametrize("key", ["", "x" * 10_000, "\u00ff", "a,b", '"quoted"', "../x", "%00"])
 def test_idempotency_keys(server: str, gallery: str, kith: Kith, key: str) -> None:
     vector = np.eye(1, kith.model().dimension)[0].tolist()
-    url = server + ENROL.format(gallery=gallery)
+    url = server + ENROLL.format(gallery=gallery)
     headers = {b"Idempotency-Key": key.encode("latin-1")}
     answers = [httpx.post(url, json={"embeddings": [vector]}, headers=headers) for _ in range(2)]
     assert {answer.status_code for answer in answers} <= {201, 422}

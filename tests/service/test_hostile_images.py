@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.errors import ImageError, ImageFormatError
-from service.imaging import FORMATS, ImageLimits, decode
+from service.core.errors import ImageError, ImageFormatError
+from service.inference.images import FORMATS, ImageLimits, decode
 from tests.conftest import ROOT
 from tests.service.images import HEIC, SMALL, encode, harmful, scans, tiff
 
-MOST_S = 4.0
-"""Of CPU, for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, more where two threads share a core."""
-MOST_BYTES = 1_100_000_000
+MAX_CPU_S = 4.0
+"""CPU time limit for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, more on a shared core."""
+MAX_MEMORY_BYTES = 1_100_000_000
 """A photo of 50 megapixels has 150 MB, and its decoders several times that."""
 UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
 REFUSED = {
@@ -51,8 +51,8 @@ REFUSED = {
 PROGRAM = r"""
 import json, re, resource, sys, time
 from pathlib import Path
-from service.errors import ImageError
-from service.imaging import ImageLimits, decode
+from service.core.errors import ImageError
+from service.inference.images import ImageLimits, decode
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 for path in sorted(Path(sys.argv[1]).iterdir()):
     start, payload = time.process_time(), path.read_bytes()
@@ -80,9 +80,9 @@ def test_no_photo_takes_long_or_much(tmp_path: Path) -> None:
     )
     results = {line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())}
     assert results.keys() == photos.keys(), done.stderr
-    slow = {name: (end, cpu_s) for name, (end, cpu_s, _, size) in results.items() if cpu_s > MOST_S and size < 1e6}
+    slow = {name: (end, cpu_s) for name, (end, cpu_s, _, size) in results.items() if cpu_s > MAX_CPU_S and size < 1e6}
     assert not slow
-    assert max(most for _, _, most, _ in results.values()) < MOST_BYTES
+    assert max(most for _, _, most, _ in results.values()) < MAX_MEMORY_BYTES
     assert {name: results[name][0] for name in REFUSED} == REFUSED
 
 

@@ -1,5 +1,7 @@
-"""Bytes on a connection that mean harm: endless heads, slow clients, floods, requests that can be read in two ways. Raw
-sockets against real servers, whose limits are small enough that nobody waits for them."""
+"""Limits on connections: endless heads, slow clients, floods and ambiguous requests.
+
+Raw sockets against real servers with low limits.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ PATIENCE_S = 0.4
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of an impatient server of few connections."""
+    """Port of a server with a short timeout and few connections."""
     settings = load_settings(
         data_dir=tmp_path_factory.mktemp("impatient"),
         client_patience_s=PATIENCE_S,
-        client_least_rate=1_000_000,
+        client_min_rate=1_000_000,
         max_connections=12,
         max_connections_per_address=8,
         log_level="ERROR",
@@ -44,12 +46,12 @@ def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
 
 
 def read(connection: socket.socket) -> bytes:
-    """Until the server closes."""
+    """Read until the server closes."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def answers(port: int, *pieces: bytes) -> list[tuple[int, dict[str, object]]]:
-    """Status and document of each answer, until the server closes."""
+    """Send, and return status and document of each response until the server closes."""
     with connect(port) as connection:
         for piece in pieces:
             connection.sendall(piece)
@@ -108,7 +110,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("case", AMBIGUOUS)
-def test_what_could_be_read_in_two_ways_is_refused(port: int, case: str) -> None:
+def test_ambiguous_requests_are_rejected(port: int, case: str) -> None:
     ((status, document),) = answers(port, AMBIGUOUS[case])
     assert (status, document["code"]) == (400, "malformed_http")
     assert "no Upgrade" in str(document["remedy"])
@@ -127,7 +129,7 @@ def test_what_could_be_read_in_two_ways_is_refused(port: int, case: str) -> None
     ],
     ids=["address", "endless query", "headers", "header", "endless header", "endless name", "trailers"],
 )
-def test_a_head_has_a_length(port: int, head: bytes) -> None:
+def test_a_head_has_a_maximum_length(port: int, head: bytes) -> None:
     ((status, document),) = answers(port, head)
     assert (status, document["code"]) == (431, "head_too_large")
 
@@ -144,7 +146,7 @@ def test_a_head_has_a_length(port: int, head: bytes) -> None:
     ],
     ids=["plain", "HTTP/1.0", "absolute", "many headers", "websocket", "pipelined"],
 )
-def test_what_is_unusual_is_answered_all_the_same(port: int, request_: bytes) -> None:
+def test_unusual_valid_requests_are_answered(port: int, request_: bytes) -> None:
     found = answers(port, request_)
     assert len(found) == request_.count(b"GET ")
     assert {status for status, _ in found} == {200}
@@ -178,25 +180,25 @@ def test_what_is_unusual_is_answered_all_the_same(port: int, request_: bytes) ->
         (b"*", 404),
     ],
 )
-def test_paths_lead_nowhere_else(port: int, path: bytes, status: int) -> None:
+def test_ambiguous_paths_are_rejected(port: int, path: bytes, status: int) -> None:
     ((found, _),) = answers(port, b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
     assert found == status
 
 
-def test_nobody_is_led_elsewhere_by_a_header(port: int) -> None:
+def test_a_host_header_causes_no_redirect(port: int) -> None:
     ((status, _),) = answers(
         port, b"GET /v1/galleries/ HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n\r\n"
     )
-    assert status == 403  # not redirected there, as with keys
+    assert status == 403  # rejected, not redirected to that host
 
 
-def test_too_many_pipelined_requests_end_with_those_accepted(port: int) -> None:
+def test_accepted_pipelined_requests_are_answered_before_a_rejection(port: int) -> None:
     found = answers(port, (HEALTH + b"\r\n") * 5000)
     assert 1 <= len(found) <= 20
     assert {status for status, _ in found} == {200}
 
 
-def test_garbage_after_a_request_takes_nothing_from_its_answer(port: int) -> None:
+def test_garbage_after_a_request_does_not_affect_its_response(port: int) -> None:
     assert [status for status, _ in answers(port, HEALTH + b"\r\n\0\1garbage")] == [200]
 
 
@@ -205,20 +207,20 @@ def test_garbage_after_a_request_takes_nothing_from_its_answer(port: int) -> Non
     [b"GET /heal", HEALTH + b"A: b\r\n", POST + b"Content-Length: 9\r\n\r\n{", CHUNKED + b"1\r\n{\r\n"],
     ids=["address", "headers", "body", "chunks"],
 )
-def test_what_does_not_come_is_not_waited_for(port: int, begun: bytes) -> None:
+def test_an_incomplete_request_times_out(port: int, begun: bytes) -> None:
     ((status, document),) = answers(port, begun)
     assert (status, document["code"]) == (408, "client_too_slow")
 
 
-def test_who_says_nothing_is_let_go(port: int) -> None:
+def test_an_idle_connection_is_closed(port: int) -> None:
     assert answers(port, b"") == []
     with connect(port) as connection:
         connection.sendall(HEALTH + b"\r\n")
-        received = b"".join(iter(lambda: connection.recv(65536), b""))  # to the end, in however many pieces
+        received = b"".join(iter(lambda: connection.recv(65536), b""))  # until the end, in any number of chunks
         assert received.startswith(b"HTTP/1.1 200")
 
 
-def test_a_body_that_trickles_is_not_waited_for(port: int) -> None:
+def test_a_slow_body_times_out(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(CHUNKED)
         connection.settimeout(PATIENCE_S / 10)
@@ -232,8 +234,8 @@ def test_a_body_that_trickles_is_not_waited_for(port: int) -> None:
         assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_who_still_sends_after_the_answer_is_let_go(port: int) -> None:
-    """The answer can be read; what comes after it is dropped, up to a bound."""
+def test_input_after_the_response_is_discarded_up_to_a_limit(port: int) -> None:
+    """The response stays readable while further input arrives."""
     with connect(port) as connection:
         connection.sendall(POST + b"Content-Length: 900000000000\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
@@ -242,7 +244,7 @@ def test_who_still_sends_after_the_answer_is_let_go(port: int) -> None:
                 connection.sendall(b"x" * 1_000_000)
 
 
-def test_who_does_not_read_is_let_go(port: int) -> None:
+def test_a_client_that_does_not_read_is_disconnected(port: int) -> None:
     with connect(port) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asked = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -252,7 +254,7 @@ def test_who_does_not_read_is_let_go(port: int) -> None:
 
 
 def test_connections_are_bounded(port: int) -> None:
-    """Of one address, and in all; who closes makes room."""
+    """Limits per address and in total. A closed connection frees its place."""
     with ExitStack() as opened:
         for source in ("127.0.0.1", "127.0.0.2"):
             held = []
@@ -266,7 +268,7 @@ def test_connections_are_bounded(port: int) -> None:
             assert b"too_many_connections" in answer
             assert b"retry-after" in answer
         held[0].close()
-        for _ in range(100):  # until the server has seen it
+        for _ in range(100):  # until the server notices the close
             with connect(port, "127.0.0.3") as another:
                 another.sendall(LAST)
                 try:
@@ -279,7 +281,7 @@ def test_connections_are_bounded(port: int) -> None:
 
 
 def test_refused_connections_are_paced(port: int) -> None:
-    """A client that reconnects at once waits before each refusal."""
+    """A client that reconnects at once gets each 503 after a delay."""
     with ExitStack() as opened:
         for _ in range(8):
             opened.enter_context(connect(port)).sendall(HEALTH)
@@ -294,7 +296,7 @@ def test_refused_connections_are_paced(port: int) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """The most of it, while eight connections at once have sent megabytes of each and are still open."""
+    """Peak memory, while eight open connections send megabytes of each attack."""
     server = Server(tmp_path, KITH_CLIENT_PATIENCE_S="5", OMP_NUM_THREADS="1")
     try:
         server.wait_until_ready()
@@ -310,7 +312,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
             with ExitStack() as opened:
                 for _ in range(8):
                     connection = opened.enter_context(connect(port))
-                    with suppress(ConnectionError):  # refused meanwhile
+                    with suppress(ConnectionError):  # rejected while sending
                         connection.sendall(sent)
                 assert server.readiness() == 200
         assert server.peak_bytes() - before < 50_000_000

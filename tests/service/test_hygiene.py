@@ -1,4 +1,4 @@
-"""The hygiene report tells duplicates, mislabelled templates and lookalikes apart."""
+"""The hygiene report tells duplicates, mislabeled templates and lookalikes apart."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from models.network import Float
-from models.risk import Calibration
-from service.cli import app
-from service.client import Kith
-from service.gallery.hygiene import Finding, Levels, inspect
-from service.gallery.subjects import Snapshot
+from kith import Kith
+from models.risk.calibration import Calibration
+from models.runtime.network import Float
+from service.cli.main import app
+from service.domain.gallery import Snapshot
+from service.domain.hygiene import HygieneFinding, HygieneThresholds, find_problems
 from tests.conftest import jpeg
 
 DIMENSION = 256
-LEVELS = Levels(duplicate=0.6, near=0.5, lookalike=0.5, unlike=0.35)
+LEVELS = HygieneThresholds(duplicate=0.6, near=0.5, lookalike=0.5, unlike=0.35)
 
 
 def person(number: int) -> Float:
@@ -32,12 +32,14 @@ def photo(of: Float, number: int, likeness: float = 0.9) -> Float:
     return np.asarray(likeness * of + np.sqrt(1 - likeness**2) * other, np.float32)
 
 
-def report(calibration: Calibration, *subjects: list[Float], levels: Levels = LEVELS) -> list[Finding]:
+def report(
+    calibration: Calibration, *subjects: list[Float], levels: HygieneThresholds = LEVELS
+) -> list[HygieneFinding]:
     """Subjects are numbered from 0; so are templates, in order."""
     vectors = np.stack([vector for subject in subjects for vector in subject])
     pks = np.array([pk for pk, subject in enumerate(subjects) for _ in subject])
     snapshot = Snapshot(1, np.arange(len(pks)), pks, vectors, np.full(len(pks), np.nan, np.float32))
-    return inspect(snapshot, calibration, levels)
+    return find_problems(snapshot, calibration, levels)
 
 
 A, B, C = person(0), person(1), person(2)
@@ -50,7 +52,7 @@ def test_a_sound_gallery_has_nothing(calibration: Calibration) -> None:
 def test_an_empty_gallery_has_nothing(calibration: Calibration) -> None:
     empty = np.empty(0, np.int64)
     snapshot = Snapshot(0, empty, empty, np.empty((0, DIMENSION), np.float32), np.empty(0, np.float32))
-    assert inspect(snapshot, calibration, LEVELS) == []
+    assert find_problems(snapshot, calibration, LEVELS) == []
 
 
 @pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 3), (2, 4)])
@@ -69,21 +71,21 @@ def test_a_person_under_two_ids_is_a_duplicate_and_nothing_else(
     assert found.templates[0] < left <= found.templates[1]
 
 
-def test_a_mislabelled_template_is_moved_and_makes_no_duplicate(calibration: Calibration) -> None:
+def test_a_mislabeled_template_is_moved_and_makes_no_duplicate(calibration: Calibration) -> None:
     (found,) = report(calibration, [photo(A, 0), photo(A, 1)], [photo(B, 2), photo(B, 3), photo(A, 4)])
-    assert (found.kind, found.subjects, found.templates, found.belongs_to) == ("mislabelled_template", (1, 0), (4,), 0)
+    assert (found.kind, found.subjects, found.templates, found.belongs_to) == ("mislabeled_template", (1, 0), (4,), 0)
     assert found.own_similarity == pytest.approx(0, abs=1e-6)
 
 
-def test_a_mislabelled_template_of_nobody_here(calibration: Calibration) -> None:
+def test_a_mislabeled_template_of_nobody_here(calibration: Calibration) -> None:
     (found,) = report(calibration, [photo(A, 0), photo(A, 1), photo(C, 2)], [photo(B, 3)])
-    assert (found.kind, found.templates, found.belongs_to) == ("mislabelled_template", (2,), None)
+    assert (found.kind, found.templates, found.belongs_to) == ("mislabeled_template", (2,), None)
     assert found.similarity is None
 
 
 def test_of_two_that_disagree_the_one_like_somebody_else_is_wrong(calibration: Calibration) -> None:
     (found,) = report(calibration, [photo(A, 0), photo(B, 1)], [photo(B, 2), photo(B, 3)])
-    assert (found.kind, found.templates, found.belongs_to) == ("mislabelled_template", (1,), 1)
+    assert (found.kind, found.templates, found.belongs_to) == ("mislabeled_template", (1,), 1)
 
 
 def test_of_two_that_disagree_and_are_like_nobody_neither_is_blamed(calibration: Calibration) -> None:
@@ -91,26 +93,26 @@ def test_of_two_that_disagree_and_are_like_nobody_neither_is_blamed(calibration:
     assert (found.kind, found.subjects, found.templates) == ("inconsistent_subject", (0,), (0, 1))
 
 
-def test_a_single_photo_of_somebody_else_cannot_be_told_from_a_duplicate(calibration: Calibration) -> None:
+def test_a_single_photo_of_another_person_is_reported_as_a_duplicate(calibration: Calibration) -> None:
     (found,) = report(calibration, [photo(A, 0), photo(A, 1)], [photo(A, 2)])
     assert found.kind == "duplicate_subjects"
-    assert "filed wrongly" in found.action
+    assert "mislabeled" in found.action
 
 
 def test_two_subjects_with_each_other_s_photo(calibration: Calibration) -> None:
     found = report(calibration, [photo(A, 0), photo(A, 1), photo(B, 2)], [photo(B, 3), photo(B, 4), photo(A, 5)])
     assert {(f.kind, f.templates, f.belongs_to) for f in found} == {
-        ("mislabelled_template", (2,), 1),
-        ("mislabelled_template", (5,), 0),
+        ("mislabeled_template", (2,), 1),
+        ("mislabeled_template", (5,), 0),
     }
 
 
-def test_a_duplicate_is_found_beside_a_mislabelled_template(calibration: Calibration) -> None:
+def test_a_duplicate_is_found_beside_a_mislabeled_template(calibration: Calibration) -> None:
     first, second = report(
         calibration, [photo(A, 0), photo(A, 1), photo(B, 2)], [photo(A, 3), photo(A, 4)], [photo(B, 5)]
     )
     assert (first.kind, first.subjects) == ("duplicate_subjects", (0, 1))
-    assert (second.kind, second.templates, second.belongs_to) == ("mislabelled_template", (2,), 2)
+    assert (second.kind, second.templates, second.belongs_to) == ("mislabeled_template", (2,), 2)
 
 
 def test_a_poor_photo_is_held_by_one_that_is_like_it(calibration: Calibration) -> None:
@@ -133,27 +135,27 @@ def test_blocks_do_not_change_the_report(calibration: Calibration, monkeypatch: 
     people: NDArray[np.float32] = rng.normal(size=(60, 64)).astype(np.float32)
     vectors = np.repeat(people, 3, 0) + 0.7 * rng.normal(size=(180, 64)).astype(np.float32)
     vectors = np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
-    pks = rng.permutation(np.arange(180) // 2)  # nobody is where he belongs
+    pks = rng.permutation(np.arange(180) // 2)  # every template is mislabeled
     pks.sort()
     snapshot = Snapshot(1, np.arange(180), pks, vectors, np.full(180, np.nan, np.float32))
 
     def found() -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return [(f.kind, f.subjects, f.templates) for f in inspect(snapshot, calibration, LEVELS)]
+        return [(f.kind, f.subjects, f.templates) for f in find_problems(snapshot, calibration, LEVELS)]
 
     whole = found()
-    monkeypatch.setattr("service.gallery.hygiene.BLOCK", 7)
+    monkeypatch.setattr("service.domain.hygiene.BLOCK_ROWS", 7)
     assert whole
     assert found() == whole
 
 
 def test_levels_rise_with_the_gallery(calibration: Calibration) -> None:
-    small, large = (Levels.of(calibration, n) for n in (50, 5000))
+    small, large = (HygieneThresholds.of(calibration, n) for n in (50, 5000))
     assert small.unlike < small.near < small.duplicate
     assert (large.unlike, large.near > small.near, large.duplicate > small.duplicate) == (small.unlike, True, True)
 
 
 def test_a_loose_threshold_makes_more_lookalikes_but_not_everybody(calibration: Calibration) -> None:
-    usual, loose, absurd = (Levels.of(calibration, 100, accept) for accept in (1.0, 0.3, -1.0))
+    usual, loose, absurd = (HygieneThresholds.of(calibration, 100, accept) for accept in (1.0, 0.3, -1.0))
     assert usual.lookalike == usual.near > loose.lookalike == 0.3 > absurd.lookalike
     assert calibration.fmr(absurd.lookalike).value <= 0.06
 
@@ -163,10 +165,10 @@ def test_over_http(
 ) -> None:
     mirrored = jpeg((astronaut[:, ::-1] * 0.85).astype(np.uint8))
     kith.put_subject(gallery, "eileen", name="Eileen Collins")
-    (enrolled,) = kith.enrol(gallery, "eileen", jpeg(astronaut)).results
-    kith.enrol(gallery, "tom", jpeg(actor))
+    (enrolled,) = kith.enroll(gallery, "eileen", jpeg(astronaut)).results
+    kith.enroll(gallery, "tom", jpeg(actor))
     assert kith.hygiene(gallery).findings == []
-    kith.enrol(gallery, "twin", mirrored, allow_duplicate=True)
+    kith.enroll(gallery, "twin", mirrored, allow_duplicate=True)
     report = kith.hygiene(gallery)
     (found,) = report.findings
     assert (report.total["duplicate_subjects"], found.kind) == (1, "duplicate_subjects")
@@ -175,13 +177,13 @@ def test_over_http(
     assert found.chance is not None
     assert found.chance < 0.001
     kith.delete_subject(gallery, "twin")
-    (moved,) = kith.enrol(gallery, "tom", mirrored, allow_duplicate=True, allow_inconsistent=True).results
+    (moved,) = kith.enroll(gallery, "tom", mirrored, allow_duplicate=True, allow_inconsistent=True).results
     (found,) = kith.hygiene(gallery).findings
-    assert (found.kind, found.belongs_to) == ("mislabelled_template", "eileen")
+    assert (found.kind, found.belongs_to) == ("mislabeled_template", "eileen")
     assert [t.template for t in found.templates] == [moved.template]
     runner = CliRunner()
     printed = runner.invoke(app, ["gallery", "hygiene", gallery, "--url", server], env={"COLUMNS": "200"})
     assert printed.exit_code == 0
-    assert "mislabelled template" in printed.output
+    assert "mislabeled template" in printed.output
     as_json = json.loads(runner.invoke(app, ["gallery", "hygiene", gallery, "--url", server, "--json"]).output)
     assert as_json["findings"][0]["belongs_to"] == "eileen"

@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from service.errors import (
-    ImageDamagedError,
-    ImageEmptyError,
-    ImageError,
-    ImageFormatError,
-    ImageTooLargeError,
-)
-from service.imaging import FORMATS, ImageLimits, decode, open_photo
+from service.core.errors import ImageDamagedError, ImageEmptyError, ImageError, ImageFormatError, ImageTooLargeError
+from service.inference.images import FORMATS, ImageLimits, decode, open_photo
 from tests.conftest import jpeg
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
@@ -55,17 +49,17 @@ def test_every_mode_becomes_rgb(mode: str, astronaut: NDArray[np.uint8]) -> None
     else:
         image = image.convert(mode)
     decoded = decode(encode(image, "TIFF"), LIMITS)
-    grey = np.asarray(Image.fromarray(astronaut).convert("L"), int)
+    gray = np.asarray(Image.fromarray(astronaut).convert("L"), int)
     assert decoded.shape == astronaut.shape
-    assert abs(float(decoded.mean()) - float(grey.mean())) < 12
+    assert abs(float(decoded.mean()) - float(gray.mean())) < 12
 
 
 @pytest.mark.parametrize("white", [1, 255, 65_535])
-def test_grey_in_floats_has_one_of_the_usual_whites(white: int, astronaut: NDArray[np.uint8]) -> None:
-    grey = np.asarray(Image.fromarray(astronaut).convert("L"))
-    image = Image.fromarray(grey.astype(np.float32) / 255 * white)
+def test_gray_in_floats_has_one_of_the_usual_whites(white: int, astronaut: NDArray[np.uint8]) -> None:
+    gray = np.asarray(Image.fromarray(astronaut).convert("L"))
+    image = Image.fromarray(gray.astype(np.float32) / 255 * white)
     decoded = decode(encode(image, "TIFF"), LIMITS)
-    assert np.abs(decoded[:, :, 0].astype(int) - grey).max() <= 1
+    assert np.abs(decoded[:, :, 0].astype(int) - gray).max() <= 1
 
 
 def test_transparency_lies_over_white() -> None:
@@ -74,7 +68,7 @@ def test_transparency_lies_over_white() -> None:
 
 
 def stored(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """As a camera that writes this EXIF orientation stores it."""
+    """Store the photo as a camera with this EXIF orientation does."""
     turned = {
         1: upright,
         2: upright[:, ::-1],
@@ -120,7 +114,7 @@ def test_a_jpeg_has_the_pixels_that_pillow_gives_it(
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_a_jpeg_of_other_colours_has_them_too(mode: str, astronaut: NDArray[np.uint8]) -> None:
+def test_a_jpeg_of_other_colors_has_them_too(mode: str, astronaut: NDArray[np.uint8]) -> None:
     payload = encode(Image.fromarray(astronaut).convert(mode), "JPEG")
     assert (decode(payload, LIMITS) == by_pillow(payload)).all()
 
@@ -136,7 +130,7 @@ def test_a_jpeg_of_other_colours_has_them_too(mode: str, astronaut: NDArray[np.u
 def test_points_lie_where_the_photo_shows_them(
     orientation: int, height: int, width: int, scale: float, seed: int
 ) -> None:
-    """In a photo whose colours tell where one is."""
+    """In a photo whose colors tell where one is."""
     y, x = np.mgrid[:height, :width]
     upright = np.rint(np.stack([x * 0.35, y * 0.35, x * 0.2 + y * 0.2], -1)).astype(np.uint8)
     photo = open_photo(oriented(upright, orientation, quality=98, subsampling=0), LIMITS)
@@ -159,7 +153,7 @@ def test_points_lie_where_the_photo_shows_them(
 
 
 def test_what_lies_beside_and_behind_a_photo_are_no_scans(astronaut: NDArray[np.uint8]) -> None:
-    """As in what phones write: makers' notes, previews, videos."""
+    """EXIF segments as phones write them: makers' notes, previews, videos."""
     photo = jpeg(astronaut)
     scan = b"\xff\xda"
     segment = b"\xff\xe2" + struct.pack(">H", 60_002) + scan * 30_000
@@ -188,7 +182,7 @@ def test_a_mirrored_jpeg_is_decoded_whole(orientation: int, astronaut: NDArray[n
     assert (picture.upright == by_pillow(payload)).all()
 
 
-def test_16_bit_grey_keeps_its_high_byte() -> None:
+def test_16_bit_gray_keeps_its_high_byte() -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     assert (decode(encode(Image.fromarray(values), "PNG"), LIMITS) == (values >> 8)[..., None]).all()
     assert (decode(encode(Image.fromarray(values % 256), "PNG"), LIMITS) == (values % 256)[..., None]).all()
@@ -200,7 +194,7 @@ def test_a_lack_of_memory_is_not_the_photos_fault(
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("service.imaging.simplejpeg.decode_jpeg", full)
+    monkeypatch.setattr("service.inference.images.simplejpeg.decode_jpeg", full)
     with pytest.raises(MemoryError):
         decode(jpeg(astronaut), LIMITS)
 

@@ -1,4 +1,4 @@
-"""An index answers as comparing every vector does, whatever came, went and was put in order meanwhile."""
+"""An index gives the same results as brute force, after any insertion, removal and compaction."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.network import Float
-from models.recognition import unit
-from service.errors import SettingsError
-from service.gallery import segmented
-from service.gallery.faiss_index import api, builders, exact, products
-from service.gallery.index import Builder, Keys, Kind, Recall, StoppedError, Structure
-from service.gallery.index_choice import Failure, Sizes, choose
-from service.gallery.recall import recall_of
-from service.gallery.segmented import Batch, SegmentedIndex
-from service.gallery.segments import Rows, View
-from service.gallery.subjects import IndexSetting
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import SettingsError
+from service.domain.gallery import IndexSetting, Keys
+from service.index import recall, segment_builder
+from service.index.faiss_structures import api, builders, exact, products
+from service.index.protocol import Builder, Kind, Recall, StoppedError, Structure
+from service.index.recall import recall_of
+from service.index.segment_builder import Batch
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Rows, View
+from service.index.selection import Failure, Sizes, choose
 
-TINY = Sizes(seal=24, compact_from=60, coded=96, linked=96)
+TINY = Sizes(seal=24, compact_from=60, max_compact=96, max_graph=96)
 EVERYTHING = 10**6
 
 
 class Background:
-    """Runs what is to be done later when it is told to."""
+    """Queue of background work that runs on request."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -71,7 +72,7 @@ def check(
     view = index.view
     assert len(view) == len(model)
     assert view.owners == len({owner for owner, _ in model.values()})
-    probes = unit(rng.normal(size=(int(rng.integers(1, 8)), dimension)))
+    probes = l2_normalize(rng.normal(size=(int(rng.integers(1, 8)), dimension)))
     k = int(rng.integers(1, 12))
     among = None if rng.random() < 0.5 else {int(owner) for owner in rng.integers(0, 12, int(rng.integers(1, 10)))}
     keys = None if among is None else np.array(sorted(among), np.int64)
@@ -126,18 +127,18 @@ def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetti
         else:
             continue
         owners = rng.integers(0, 12, len(keys)).tolist()
-        vectors = unit(rng.normal(size=(len(keys), dimension)))
+        vectors = l2_normalize(rng.normal(size=(len(keys), dimension)))
         index.apply([batch(keys, owners, vectors, sequence)])
         model.update({key: (owner, vector) for key, owner, vector in zip(keys, owners, vectors, strict=True)})
         assert index.view.sequence == sequence
     index.compact()
-    assert not index._due(index.view)
+    assert not index.needs_compaction()
 
 
 def clustered(rng: np.random.Generator, people: int, each: int, dimension: int) -> Float:
-    centres = unit(rng.normal(size=(people, dimension)))
+    centers = l2_normalize(rng.normal(size=(people, dimension)))
     spread = 0.5 * rng.normal(size=(people * each, dimension)) / np.sqrt(dimension)
-    return unit(np.repeat(centres, each, 0) + spread)
+    return l2_normalize(np.repeat(centers, each, 0) + spread)
 
 
 def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, each: int = 2, promise: float = 0.999) -> SegmentedIndex:
@@ -148,7 +149,7 @@ def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, each: int = 2, pr
     return index
 
 
-SMALL = Sizes(seal=256, compact_from=2000, coded=4096, linked=4096)
+SMALL = Sizes(seal=256, compact_from=2000, max_compact=4096, max_graph=4096)
 
 
 @pytest.mark.parametrize("kind", ["compact", "graph"])
@@ -159,7 +160,7 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng:
     assert (stats.kind, stats.vectors, stats.tombstones) == (kind, 8000, 0)
     assert stats.segments > 1 and all(segment.structure for segment in index.view.segments)
     assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample == 1000
-    # Some go, some change, and come back elsewhere.
+    # Delete some rows, and change others, which get new keys.
     gone = np.sort(rng.choice(np.arange(1, 8001), 500, replace=False))
     index.apply([batch(gone[:250].tolist(), [7000] * 250, -vectors[gone[:250] - 1], 8001, gone.tolist())])
     view = index.view
@@ -167,7 +168,7 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng:
         owners = np.sort(rng.choice(4000, int(4000 * share), replace=False)) if share < 1 else None
         inside = view.vectors_of(np.arange(4000) if owners is None else owners).vectors
         probes = inside[rng.choice(len(inside), 40)]
-        probes = unit(probes + 0.6 * rng.normal(size=probes.shape) / np.sqrt(32))
+        probes = l2_normalize(probes + 0.6 * rng.normal(size=probes.shape) / np.sqrt(32))
         for batched in (probes, probes[:1]):
             found, expected = index.search(view, batched, 5, owners), view.search(batched, 5, None, owners)
             assert (found.keys[:, 0] == expected.keys[:, 0]).mean() >= 0.97
@@ -189,24 +190,24 @@ class Builders:
 
 
 def in_crowds(rng: np.random.Generator, crowds: int, size: int, dimension: int) -> Float:
-    """Sixteen centroids for four dimensions know where the crowds are, not who is who in one."""
-    centres = np.repeat(unit(rng.normal(size=(crowds, dimension))), size // crowds, 0)
-    return unit(centres + 0.002 * rng.normal(size=centres.shape))
+    """Sixteen centroids for four dimensions distinguish the clusters, but not the vectors inside one."""
+    centers = np.repeat(l2_normalize(rng.normal(size=(crowds, dimension))), size // crowds, 0)
+    return l2_normalize(centers + 0.002 * rng.normal(size=centers.shape))
 
 
 def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.random.Generator) -> None:
     vectors = in_crowds(rng, 20, 40_000, 32)
     background, trained = Background(), Builders()
-    index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, coded=65_536))
+    index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, max_compact=65_536))
     index.load(Rows(np.arange(1, 40_001), np.arange(40_000) // 2, vectors), 1)
     background.run()
-    # Nobody who comes or goes makes the codes better.
+    # Inserting and deleting rows does not improve the codes.
     nothing = np.empty((0, 32), np.float32)
     index.apply([batch([], [], nothing, 2, [40_000])])
     background.run()
     assert trained.kinds == ["compact"]
     stats = index.stats()
-    assert stats.kind == "exact" and "less than the 0.999 promised" in stats.reason
+    assert stats.kind == "exact" and "below the required 0.999" in stats.reason
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
     assert index.search(index.view, probe, 1).keys.tolist() == [[124]]
@@ -222,7 +223,7 @@ def test_products_are_the_similarities_to_every_row(probes: int, rows: int, rng:
 
 @pytest.mark.parametrize("probes", [2, 8, 9, 30])
 def test_several_probes_find_what_each_finds_alone_and_nothing_that_left(probes: int, rng: np.random.Generator) -> None:
-    vectors = unit(rng.normal(size=(300, 16)))
+    vectors = l2_normalize(rng.normal(size=(300, 16)))
     index, keys = index_of(16, "exact", sizes=Sizes()), list(range(300))
     index.apply([batch(keys, keys, vectors, 1)])
     index.apply([batch([], [], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
@@ -237,9 +238,9 @@ WAKING = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from service.gallery.faiss_index import builders
-from service.gallery.segmented import SegmentedIndex
-from service.gallery.segments import Rows
+from service.index.faiss_structures import builders
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Rows
 
 def switches():
     own = Path("/proc/thread-self").resolve().name
@@ -266,14 +267,14 @@ sys.exit(before != switches())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
 def test_searching_a_small_gallery_wakes_no_other_thread() -> None:
-    """Those of numpy's BLAS go on looking for work for longer than the search takes."""
+    """Numpy's BLAS threads would spin for longer than the search takes."""
     subprocess.run([sys.executable, "-c", WAKING], check=True)
 
 
 def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator) -> None:
-    """As many as went: codes made for those who were there first do not know the others apart, but new ones do."""
+    """Replace half of the rows: old codes do not distinguish the new rows, and retrained codes do."""
     size, dimension, background, trained = 10_000, 64, Background(), Builders()
-    index = SegmentedIndex(dimension, "auto", 0.999, trained, background, replace(SMALL, coded=16_384))
+    index = SegmentedIndex(dimension, "auto", 0.999, trained, background, replace(SMALL, max_compact=16_384))
     half = np.zeros((size, dimension // 2), np.float32)
     first, others = (clustered(rng, size, 1, dimension // 2) for _ in range(2))
     first, others = np.hstack([first, half]), np.hstack([half, others])
@@ -292,7 +293,7 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
 
 
 class Blind:
-    """Makes structures that find the rows stored first, whoever is asked for. ``during``: is called in each build."""
+    """Builder of structures that always find the rows stored first. ``during``: called in each build."""
 
     def __init__(self, during: Callable[[], None], kind: Kind = "compact") -> None:
         self.kind: Kind = kind
@@ -315,7 +316,7 @@ class Blind:
 def test_a_structure_answers_only_once_its_recall_is_known(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vectors = unit(rng.normal(size=(4000, 16)))
+    vectors = l2_normalize(rng.normal(size=(4000, 16)))
     found: list[bool] = []
 
     def search() -> None:
@@ -326,8 +327,8 @@ def test_a_structure_answers_only_once_its_recall_is_known(
         search()
         return recall_of(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(segmented, "recall_of", measured)
-    sizes = replace(SMALL, coded=1024)
+    monkeypatch.setattr(recall, "recall_of", measured)
+    sizes = replace(SMALL, max_compact=1024)
     index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
     index.load(Rows(np.arange(4000), np.arange(4000), vectors), 1)
     assert index.stats().segments == 4
@@ -337,7 +338,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
 
 
 def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.random.Generator) -> None:
-    """With a GPU, comparing everything has a structure too."""
+    """GPUs have a structure for exact search too."""
 
     class Seeing(Blind):
         def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
@@ -349,7 +350,7 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
             scores, rows = exact(probes, self.vectors, depth)
             return scores, rows
 
-    vectors = unit(rng.normal(size=(2100, 16)))
+    vectors = l2_normalize(rng.normal(size=(2100, 16)))
     background = Background()
     index = SegmentedIndex(
         16, "auto", 0.999, lambda kind, sample: Seeing(lambda: None, kind), background, SMALL, accelerated=True
@@ -366,7 +367,7 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
 
 
 def test_a_segment_that_is_the_whole_gallery_is_not_copied(rng: np.random.Generator) -> None:
-    vectors = unit(rng.normal(size=(2000, 16)))
+    vectors = l2_normalize(rng.normal(size=(2000, 16)))
     index = index_of(16, "exact", sizes=SMALL)
     index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
     (segment,) = index.view.segments
@@ -374,7 +375,7 @@ def test_a_segment_that_is_the_whole_gallery_is_not_copied(rng: np.random.Genera
 
 
 def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
-    """The other threads are other galleries'."""
+    """Other galleries need the other threads."""
     building, go_on = threading.Event(), threading.Event()
 
     def during() -> None:
@@ -383,29 +384,29 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
 
     background = Background()
     index = SegmentedIndex(16, "compact", 0.5, lambda kind, sample: Blind(during), background, SMALL)
-    index.load(Rows(np.arange(600), np.arange(600), unit(rng.normal(size=(600, 16)))), 1)
+    index.load(Rows(np.arange(600), np.arange(600), l2_normalize(rng.normal(size=(600, 16)))), 1)
     thread = threading.Thread(daemon=True, target=background.waiting.pop())
     thread.start()
     assert building.wait(30)
     keys = list(range(600, 1200))
-    index.apply([batch(keys, keys, unit(rng.normal(size=(600, 16))), 2)])
+    index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(600, 16))), 2)])
     waiting = len(background.waiting)
     go_on.set()
     thread.join()
     background.run()
     assert waiting == 0
-    assert len(index.view) == 1200 and not index._due(index.view)
+    assert len(index.view) == 1200 and not index.needs_compaction()
 
 
 def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Generator) -> None:
-    vectors = unit(rng.normal(size=(8000, 16)))
+    vectors = l2_normalize(rng.normal(size=(8000, 16)))
     index = filled("compact", vectors, SMALL, each=1)
     stats = index.stats()
     assert stats.depth is not None and stats.depth > builders("cpu")("compact", vectors).depths[0]
     assert stats.recall is not None and stats.recall.at_1 >= 0.999
 
 
-def test_searches_see_everybody_all_the_time_while_segments_are_made_anew(rng: np.random.Generator) -> None:
+def test_searches_find_every_subject_while_segments_are_rebuilt(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 3000, 2, 32)
     index = filled("compact", vectors, SMALL)
     stop, failures, searches = threading.Event(), [], [0, 0]
@@ -425,7 +426,7 @@ def test_searches_see_everybody_all_the_time_while_segments_are_made_anew(rng: n
     for sequence in range(6001, 6031):
         rows = rng.integers(0, 6000, 200)
         keys = np.unique(rows + 1)
-        # The same vectors under the same keys: nobody may be missed for an instant.
+        # The same vectors under the same keys: every subject must be found at all times.
         index.apply([batch(keys.tolist(), ((keys - 1) // 2).tolist(), vectors[keys - 1], sequence)])
         index.compact()
     stop.set()
@@ -435,19 +436,19 @@ def test_searches_see_everybody_all_the_time_while_segments_are_made_anew(rng: n
     assert len(index.view) == 6000 and index.view.owners == 3000
 
 
-def test_what_happens_while_a_segment_is_made_is_in_it(rng: np.random.Generator) -> None:
+def test_a_new_segment_contains_changes_made_during_its_build(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 2000, 1, 32)
     index = index_of(32, "compact", sizes=SMALL)
     index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
-    make = index._made
+    make = index._segments.merge
 
     def made_meanwhile(*arguments: object) -> object:
         result = make(*arguments)  # type: ignore[arg-type]
-        index.apply([batch([5, 3000], [5, 3000], unit(rng.normal(size=(2, 32))), 2, [7])])
-        index._made = make  # type: ignore[method-assign]
+        index.apply([batch([5, 3000], [5, 3000], l2_normalize(rng.normal(size=(2, 32))), 2, [7])])
+        index._segments.merge = make  # type: ignore[method-assign]
         return result
 
-    index._made = made_meanwhile  # type: ignore[assignment, method-assign]
+    index._segments.merge = made_meanwhile  # type: ignore[assignment, method-assign]
     index.compact()
     view = index.view
     assert len(view) == view.owners == 2000
@@ -507,7 +508,7 @@ def test_a_faiss_without_gpu_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["exact", "compact"])
-def test_a_gpu_finds_what_comparing_all_finds(kind: IndexSetting, rng: np.random.Generator) -> None:
+def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Generator) -> None:
     try:
         build_for = builders("gpu")
     except SettingsError as reason:
@@ -526,10 +527,10 @@ def owners_of(view: View) -> Keys:
 
 
 def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator) -> None:
-    index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, coded=2048, linked=2048))
+    index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, max_compact=2048, max_graph=2048))
     for number in range(60):
         keys = list(range(number * 40, number * 40 + 40))
-        index.apply([batch(keys, keys, unit(rng.normal(size=(40, 16))), number + 1)])
+        index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])
         index.compact()
-    assert index.stats().segments <= segmented.MANY_SMALL + 2
+    assert index.stats().segments <= segment_builder.MAX_SMALL_SEGMENTS + 2
     assert np.array_equal(owners_of(index.view), np.arange(2400))

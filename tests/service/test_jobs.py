@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.recognition import unit
-from service.client import Kith, KithClientError
-from service.clock import Clock
-from service.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
-from service.gallery.database import Database
-from service.gallery.job_store import ItemOutcome, Job, JobStore, LeaseLostError
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
-from service.gallery.tables import jobs
-from service.jobs import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
+from kith import Kith, KithClientError
+from models.vision.recognition import l2_normalize
+from service.core.clock import Clock
+from service.core.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.services.job_runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
+from service.storage.db.engine import Database
+from service.storage.db.tables import jobs
+from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 PROBLEM = LowQualityError("out of bounds: sharpness").document()
@@ -40,7 +41,7 @@ def store(database: Database) -> JobStore:
 
 @pytest.fixture
 def gallery(database: Database) -> Gallery:
-    return Store(database).create_gallery("g", "f" * 32, 8, GallerySettings())
+    return Store(database).galleries.create("g", "f" * 32, 8, GallerySettings())
 
 
 def taken(store: JobStore, process: str = "p", lease_s: float = 60) -> Job:
@@ -77,29 +78,29 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
 def test_an_effect_and_its_record_happen_together_and_once(
     store: JobStore, database: Database, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    vectors = unit(rng.normal(size=(3, 8)))
+    vectors = l2_normalize(rng.normal(size=(3, 8)))
     first, second, third = (NewTemplate(f"{i:032x}", v, "photo") for i, v in enumerate(vectors))
     store.create(gallery, "work", {})
     job = taken(store)
     refusal = ItemOutcome("c", "low_quality", PROBLEM)
-    assert not store.enrol(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
+    assert not store.enroll(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
     assert store.job(job.id).progress.counts == {"enrolled": 2, "already_enrolled": 1, "low_quality": 1}
     # Of another subject's, too: where it was moved to, it stays.
-    store.enrol(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
+    store.enroll(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
     galleries = Store(database)
-    assert [len(galleries.list_templates(gallery, name)) for name in ("ada", "bob")] == [2, 1]
-    assert galleries.gallery("g").templates == 3
+    assert [len(galleries.templates.list_page(gallery, name)) for name in ("ada", "bob")] == [2, 1]
+    assert galleries.galleries.get("g").templates == 3
     store.finish(job, "cancelled")
     with pytest.raises(LeaseLostError):
-        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
-    assert galleries.gallery("g").subjects == 2
+        store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
+    assert galleries.galleries.get("g").subjects == 2
     assert "g" not in store.done(job)
-    galleries.delete_gallery("g")
+    galleries.galleries.delete("g")
     with pytest.raises(GalleryNotFoundError):
-        store.enrol(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
+        store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
 
 
-def test_whoever_lost_the_lease_records_nothing_more(store: JobStore, gallery: Gallery) -> None:
+def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "work", {})
     late = taken(store, "late", lease_s=-1)
     heir = taken(store, "heir")
@@ -150,7 +151,7 @@ def test_a_process_of_another_machine_is_not_taken_for_dead(
     assert not has_ended(theirs)
     # Of the same name, and without one that is known to be of this start of it.
     monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-1")
-    monkeypatch.setattr("service.jobs.BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("service.services.job_runner.BOOT_ID", tmp_path / "boot_id")
     assert not has_ended(theirs)
     assert not has_ended(owner())
     (tmp_path / "boot_id").write_text("another\n")
@@ -182,7 +183,7 @@ def test_cancelling(store: JobStore, gallery: Gallery) -> None:
         store.cancel("0" * 32)
 
 
-def test_what_nobody_can_run_can_be_called_off(store: JobStore, gallery: Gallery) -> None:
+def test_a_job_that_no_server_can_run_can_be_cancelled(store: JobStore, gallery: Gallery) -> None:
     left = store.create(gallery, "of no process", {})
     taken(store, lease_s=-1)
     assert store.cancel(left.id).state == "cancelled"
@@ -207,7 +208,7 @@ def test_a_lease_of_a_clock_that_was_wrong_does_not_count(store: JobStore, galle
     assert store.cancel(job.id).state == "cancelled"
 
 
-def test_what_nobody_could_run_for_long_is_given_up(store: JobStore, database: Database, gallery: Gallery) -> None:
+def test_a_job_that_no_server_can_run_fails_after_a_time(store: JobStore, database: Database, gallery: Gallery) -> None:
     made = {name: store.create(gallery, name, {}) for name in ("lives", "died", "can be run here", "waits")}
     taken(store, lease_s=60)
     taken(store, lease_s=-1)
@@ -216,7 +217,7 @@ def test_what_nobody_could_run_for_long_is_given_up(store: JobStore, database: D
         for name, days in ages.items():
             long_ago = datetime.now(UTC) - timedelta(days=days)
             connection.execute(jobs.update().where(jobs.c.id == made[name].id).values(updated_at=long_ago))
-    assert [store.give_up(14, lambda job: job.kind == "can be run here") for _ in range(2)] == [1, 0]
+    assert [store.fail_unrunnable(14, lambda job: job.kind == "can be run here") for _ in range(2)] == [1, 0]
     ended = {name: store.job(job.id) for name, job in made.items()}
     assert {name: job.state for name, job in ended.items()} == {
         "died": "failed",
@@ -225,21 +226,21 @@ def test_what_nobody_could_run_for_long_is_given_up(store: JobStore, database: D
         "waits": "queued",
     }
     assert (ended["died"].problem or {})["code"] == "job_unrunnable"
-    assert store.give_up(14, lambda job: False) == 0  # noted above
+    assert store.fail_unrunnable(14, lambda job: False) == 0  # noted above
 
 
 def test_lists_and_what_is_forgotten(store: JobStore, database: Database, gallery: Gallery) -> None:
-    other = Store(database).create_gallery("other", "f" * 32, 8, GallerySettings())
+    other = Store(database).galleries.create("other", "f" * 32, 8, GallerySettings())
     made = [store.create(g, "work", {}) for g in (gallery, other, gallery)]
     store.cancel(made[0].id)
     assert [j.id for j in store.list_jobs(None, (), None, 2)] == [made[2].id, made[1].id]
     assert [j.id for j in store.list_jobs(None, (), made[1].pk, 2)] == [made[0].id]
     assert [j.id for j in store.list_jobs(gallery, ["queued"], None, 9)] == [made[2].id]
-    assert store.forget(1) == 0
+    assert store.delete_finished(1) == 0
     with database.write(GalleryNotFoundError("")) as connection:
         connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=2)))
-    assert store.forget(1) == 1  # the others are not finished
-    Store(database).delete_gallery("g")
+    assert store.delete_finished(1) == 1  # the others are not finished
+    Store(database).galleries.delete("g")
     assert [j.id for j in store.list_jobs(None, (), None, 9)] == [made[1].id]
 
 
@@ -316,7 +317,7 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_what_a_job_raises_is_its_problem(store: JobStore, gallery: Gallery, blocking: bool) -> None:
+def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: Gallery, blocking: bool) -> None:
     async def refused(context: JobContext) -> None:
         raise LowQualityError("out of bounds: sharpness")
 
@@ -369,7 +370,7 @@ def test_a_service_that_stops_gives_its_jobs_back_at_once(store: JobStore, galle
         await begun.wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.jobs.STOP_S", 0.05)
+        patch.setattr("service.services.job_runner.STOP_S", 0.05)
         stopped = run_until(store, job, runner(store, work), during=wait)
     assert (stopped.state, stopped.owner, stopped.progress.done) == ("queued", None, 1)
     resumed = run_until(store, job, runner(store, work))
@@ -451,7 +452,7 @@ def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery:
 def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     name = kith.create_gallery("jobs-over-http").name
     database = open_database(settings.sql_url)
-    store, found = JobStore(database), Store(database).gallery(name)
+    store, found = JobStore(database), Store(database).galleries.get(name)
     made = [store.create(found, "of no process", {}) for _ in range(3)]
     assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]
     job = store.claim("p", 60, lambda job: job.kind == "of no process")
@@ -489,7 +490,7 @@ def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, 
     store.cancel(over.id)
     offset = [timedelta()]
     clock = Clock(lambda: datetime.now(UTC) + offset[0])
-    looking = Runner(store, {}, kept_days=14, clock=clock)
+    looking = Runner(store, {}, retention_days=14, clock=clock)
     with database.write(GalleryNotFoundError("")) as connection:
         connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
     offset[0] = timedelta(days=400)

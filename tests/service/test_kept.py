@@ -1,4 +1,4 @@
-"""What was read is used again for as long as it is true, and no longer: whoever wrote, in whichever process."""
+"""Cached reads are reused while they are valid, and never longer, whichever process writes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.network import Float
-from models.recognition import unit
-from service.client import Kith, KithClientError
-from service.decision import RiskTarget
-from service.errors import GalleryNotFoundError, StorageError
-from service.gallery.bulk import BulkStore
-from service.gallery.consistency import DATABASE_CHECKS, GALLERY_CHECKS, Consistency
-from service.gallery.evidence import impostor_evidence
-from service.gallery.follower import Followers
-from service.gallery.generations import Generations
-from service.gallery.hygiene import Finding
-from service.gallery.job_store import Job, JobStore
-from service.gallery.kept import Kept
-from service.gallery.replicas import in_process
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, Named, NewTemplate, StoredEvidence
-from service.gallery.transfer import Items, check
-from service.pipeline import Found, Pipeline
+from kith import Kith, KithClientError
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import GalleryNotFoundError, StorageError
+from service.domain.decision import RiskTarget
+from service.domain.evidence import impostor_evidence
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
+from service.domain.gallery_items import GalleryItems, validate_items
+from service.domain.hygiene import HygieneFinding
+from service.index.follower import Followers
+from service.index.replicas import in_process
 from service.security.sealing import Seal, new_key
 from service.server import embedded
+from service.services.pipeline import Identification, Pipeline
 from service.settings import load_settings
+from service.storage.integrity.consistency import Consistency
+from service.storage.integrity.database_checks import DATABASE_CHECKS
+from service.storage.integrity.gallery_checks import GALLERY_CHECKS
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.job_records import Job
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.store import Store
 from tests.databases import open_database
-from tests.faults.old_databases import at_revision
 from tests.faults.workers import Worker
 from tests.postgres import DatabaseUrl, Postgres
 
@@ -46,7 +48,7 @@ DIMENSION = 16
 
 
 class Process:
-    """What a server process has, and how many statements it has run."""
+    """Objects of a server process, and the number of SQL statements it has run."""
 
     def __init__(self, url: str) -> None:
         self.database = open_database(url)
@@ -58,11 +60,11 @@ class Process:
     def _count(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         self.statements += statement != "BEGIN"
 
-    def search(self, name: str, probe: Float) -> list[Named]:
-        gallery = self.store.gallery(name)
+    def search(self, name: str, probe: Float) -> list[SubjectLabel]:
+        gallery = self.store.galleries.get(name)
         (hits,), _ = self.followers.of(gallery).search(probe[None], 3, None, gallery.version)
         pks = [hit.subject_pk for hit in hits]
-        known = self.store.named(gallery, pks)
+        known = self.store.subjects.names(gallery, pks)
         return [known[pk] for pk in pks]
 
     def statements_of(self, action: Callable[[], object]) -> int:
@@ -85,15 +87,15 @@ def process(url: str) -> Iterator[Process]:
 
 
 def some(rng: np.random.Generator, count: int = 1, dimension: int = DIMENSION) -> list[NewTemplate]:
-    vectors = unit(rng.normal(size=(count, dimension)))
+    vectors = l2_normalize(rng.normal(size=(count, dimension)))
     return [NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding") for vector in vectors]
 
 
 def filled(store: Store, name: str, rng: np.random.Generator) -> list[NewTemplate]:
-    gallery = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings())
+    gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
     new = some(rng, 4)
     for i, template in enumerate(new):
-        store.enrol(gallery, f"s{i}", [template], None)
+        store.templates.enroll(gallery, f"s{i}", [template], None)
     return new
 
 
@@ -105,8 +107,8 @@ def test_where_nothing_was_written_a_search_reads_nothing(tmp_path: Path, rng: n
         assert one.statements_of(lambda: one.search("g", probe)) == 0
         assert one.search("g", probe) == found
         with process(one.database.engine.url.render_as_string()) as two:
-            two.store.enrol(two.store.gallery("other"), "s9", some(rng), None)
-        # One look at the gallery's version: its names and its index are as they were.
+            two.store.templates.enroll(two.store.galleries.get("other"), "s9", some(rng), None)
+        # One query reads the gallery's version; its names and index are unchanged.
         assert one.statements_of(lambda: one.search("g", probe)) == 1
         assert one.statements_of(lambda: one.search("g", probe)) == 0
 
@@ -130,18 +132,18 @@ def test_every_process_sees_each_name_as_it_was_last_acknowledged(
         try:
             for i in range(30):
                 writer = (here, there)[i % 2]
-                now = writer.store.gallery("g")
+                now = writer.store.galleries.get("g")
                 match i % 5:
                     case 0 | 1:
-                        writer.store.put_subject(now, "s0", f"name {i}", {}, [])
+                        writer.store.subjects.put(now, "s0", f"name {i}", {}, [])
                     case 2:
-                        elsewhere.call("enrol", "g", "s0", some(rng))
+                        elsewhere.call("enroll", "g", "s0", some(rng))
                     case 3:
                         elsewhere.call("delete_subject", "g", "s0")
                     case 4:
-                        elsewhere.call("enrol", "g", "s0", [NewTemplate(uuid.uuid4().hex, probe, "embedding")])
+                        elsewhere.call("enroll", "g", "s0", [NewTemplate(uuid.uuid4().hex, probe, "embedding")])
                 present = i % 5 != 3
-                subject = here.store.subject(now, "s0") if present else None
+                subject = here.store.subjects.get(now, "s0") if present else None
                 for reader in (here, there):
                     named = {found.id: found.name for found in reader.search("g", probe)}
                     assert ("s0" in named) == present
@@ -156,44 +158,46 @@ def test_a_gallery_of_the_same_name_is_another(database_url: DatabaseUrl, rng: n
     url = database_url()
     with process(url) as one, process(url) as two:
         probe = filled(one.store, "g", rng)[0].vector
-        before = two.store.gallery("g")
+        before = two.store.galleries.get("g")
         two.search("g", probe)
-        one.store.delete_gallery("g")
+        one.store.galleries.delete("g")
         with pytest.raises(GalleryNotFoundError):
-            two.store.gallery("g")
-        new = one.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-        one.store.put_subject(new, "s0", "somebody else", {}, [])
-        one.store.enrol(one.store.gallery("g"), "s0", some(rng), None)
-        assert two.store.gallery("g").pk == new.pk != before.pk
+            two.store.galleries.get("g")
+        new = one.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+        one.store.subjects.put(new, "s0", "somebody else", {}, [])
+        one.store.templates.enroll(one.store.galleries.get("g"), "s0", some(rng), None)
+        assert two.store.galleries.get("g").pk == new.pk != before.pk
         assert [found.name for found in two.search("g", probe)] == ["somebody else"]
 
 
 def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     with process(database_url()) as one:
-        store, generations, job_store = one.store, Generations(one.database), JobStore(one.database)
+        store, generations, job_store = one.store, GenerationStore(one.database), JobStore(one.database)
         new = filled(store, "g", rng)
 
         def now() -> Gallery:
-            return store.gallery("g")
+            return store.galleries.get("g")
 
         def derive() -> None:
-            snapshot = store.snapshot(now())
+            snapshot = store.changes.snapshot(now())
             scores = impostor_evidence(snapshot, now().settings.fusion)
             stored = StoredEvidence(snapshot.sequence, now().settings.fusion, 4, scores, datetime.now(UTC))
-            store.put_evidence(now(), stored, None, {})
+            store.evidence.put(now(), stored, None, {})
 
         def mend() -> None:
-            chosen = next(check for check in DATABASE_CHECKS if check.mend is not None)
+            chosen = next(validate_items for validate_items in DATABASE_CHECKS if validate_items.mend is not None)
             Consistency(one.database).repair_database(chosen)
 
         def mend_one() -> None:
-            chosen = next(check for check in GALLERY_CHECKS if check.mend is not None)
+            chosen = next(validate_items for validate_items in GALLERY_CHECKS if validate_items.mend is not None)
             Consistency(one.database).repair(chosen, now())
 
         def import_one() -> None:
-            columns: dict[str, Any] = {column.name: [None] for column in fields(Items) if column.name != "malformed"}
+            columns: dict[str, Any] = {
+                column.name: [None] for column in fields(GalleryItems) if column.name != "malformed"
+            }
             said = {"numbers": [1], "subjects": ["s7"], "vectors": some(rng)[0].vector[None], "given": np.array([True])}
-            items, refused = check(Items(**columns | said), DIMENSION)
+            items, refused = validate_items(GalleryItems(**columns | said), DIMENSION)
             assert BulkStore(one.database).add(now(), items).templates == 1 and not refused
 
         def job() -> Job:
@@ -203,35 +207,35 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             return claimed
 
         def fill() -> None:
-            snapshot = store.snapshot(now())
+            snapshot = store.changes.snapshot(now())
             made = dict(zip(snapshot.template_pks[:1].tolist(), snapshot.vectors, strict=False))
             generations.add(now(), 1, made, job(), [], 0)
 
         def see() -> None:
-            subject_pk = int(store.snapshot(now()).subject_pks[-1])
-            assert generations.see(now(), 1, subject_pk, some(rng)[0].vector)
+            subject_pk = int(store.changes.snapshot(now()).subject_pks[-1])
+            assert generations.add_on_sight(now(), 1, subject_pk, some(rng)[0].vector)
 
         writes: dict[str, Callable[[], object]] = {
-            "put_subject": lambda: store.put_subject(now(), "s0", "Ada", {}, []),
-            "patch_subject": lambda: store.patch_subject(now(), "s0", {"name": None}),
-            "enrol": lambda: store.enrol(now(), "s0", some(rng), None),
+            "put_subject": lambda: store.subjects.put(now(), "s0", "Ada", {}, []),
+            "patch_subject": lambda: store.subjects.patch(now(), "s0", {"name": None}),
+            "enroll": lambda: store.templates.enroll(now(), "s0", some(rng), None),
             "import": import_one,
-            "enrol by a job": lambda: job_store.enrol(job(), now(), "s8", [("photo", some(rng)[0])], [], 0),
-            "move_template": lambda: store.move_template(now(), "s1", new[1].id, "s0"),
-            "delete_template": lambda: store.delete_template(now(), "s0", new[1].id),
-            "merge_subject": lambda: store.merge_subject(now(), "s8", "s0"),
-            "delete_subject": lambda: store.delete_subject(now(), "s3"),
-            "update_gallery": lambda: store.update_gallery("g", lambda s: replace(s, min_margin=0.5)),
+            "enroll by a job": lambda: job_store.enroll(job(), now(), "s8", [("photo", some(rng)[0])], [], 0),
+            "move_template": lambda: store.templates.move(now(), "s1", new[1].id, "s0"),
+            "delete_template": lambda: store.templates.delete(now(), "s0", new[1].id),
+            "merge_subject": lambda: store.subjects.merge(now(), "s8", "s0"),
+            "delete_subject": lambda: store.subjects.delete(now(), "s3"),
+            "update_gallery": lambda: store.galleries.update("g", lambda s: replace(s, min_margin=0.5)),
             "put_evidence": derive,
-            "trim_log": lambda: store.trim_log(now(), 1),
+            "trim_log": lambda: store.changes.trim(now(), 1),
             "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", True),
             "fill": fill,
             "see": see,
-            "note": lambda: generations.note(now(), 1, {"agreed": 1}, []),
+            "note": lambda: generations.add_comparisons(now(), 1, {"agreed": 1}, []),
             "cut_over": lambda: generations.cut_over(now(), 0.0, RiskTarget("fpir", 0.01)),
             "roll_back": lambda: generations.roll_back(now()),
             "finish": lambda: generations.finish(now(), True),
-            "drop": lambda: generations.drop(now(), 1, []),
+            "drop": lambda: generations.delete_vectors(now(), 1, []),
             "repair": mend,
             "repair of a gallery": mend_one,
         }
@@ -241,30 +245,32 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             assert now().version != before.version, name
 
 
-def test_what_is_written_without_a_transaction_around_it_is_not_missed(tmp_path: Path) -> None:
-    """Checkpoints, a log that begins anew, and commits by others: SQLite counts the latter, whatever else goes on."""
+def test_autocommitted_writes_are_noticed(tmp_path: Path) -> None:
+    """SQLite counts commits of other connections, despite checkpoints and log restarts."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
     with process(url) as one, process(url) as two:
         assert one.database.file_version() == one.database.file_version()
         for i in range(20):
             before = one.database.file_version()
-            (one, two)[i % 2].store.create_gallery(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
+            (one, two)[i % 2].store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
             after = one.database.file_version()
             assert before is not None and after is not None and before < after
             if i % 3 == 0:
                 with two.database.engine.connect() as connection:
                     connection.exec_driver_sql("ROLLBACK")
                     connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            # What reads or is taken back is no change that must be seen, and what is read is read to its end.
-            assert one.store.gallery(f"g{i}") == one.store.gallery(f"g{i}")
+            # Reads and rollbacks need not be noticed as changes; each result is read to its end.
+            assert one.store.galleries.get(f"g{i}") == one.store.galleries.get(f"g{i}")
 
 
-def test_a_subject_that_somebody_else_removed_is_told_as_damage(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_subject_row_removed_by_another_program_is_reported_as_damage(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     vectors = [template.vector.tolist() for template in some(rng, 2, 128)]
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.5})
         for i, vector in enumerate(vectors):
-            kith.enrol("g", f"s{i}", embeddings=[vector], allow_duplicate=True)
+            kith.enroll("g", f"s{i}", embeddings=[vector], allow_duplicate=True)
         with closing(sqlite3.connect(tmp_path / "kith.db")) as by_hand:
             by_hand.execute("DELETE FROM subjects WHERE pk = (SELECT min(pk) FROM subjects)")
             by_hand.commit()
@@ -279,7 +285,7 @@ def test_the_event_loop_decides_about_few_candidates_alone(
     threads: list[str] = []
 
     class Watched(Pipeline):
-        def _identify(self, *arguments: Any) -> list[Found]:
+        def _identify(self, *arguments: Any) -> list[Identification]:
             threads.append(threading.current_thread().name.partition("_")[0])
             return super()._identify(*arguments)
 
@@ -288,7 +294,7 @@ def test_the_event_loop_decides_about_few_candidates_alone(
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.5})
         for i in range(2):
-            kith.enrol("g", f"s{i}", embeddings=[probes[i]], allow_duplicate=True)
+            kith.enroll("g", f"s{i}", embeddings=[probes[i]], allow_duplicate=True)
         ran_in: list[set[str]] = []
         for count in (25, 26):
             threads.clear()
@@ -311,25 +317,12 @@ def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random
     ):
         probe = filled(one.store, "g", rng)[0].vector
         file.backup(copy)
-        one.store.put_subject(one.store.gallery("g"), "s0", "lost", {}, [])
+        one.store.subjects.put(one.store.galleries.get("g"), "s0", "lost", {}, [])
         assert two.search("g", probe)[0].name == "lost"
         copy.backup(file)
         assert two.search("g", probe)[0].name is None
-        one.store.put_subject(one.store.gallery("g"), "s0", "acknowledged afterwards", {}, [])
+        one.store.subjects.put(one.store.galleries.get("g"), "s0", "acknowledged afterwards", {}, [])
         assert two.search("g", probe)[0].name == "acknowledged afterwards"
-
-
-def test_an_earlier_version_that_still_runs_is_refused_by_the_database(database_url: DatabaseUrl) -> None:
-    """It would not say that it changed anything. These are the statements of its writers, by their one way in."""
-    url = database_url()
-    before = at_revision(url, "0003")
-    with process(url) as one:
-        one.store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings())
-        old = sa.select(before.tables["galleries"].c.generation).with_for_update(key_share=True)
-        whole = sa.select(before.tables["galleries"])
-        for statement in (old, whole):
-            with pytest.raises(StorageError, match="generation"), one.database.read() as connection:
-                connection.execute(statement)
 
 
 @pytest.mark.parametrize("path", ["", ":memory:", "file:kith.db?uri=true"])
@@ -340,21 +333,21 @@ def test_sqlite_is_a_file(path: str) -> None:
 
 
 def test_names_are_of_one_version() -> None:
-    kept = Kept()
+    kept = ReadCache()
     old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key()), version=5)
     new = replace(old, version=4)
     kept.put(old, 1)
     read_for_old = kept.page("g")
     kept.put(new, 2)
     assert read_for_old is not None
-    kept.add_names(read_for_old, {1: Named("ada", "by her old name")})
+    kept.add_names(read_for_old, {1: SubjectLabel("ada", "by her old name")})
     page = kept.page_of(new)
     assert page is not None and (page.gallery, page.file_version, page.names) == (new, 2, {})
     assert kept.page_of(old) is None and kept.page_of(replace(new, pk=2)) is None
 
 
-def test_what_is_kept_is_bounded() -> None:
-    kept = Kept(most_galleries=3, most_names=10)
+def test_the_cache_is_bounded() -> None:
+    kept = ReadCache(max_galleries=3, max_names=10)
     made = [
         Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(5)
     ]
@@ -362,24 +355,29 @@ def test_what_is_kept_is_bounded() -> None:
         kept.put(gallery, 1)
         page = kept.page(gallery.name)
         assert page is not None
-        kept.add_names(page, {pk: Named(f"s{pk}", None) for pk in range(4)})
+        kept.add_names(page, {pk: SubjectLabel(f"s{pk}", None) for pk in range(4)})
     pages = [kept.page(f"g{i}") for i in range(5)]
     assert [None if page is None else len(page.names) for page in pages] == [None, None, 0, 4, 4]
     # More than all may have go at once, and the gallery stays.
     last = pages[-1]
     assert last is not None
-    kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(10, 20)})
+    kept.add_names(last, {pk: SubjectLabel(f"s{pk}", None) for pk in range(10, 20)})
     assert sorted(last.names) == list(range(10, 20))
-    kept.add_names(last, {pk: Named(f"s{pk}", None) for pk in range(11)})
+    kept.add_names(last, {pk: SubjectLabel(f"s{pk}", None) for pk in range(11)})
     assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]
 
 
-def found_of(keys: Sequence[int]) -> list[Finding]:
-    return [Finding("lookalikes", (key, key + 1), (key, key + 1), 0.5, 0.1, None, None, "look") for key in keys]
+def found_of(keys: Sequence[int]) -> list[HygieneFinding]:
+    return [HygieneFinding("lookalikes", (key, key + 1), (key, key + 1), 0.5, 0.1, None, None, "look") for key in keys]
 
 
 def test_findings_are_of_one_version_and_bounded() -> None:
-    kept = Kept(most_findings=10)
+    kept = ReadCache(max_findings=10)
+
+    def cached(gallery: Gallery) -> Sequence[HygieneFinding] | None:
+        page = kept.page_of(gallery)
+        return None if page is None else page.findings
+
     made = [
         Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(4)
     ]
@@ -387,40 +385,40 @@ def test_findings_are_of_one_version_and_bounded() -> None:
         kept.put(gallery, 1)
         kept.add_findings(gallery, found_of(range(4)))
     kept.add_findings(made[3], found_of(range(5)))
-    assert [None if (found := kept.findings(gallery)) is None else len(found) for gallery in made] == [None, None, 4, 5]
+    assert [None if (found := cached(gallery)) is None else len(found) for gallery in made] == [None, None, 4, 5]
     kept.add_findings(made[0], found_of(range(11)))
-    assert kept.findings(made[0]) is None and len(kept.findings(made[3]) or ()) == 5
+    assert cached(made[0]) is None and len(cached(made[3]) or ()) == 5
     kept.put(replace(made[3], version=7), 2)
-    kept.add_findings(made[3], found_of(range(1)))  # that were read of what it was
-    assert kept.findings(made[3]) is None and kept.findings(replace(made[3], version=7)) is None
+    kept.add_findings(made[3], found_of(range(1)))  # found in the older version
+    assert cached(made[3]) is None and cached(replace(made[3], version=7)) is None
 
 
-def test_a_report_is_made_anew_where_anybody_wrote(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     url = database_url()
     with process(url) as one, process(url) as two:
         template, *_ = filled(one.store, "g", rng)
-        kept, reports = Kept(), list[list[Finding]]()
+        kept, reports = ReadCache(), list[list[HygieneFinding]]()
         store = Store(one.database, kept)
 
-        def inspect() -> list[Finding]:
+        def inspect() -> list[HygieneFinding]:
             reports.append(found_of(range(2)))
             return reports[-1]
 
         def look() -> int:
-            """How often it was made by now."""
-            store.findings(store.gallery("g"), inspect)
+            """Return how often the report was computed."""
+            store.cache.findings(store.galleries.get("g"), inspect)
             return len(reports)
 
         assert (look(), look()) == (1, 1)
-        two.store.put_subject(two.store.gallery("g"), "s0", "Ada", {}, [])
+        two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
         assert (look(), look()) == (2, 2)
         erasing: list[Callable[[Gallery], object]] = [
-            lambda now: store.delete_template(now, "s0", template.id),
-            lambda now: store.merge_subject(now, "s0", "s1"),
-            lambda now: store.delete_subject(now, "s1"),
+            lambda now: store.templates.delete(now, "s0", template.id),
+            lambda now: store.subjects.merge(now, "s0", "s1"),
+            lambda now: store.subjects.delete(now, "s1"),
         ]
         for erase in erasing:
             before = look()
-            erase(store.gallery("g"))
-            assert kept.page("g") is None  # what was found of who is erased does not wait for the next look
+            erase(store.galleries.get("g"))
+            assert kept.page("g") is None  # findings about an erased subject are dropped at once
             assert (look(), look()) == (before + 1, before + 1)

@@ -1,4 +1,4 @@
-"""API keys on real servers and databases: made, used, rotated, revoked, limited, and seen by every process at once."""
+"""API keys on real servers and databases: creation, rotation, revocation, rate limits, several processes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from service.api.key_schemas import KeyIn, KeysOut
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.errors import KeyEndedError, KeyNotFoundError, KithError, SettingsError
-from service.gallery.backup import back_up, restore
-from service.gallery.check import open_check
-from service.gallery.database import Database
-from service.gallery.key_store import KeyStore
-from service.gallery.tables import api_keys, audit
-from service.gallery.vault import Vault
-from service.key_uses import KeyUses
-from service.opening import has_keys
-from service.security.keys import EVERYTHING, Keyring, Rights, Scope, digest, new_token
+from kith import Kith, KithClientError
+from kith.wire.keys import KeysOut
+from service.builders import has_keys
+from service.cli.main import app
+from service.core.errors import KeyEndedError, KeyNotFoundError, KithError, SettingsError
+from service.schemas.keys import KeyIn
+from service.security.api_keys import EVERYTHING, Keyring, Rights, Scope
 from service.server import embedded
+from service.services.gallery_check import open_check
+from service.services.key_usage import KeyUses
 from service.settings import Settings, load_settings
-from tests.databases import MASTER, TEXT, open_database
-from tests.faults.old_databases import at_revision, engine_of
+from service.storage.db.engine import Database
+from service.storage.db.tables import api_keys, audit
+from service.storage.privacy.backup import back_up, restore
+from service.storage.repositories.api_keys import KeyStore
+from tests.databases import TEXT, open_database
 from tests.postgres import DatabaseUrl
 
 READ = Rights(frozenset({"read"}), frozenset({"a", "b"}))
@@ -43,13 +42,13 @@ READ = Rights(frozenset({"read"}), frozenset({"a", "b"}))
 
 @pytest.fixture
 def stores(database_url: DatabaseUrl) -> Iterator[tuple[KeyStore, KeyStore, Database]]:
-    """Of two processes, on each kind of database."""
+    """Key stores of two processes, on each kind of database."""
     url = database_url()
     with closing(open_database(url)) as one, closing(open_database(url)) as other:
         yield KeyStore(one), KeyStore(other), one
 
 
-def test_what_one_process_does_the_next_request_to_another_sees(
+def test_the_next_request_to_another_process_sees_a_change(
     stores: tuple[KeyStore, KeyStore, Database],
 ) -> None:
     here, there, _ = stores
@@ -59,18 +58,18 @@ def test_what_one_process_does_the_next_request_to_another_sees(
     assert seen == key
     assert (key.rights, key.rate, key.burst, key.state(datetime.now(UTC))) == (READ, 5.0, 9, "active")
     ring = there.ring()
-    here.used({key.id: datetime.now(UTC)})  # changes nothing that a request asks for
+    here.record_usage({key.id: datetime.now(UTC)})  # changes nothing that a request asks for
     assert there.ring() is ring
     here.revoke(key.id)
     revoked = there.ring().known(token)
     assert revoked is not None
     assert revoked.state(datetime.now(UTC)) == "revoked"
-    assert len(there.ring()) == 1  # so that the service does not stand open
+    assert len(there.ring()) == 1  # keeps the service closed
     with pytest.raises(KeyNotFoundError):
         here.revoke("0" * 12)
 
 
-def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+def test_rotation_overlaps_without_prolonging_a_key(stores: tuple[KeyStore, KeyStore, Database]) -> None:
     here, there, _ = stores
     now = datetime.now(UTC)
     old, token = here.create("door", READ, now + timedelta(days=10))
@@ -86,23 +85,23 @@ def test_rotation_overlaps_and_prolongs_nothing(stores: tuple[KeyStore, KeyStore
     here.revoke(new.id)
     with pytest.raises(KeyEndedError, match="is revoked"):
         here.rotate(new.id, timedelta())
-    with pytest.raises(KeyEndedError, match="was rotated already"):
+    with pytest.raises(KeyEndedError, match="was already rotated"):
         here.rotate(old.id, timedelta(hours=1))
-    assert here.revoke(old.id).state(datetime.now(UTC)) == "revoked"  # before its time
+    assert here.revoke(old.id).state(datetime.now(UTC)) == "revoked"  # earlier than planned
     at_once, _ = here.create("k", READ)
     here.rotate(at_once.id, timedelta())
     with pytest.raises(KeyEndedError):
         here.rotate(at_once.id, timedelta())
 
 
-def test_a_key_that_is_revoked_within_its_overlap_is_refused_by_every_process(
+def test_a_key_revoked_during_its_overlap_is_rejected_by_every_process(
     stores: tuple[KeyStore, KeyStore, Database],
 ) -> None:
     here, there, _ = stores
     stolen, token = here.create("stolen", READ)
     other, _ = here.create("other", READ)
     here.rotate(stolen.id, timedelta(hours=1))
-    here.rotate(other.id, timedelta(hours=2))  # the latest end of all, before and after
+    here.rotate(other.id, timedelta(hours=2))  # the latest possible expiry
     before = there.ring().known(token)
     assert before is not None and before.state(datetime.now(UTC)) == "active"
     here.revoke(stolen.id)
@@ -111,7 +110,7 @@ def test_a_key_that_is_revoked_within_its_overlap_is_refused_by_every_process(
         assert after is not None and after.state(datetime.now(UTC)) == "revoked"
 
 
-def test_a_revocation_waits_for_nobodys_clock(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+def test_a_revocation_does_not_depend_on_clocks(stores: tuple[KeyStore, KeyStore, Database]) -> None:
     here, there, _ = stores
     slow = datetime.now(UTC) - timedelta(minutes=5)
     revoked, token = here.create("k", READ)
@@ -123,13 +122,15 @@ def test_a_revocation_waits_for_nobodys_clock(stores: tuple[KeyStore, KeyStore, 
         assert key is not None and key.state(slow) == "revoked"
 
 
-def test_a_key_that_lives_to_the_end_of_time_is_rotated(stores: tuple[KeyStore, KeyStore, Database]) -> None:
+def test_a_key_with_the_latest_expiry_is_rotated(stores: tuple[KeyStore, KeyStore, Database]) -> None:
     here, _, _ = stores
     old, _ = here.create("k", READ, datetime(9999, 12, 31, tzinfo=UTC))
     assert here.rotate(old.id, timedelta())[0].expires_at == datetime(9999, 12, 31, tzinfo=UTC)
 
 
-def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path) -> None:
+def test_a_restored_backup_does_not_reactivate_a_key(
+    stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path
+) -> None:
     here, _, database = stores
     kept, kept_token = here.create("kept", READ)
     stolen, stolen_token = here.create("stolen", READ)
@@ -147,7 +148,9 @@ def test_a_restored_backup_revives_no_key(stores: tuple[KeyStore, KeyStore, Data
     assert here.key(later.id).state(now) == "revoked"
 
 
-def test_a_restored_backup_prolongs_no_rotated_key(stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path) -> None:
+def test_a_restored_backup_does_not_prolong_a_rotated_key(
+    stores: tuple[KeyStore, KeyStore, Database], tmp_path: Path
+) -> None:
     here, there, database = stores
     rotated, token = here.create("rotated", READ)
     here.rotate(rotated.id, timedelta(hours=1))
@@ -170,13 +173,13 @@ def test_a_restored_backup_prolongs_no_rotated_key(stores: tuple[KeyStore, KeySt
         {"rate": None},
         {"mac": "0" * 64},
         {"mac": "\u00e9"},
-        # Such values no key has, which is no reason to refuse the others.
+        # Invalid rows do not affect other keys.
         {"scopes": sa.JSON.NULL},
         {"scopes": [1, "read"]},
         {"galleries": [["staff"]]},
     ],
 )
-def test_who_can_write_to_the_database_gives_no_key_rights(
+def test_writing_to_the_database_gives_a_key_no_rights(
     database_url: DatabaseUrl, altered: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, now = database_url(), datetime.now(UTC)
@@ -200,36 +203,11 @@ def test_who_can_write_to_the_database_gives_no_key_rights(
         with open_check(database) as checked:
             assert [(one.kind, one.count) for one in checked.findings(None, False)] == [("api_keys", 1)]
         back_up(database, tmp_path / "b")
-        restore(database, tmp_path / "b", replace=True)  # makes nothing good
+        restore(database, tmp_path / "b", replace=True)  # has no effect
         assert store.key(key.id).state(now) == "altered"
-        assert store.revoke(key.id).state(now) == "revoked"  # and then it is told of no more
+        assert store.revoke(key.id).state(now) == "revoked"  # reported once
         with open_check(database) as checked:
             assert list(checked.findings(None, False)) == []
-
-
-def test_keys_of_before_are_sealed_as_they_are(database_url: DatabaseUrl) -> None:
-    url, now = database_url(), datetime.now(UTC)
-    before, engine = at_revision(url, "0009").tables["api_keys"], engine_of(url)
-    tokens = {}
-    with engine.begin() as connection:
-        secret = Vault(MASTER).secret(connection, "api keys")
-        for name, revoked_at in (("active", None), ("revoked", now - timedelta(hours=1))):
-            key_id, tokens[name] = new_token()
-            row = {"id": key_id, "digest": digest(tokens[name], secret), "name": name, "scopes": ["read"]}
-            limits = {"galleries": ["a", "b"], "rate": 2.0, "burst": 3}
-            times = {"created_at": now - timedelta(days=1), "expires_at": now + timedelta(days=1)}
-            connection.execute(before.insert().values(**row, **limits, **times, revoked_at=revoked_at))
-        # One that nothing can be made of is refused by itself.
-        wrong = {"id": "wrong", "digest": "d", "name": "wrong", "scopes": sa.JSON.NULL}
-        connection.execute(before.insert().values(**wrong, **limits, **times))
-    engine.dispose()
-    with closing(open_database(url)) as database:
-        ring = KeyStore(database).ring()
-        assert KeyStore(database).key("wrong").state(now) == "altered"
-    slow = now - timedelta(days=9)  # of another process' clock
-    for name, token in tokens.items():
-        key = ring.known(token)
-        assert key is not None and (key.rights, key.state(now), key.state(slow)) == (READ, name, name)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +219,12 @@ def test_keys_of_before_are_sealed_as_they_are(database_url: DatabaseUrl) -> Non
         {"expires_at": "9999-12-31T23:59:59-14:00"},
     ],
 )
-def test_keys_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_keys_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         KeyIn.model_validate({"name": "k", "scopes": ["read"], **wrong})
 
 
-def test_what_is_done_to_keys_is_in_the_audit_without_their_secrets(
+def test_changes_of_keys_are_audited_without_their_secrets(
     stores: tuple[KeyStore, KeyStore, Database],
 ) -> None:
     here, _, database = stores
@@ -265,19 +243,19 @@ def test_what_is_done_to_keys_is_in_the_audit_without_their_secrets(
     assert not any(secret in text for secret in secrets)
 
 
-def test_asking_again_reads_nothing_where_nobody_wrote(tmp_path: Path) -> None:
+def test_unchanged_keys_are_not_read_again(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'k.db'}")) as database:
         store = KeyStore(database)
         key, token = store.create("k", EVERYTHING)
         ring = store.ring()
         statements = list[str]()
         sa.event.listen(database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-        assert store.ring_at_once() is ring
+        assert store.cached_ring() is ring
         assert ring.known(token) is not None
         assert statements == []
         with closing(open_database(f"sqlite:///{tmp_path / 'k.db'}")) as other:
-            KeyStore(other).used({key.id: datetime.now(UTC)})
-        assert store.ring_at_once() is None
+            KeyStore(other).record_usage({key.id: datetime.now(UTC)})
+        assert store.cached_ring() is None
         assert store.ring() is ring
         assert sum("SELECT" in statement for statement in statements) == 1
 
@@ -306,7 +284,7 @@ def test_keys_are_listed_in_pages(tmp_path: Path) -> None:
     assert KeysOut.model_validate_json(answered_before).next is None
 
 
-def test_no_token_lies_on_disk(tmp_path: Path) -> None:
+def test_no_token_is_stored_on_disk(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     with embedded(settings) as url:
         with Kith(url) as kith:
@@ -327,20 +305,20 @@ def test_no_token_lies_on_disk(tmp_path: Path) -> None:
             assert bytes.fromhex(token[-64:]) not in content
 
 
-def test_when_a_key_was_used_is_noted_after_the_answer(tmp_path: Path) -> None:
+def test_key_usage_is_recorded_after_the_response(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     with embedded(settings) as url:
         with Kith(url) as kith:
             made = kith.create_key("first", ["admin"])
         with Kith(url, made.token) as kith:
-            assert next(kith.api_keys()).used_at is None  # noted, and written when the service ends at the latest
+            assert next(kith.api_keys()).used_at is None  # recorded, and written at shutdown at the latest
     with closing(open_database(settings.sql_url)) as database:
         used = KeyStore(database).key(made.id).used_at
         assert used is not None
         assert used >= made.created_at
 
 
-def test_uses_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
+def test_a_failing_write_of_key_usage_affects_no_request(tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'k.db'}")
     uses = KeyUses(KeyStore(database))
     uses.note("0" * 12, datetime.now(UTC))
@@ -350,7 +328,7 @@ def test_uses_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
     asyncio.run(uses.flush())
 
 
-def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
+def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     assert not has_keys(settings)
     with embedded(settings) as url:
@@ -369,7 +347,7 @@ def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
             key = next(kith.api_keys())
             kith.create_gallery("mine")
             kith.revoke_key(key.id)
-            with pytest.raises(KithClientError, match=r"was revoked\. Ask .* for another key"):
+            with pytest.raises(KithClientError, match=r"was revoked\. Ask .* for a new key"):
                 kith.gallery("mine")
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
     assert has_keys(settings)
@@ -386,16 +364,16 @@ def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:
     assert [line.request_id is None for line in lines] == [True, False]
 
 
-def test_the_first_key_locks_nobody_out(tmp_path: Path) -> None:
+def test_the_first_key_can_create_other_keys(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     with embedded(settings) as url, Kith(url) as kith:
         lesser: list[tuple[list[Scope], list[str] | None]] = [
             (["identify"], None),
-            (["read", "enrol"], None),
+            (["read", "enroll"], None),
             (["admin"], ["a"]),
         ]
         for scopes, galleries in lesser:
-            with pytest.raises(KithClientError, match="with the scope 'admin' and for all galleries") as refused:
+            with pytest.raises(KithClientError, match="with the scope 'admin' for all galleries") as refused:
                 kith.create_key("first", scopes, galleries=galleries)
             assert (refused.value.status, refused.value.code) == (422, "invalid_request")
         assert list(kith.api_keys()) == []
@@ -407,14 +385,14 @@ def test_the_first_key_locks_nobody_out(tmp_path: Path) -> None:
         assert kith.create_key("first", ["identify"]).scopes == ["identify"]
 
 
-def test_an_operator_key_short_enough_to_guess_is_refused(tmp_path: Path) -> None:
+def test_a_short_operator_key_is_rejected(tmp_path: Path) -> None:
     assert load_settings(api_key="f" * 32).api_key is not None
     short = "guessable"
     for key in (short, "f" * 31):
         with pytest.raises(SettingsError, match=r"KITH_API_KEY: .*fewer than 32 characters.*openssl rand -hex 32"):
             load_settings(api_key=key)
     started = subprocess.run(
-        [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "service.cli.main", "serve", "--port", "0"],
         cwd=tmp_path,
         env=os.environ | {"KITH_DATA_DIR": str(tmp_path), "KITH_API_KEY": short},
         capture_output=True,
@@ -428,7 +406,7 @@ def test_an_operator_key_short_enough_to_guess_is_refused(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
 
     def kith(*arguments: str, status: int = 0) -> str:
@@ -439,10 +417,10 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     created = ("keys", "create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--rate", "3", "--json")
     key = json.loads(kith(*created))
     assert (key["scopes"], key["galleries"], key["rate"]) == (["identify"], ["a"], 3.0)
-    kith("gallery", "create", "a")  # whoever has the database is its operator
+    kith("gallery", "create", "a")  # access to the database makes the operator
     rotated = kith("keys", "rotate", key["id"], "--overlap-hours", "1")
     assert rotated.startswith("kith_")
-    assert kith("keys", "revoke", key["id"]) == f"{key['id']} is revoked\n"
+    assert kith("keys", "revoke", key["id"]) == f"Revoked API key {key['id']}\n"
     assert [left["id"] for left in json.loads(kith("keys", "list", "--json"))] == [rotated.split("_")[1]]
     assert key["id"] in kith("keys", "list", "--ended")
     for wrong in (["create"], ["create", "--scope", "everything"]):
@@ -452,7 +430,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert (refused_for.exit_code, option in refused_for.stderr) == (2, True), refused_for.output
     for gallery, noted in (("a", False), ("tpyo", True)):
         made = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "-g", gallery])
-        assert ("no gallery is called tpyo yet" in made.stderr) == noted
+        assert ("do not exist yet: tpyo" in made.stderr) == noted
         assert made.stdout.startswith("kith_")
     absent = CliRunner().invoke(app, ["keys", "revoke", "nokey"]).exception
     assert isinstance(absent, KithError) and "kith keys list" in absent.remedy
@@ -462,7 +440,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def kith_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "KITH_DATA_DIR": str(cwd), "KITH_MASTER_KEY": TEXT, "COLUMNS": "150"}
-    command = [sys.executable, "-m", "service.cli", *arguments]
+    command = [sys.executable, "-m", "service.cli.main", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -499,13 +477,13 @@ def test_web_pages_cannot_use_an_open_server(server: str) -> None:
         {"Origin": server},
     ):
         assert httpx.get(f"{server}/v1/galleries", headers=headers).status_code == 200, headers
-    # A probe, which learns nothing, may come by any name.
+    # A health check reveals nothing and may use any host name.
     assert httpx.get(f"{server}/healthz", headers={"Host": "kith.example"}).status_code == 200
 
 
-def test_beyond_loopback_nothing_is_open_unless_it_is_said(tmp_path: Path) -> None:
+def test_anonymous_access_beyond_loopback_must_be_allowed_explicitly(tmp_path: Path) -> None:
     exposed = load_settings(data_dir=tmp_path, host="0.0.0.0", log_level="WARNING")  # noqa: S104
-    with embedded(exposed) as url:  # which itself listens on loopback alone
+    with embedded(exposed) as url:  # the server listens on loopback only
         for path in ("/v1/galleries", "/docs", "/openapi.json", "/metrics", "/nowhere"):
             assert httpx.get(url + path).status_code == 401, path
         with closing(open_database(exposed.sql_url)) as database:
@@ -530,7 +508,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Set
         yield url, settings
 
 
-def test_a_key_has_its_rate(limited: tuple[str, Settings]) -> None:
+def test_a_key_has_a_rate_limit(limited: tuple[str, Settings]) -> None:
     url, settings = limited
     with closing(open_database(settings.sql_url)) as database:
         store = KeyStore(database)
@@ -540,14 +518,14 @@ def test_a_key_has_its_rate(limited: tuple[str, Settings]) -> None:
     assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"requests";q=2;w=100'}
     assert [answer.headers["ratelimit"].split(";")[1] for answer in answers] == ["r=1", "r=0", "r=0"]
     assert answers[2].json()["code"] == "rate_limited"
-    assert answers[2].json()["detail"] == "more than 0.02 requests a second, and 2 at once"
+    assert answers[2].json()["detail"] == "more than 0.02 requests a second, or 2 at once"
     assert 1 <= int(answers[2].headers["retry-after"]) <= 50
     other = httpx.get(f"{url}/v1/models", headers={"X-API-Key": default})
     assert other.headers["ratelimit-policy"] == '"requests";q=30;w=3000'
     assert "ratelimit" not in httpx.get(f"{url}/healthz").headers
 
 
-def test_who_guesses_is_made_to_wait(limited: tuple[str, Settings]) -> None:
+def test_an_address_that_guesses_keys_is_rate_limited(limited: tuple[str, Settings]) -> None:
     url, settings = limited
     with closing(open_database(settings.sql_url)) as database:
         _, token = KeyStore(database).create("k", READ)
@@ -555,11 +533,11 @@ def test_who_guesses_is_made_to_wait(limited: tuple[str, Settings]) -> None:
         guesses = [http.get("/v1/models", headers={"X-API-Key": f"guess{i}"}) for i in range(30)]
         assert [guess.status_code for guess in guesses[:10]] == [401] * 10
         assert guesses[-1].status_code == 429
-        assert guesses[-1].json()["remedy"].startswith("Send a right key")
+        assert guesses[-1].json()["remedy"].startswith("Send a valid key")
         assert 1 <= int(guesses[-1].headers["retry-after"]) <= 5
         for right in (token, "operator" * 4):
             assert http.get("/v1/models", headers={"X-API-Key": right}).status_code == 200
 
 
-def test_a_ring_is_not_told_by_its_text() -> None:
+def test_the_text_of_a_key_ring_reveals_no_key() -> None:
     assert "secret" not in repr(Keyring(b"secret" * 6, []))

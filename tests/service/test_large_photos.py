@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.api.schemas import PhotoOut
-from service.client import Kith
+from kith import Kith
+from kith.wire.faces import PhotoOut
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -32,7 +32,7 @@ def kith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kith]:
 
 
 def enlarged(photo: Photo, factor: float, noise: float) -> Photo:
-    """With grain, as cameras add it, so that not all detail is large."""
+    """Photo with camera noise, so that it has fine detail."""
     large = np.asarray(cv2.resize(photo, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC), np.float32)
     grain = np.random.default_rng(0).normal(0, noise, large.shape)
     return np.asarray(np.clip(large + grain, 0, 255), np.uint8)

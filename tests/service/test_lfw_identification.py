@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Kith
+from kith import Kith
 
 PEOPLE = 50
 PROBES_PER_PERSON = 5
@@ -30,9 +30,9 @@ def test_fifty_people_and_fifty_strangers(
     step = len(protocol["gallery"]) // PEOPLE
     enrolled = protocol["gallery"][::step][:PEOPLE]
     names = {Path(file).parent.name for file in enrolled}
-    # The rest of the list may hold lookalikes the recogniser takes for duplicates: a measurement overrides that.
+    # The rest of the list may hold lookalikes the recognizer takes for duplicates: a measurement overrides that.
     for file in enrolled:
-        kith.enrol(
+        kith.enroll(
             people, Path(file).parent.name, images / file, face="largest", allow_duplicate=True, allow_low_quality=True
         )
     assert kith.gallery(people).templates == PEOPLE

@@ -1,4 +1,4 @@
-"""People and pictures of them: what a gallery that requires liveness searches, compares and enrols."""
+"""People and pictures of them: what a gallery that requires liveness searches, compares and enrolls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.liveness import Judgement
-from service.client import Kith, KithClientError
-from service.decision import gate
+from kith import Kith, KithClientError
+from models.vision.liveness import LivenessResult
+from service.domain.decision import check_presentation
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -57,7 +57,7 @@ def passport(astronaut: Photo) -> bytes:
 def strict(judging: str, request: pytest.FixtureRequest) -> Iterator[Kith]:
     with Kith(judging) as kith:
         kith.create_gallery("strict", liveness="required")
-        kith.enrol("strict", "eileen", request.getfixturevalue("person"))
+        kith.enroll("strict", "eileen", request.getfixturevalue("person"))
         yield kith
         kith.delete_gallery("strict")
 
@@ -71,8 +71,8 @@ def strict(judging: str, request: pytest.FixtureRequest) -> Iterator[Kith]:
 def test_quality_is_looked_at_before_liveness(
     quality: list[str], score: float | None, threshold: float, asked: bool
 ) -> None:
-    verdict = Judgement(score, threshold).verdict() if asked else None
-    refusal, reasons = gate(quality, verdict)
+    verdict = LivenessResult(score, threshold).verdict() if asked else None
+    refusal, reasons = check_presentation(quality, verdict)
     if quality:
         assert (refusal, reasons) == ("rejected_quality", quality)
     elif asked and (score is None or score < threshold):
@@ -134,13 +134,14 @@ def test_identification_searches_for_people_alone(
 
 def test_verification_compares_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
     enrolled = ("strict", "eileen")
-    assert strict.verify(person, enrolled, threshold=0.4).outcome == "same"
-    refused = strict.verify(picture, enrolled, threshold=0.4)
+    assert strict.verify(person, enrolled, risk={"threshold": 0.4}).outcome == "same"
+    refused = strict.verify(picture, enrolled, risk={"threshold": 0.4})
     assert (refused.outcome, refused.reasons) == ("rejected_liveness", ["a: not_live"])
-    assert strict.verify(person, picture, threshold=0.4).outcome in ("same", "different")  # nobody asked
+    # The request does not require liveness.
+    assert strict.verify(person, picture, risk={"threshold": 0.4}).outcome in ("same", "different")
     vector = strict.embed(person).images[0].faces[0].embedding
     assert vector is not None
-    assert strict.verify(enrolled, vector, threshold=0.4).outcome == "rejected_liveness"
+    assert strict.verify(enrolled, vector, risk={"threshold": 0.4}).outcome == "rejected_liveness"
 
     def asked(**request: Any) -> Any:
         return httpx.post(
@@ -152,26 +153,26 @@ def test_verification_compares_people_alone(strict: Kith, judging: str, person: 
     assert (asked()["outcome"], asked()["reasons"]) == ("rejected_liveness", ["b: not_live"])
 
 
-def test_enrolment_takes_people_alone(strict: Kith, person: bytes, picture: bytes, passport: bytes) -> None:
+def test_enrollment_takes_people_alone(strict: Kith, person: bytes, picture: bytes, passport: bytes) -> None:
     for photo, verdict in ((picture, "not_live"), (passport, "not_judged")):
         with pytest.raises(KithClientError) as refused:
-            strict.enrol("strict", "other", photo)
+            strict.enroll("strict", "other", photo)
         assert (refused.value.code, refused.value.problem["liveness"]["verdict"]) == ("not_live", verdict)
     vector = strict.embed(person).images[0].faces[0].embedding
     assert vector is not None
     with pytest.raises(KithClientError, match="not_live"):
-        strict.enrol("strict", "other", embeddings=[vector], allow_duplicate=True)
+        strict.enroll("strict", "other", embeddings=[vector], allow_duplicate=True)
     options: dict[str, Any] = {"allow_duplicate": True, "allow_inconsistent": True, "allow_not_live": True}
-    assert strict.enrol("strict", "other", picture, passport, embeddings=[vector], **options).enrolled == 3
+    assert strict.enroll("strict", "other", picture, passport, embeddings=[vector], **options).enrolled == 3
 
 
-def test_bulk_enrolment_takes_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
+def test_bulk_enrollment_takes_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("ada/1.jpg", picture)
     for allowed, counts in ((False, {"not_live": 1}), (True, {"enrolled": 1})):
         job = httpx.post(
-            f"{judging}/v1/galleries/strict/enrolments",
+            f"{judging}/v1/galleries/strict/enrollments",
             params={"allow_not_live": allowed, "allow_duplicate": True},
             content=packed.getvalue(),
             headers={"Content-Type": "application/zip"},
@@ -204,12 +205,12 @@ def test_a_gallery_that_asks_is_not_served_without_the_model(
         Kith(url) as kith,
     ):
         kith.create_gallery("strict", liveness="required")
-        kith.enrol("strict", "eileen", person)
+        kith.enroll("strict", "eileen", person)
     with embedded(load_settings(data_dir=folder / "data", log_level="ERROR")) as url, Kith(url) as kith:
         for ask in (
             lambda: kith.identify("strict", person),
             lambda: kith.verify(person, ("strict", "eileen")),
-            lambda: kith.enrol("strict", "eileen", person),
+            lambda: kith.enroll("strict", "eileen", person),
         ):
             with pytest.raises(KithClientError, match="liveness_unavailable"):
                 ask()

@@ -1,4 +1,4 @@
-"""The log, at its most talkative, says nothing of anybody."""
+"""Debug logs contain no personal data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.client import Kith, KithClientError
+from kith import Kith, KithClientError
 from tests.conftest import jpeg
 from tests.faults.servers import Server
 
@@ -35,22 +36,22 @@ def talkative(tmp_path: Path) -> Iterator[Talkative]:
         server.close()
 
 
-def test_nobody_is_named(talkative: Talkative, astronaut: NDArray[np.uint8]) -> None:
+def test_logs_name_no_subject(talkative: Talkative, astronaut: NDArray[np.uint8]) -> None:
     subject, name, tag, note, key = SECRETS
     with Kith(talkative.url) as kith:
         kith.create_gallery("g")
         kith.put_subject("g", subject, name=name, tags=[tag], metadata={"note": note})
         photo = jpeg(astronaut)
-        kith.enrol("g", subject, photo, idempotency_key=key)
+        kith.enroll("g", subject, photo, idempotency_key=key)
         assert kith.identify("g", photo).results[0].subject == subject
         vector = kith.embed(photo).images[0].faces[0].embedding
         assert vector is not None
         for wrong in (
             lambda: kith.subject("g", f"{subject}-other"),
-            lambda: kith.enrol("g", subject, b"no photo", idempotency_key=key),
-            lambda: kith.enrol("g", subject, embeddings=[[1.0]]),
+            lambda: kith.enroll("g", subject, b"no photo", idempotency_key=key),
+            lambda: kith.enroll("g", subject, embeddings=[[1.0]]),
             lambda: kith.put_subject("g", subject, name=name * 1000),
-            lambda: kith.identify("g", photo, filter={"nonsense": tag}),
+            lambda: kith.identify("g", photo, filter=cast(Any, {"nonsense": tag})),
         ):
             with pytest.raises(KithClientError):
                 wrong()

@@ -1,4 +1,4 @@
-"""The log as JSON: one document a line, of a real server, with what finds a request again."""
+"""JSON logs of a real server: one document per line, with the fields that identify a request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.logs import JsonLines
-from service.security.acting import Actor, acting_as
+from service.core.actor import Actor, acting_as
+from service.observability.logs import JsonLines
 from service.server import embedded
 from service.settings import load_settings
 from tests.faults.servers import Server
@@ -23,7 +23,7 @@ NAME = "huitzilopochtli"
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of a server that was asked for a few things, and ended."""
+    """Log lines of a server that answered a few requests and stopped."""
     folder, key = tmp_path_factory.mktemp("logs"), "k" * 32
     log = folder / "log"
     server = Server(folder, log=log, KITH_LOG_LEVEL="INFO", KITH_LOG_FORMAT="json", KITH_API_KEY=key)

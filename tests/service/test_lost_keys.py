@@ -11,17 +11,17 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.sql.dml import UpdateBase
 
-from service.errors import MasterKeyError, StorageError
-from service.gallery.check import open_check
-from service.gallery.database import Database
-from service.gallery.job_store import JobStore
-from service.gallery.retention import Retention
-from service.gallery.rewrapping import Rewrapped, Use, rewrap
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, SubjectFilter
-from service.gallery.tables import data_keys
-from service.security.master import LocalKey
+from service.core.errors import MasterKeyError, StorageError
+from service.domain.gallery import GallerySettings, SubjectFilter
+from service.security.master_keys import LocalKey
 from service.security.sealing import new_key
+from service.services.gallery_check import open_check
+from service.storage.db.engine import Database
+from service.storage.db.tables import data_keys
+from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap
+from service.storage.privacy.retention import Retention
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -34,20 +34,20 @@ LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
 
 @pytest.fixture(params=LOST, ids=["damaged", "of another master key", "gone"])
 def url(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> str:
-    """Of a database in which "lost" is lost, and "sound" is not; each has a job that failed, and one that waits."""
+    """Database with a gallery "lost" without its key, and "sound"; each has a failed and a queued job."""
     url = database_url()
     with closing(open_database(url)) as database:
         store, jobs = Store(database), JobStore(database)
         for name in ("lost", "sound"):
-            gallery = store.create_gallery(name, "f" * 32, 8, GallerySettings(retention_days=1))
-            store.put_subject(gallery, "ada", "Ada", {}, [])
+            gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings(retention_days=1))
+            store.subjects.put(gallery, "ada", "Ada", {}, [])
             jobs.create(gallery, "import", {})
             job = jobs.claim("one", 60)
             assert job is not None
             jobs.finish(job, "failed", {"code": "invalid_image"})
         for name in ("lost", "sound"):
-            jobs.create(store.gallery(name), "import", {})
-        own = data_keys.c.gallery_pk == store.gallery("lost").pk
+            jobs.create(store.galleries.get(name), "import", {})
+        own = data_keys.c.gallery_pk == store.galleries.get("lost").pk
         with database.write(StorageError("unforeseen")) as connection:
             connection.execute(request.param(own))
     return url
@@ -55,7 +55,7 @@ def url(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> str:
 
 def test_the_others_go_on(database: Database) -> None:
     store, jobs = Store(database), JobStore(database)
-    assert [gallery.name for gallery in store.list_galleries(None, 9)] == ["lost", "sound"]
+    assert [gallery.name for gallery in store.galleries.list_page(None, 9)] == ["lost", "sound"]
     told = {job.gallery: job.problem["code"] for job in jobs.list_jobs(None, ["failed"], None, 9) if job.problem}
     assert told == {"lost": "master_key", "sound": "invalid_image"}
     first, second = jobs.claim("one", 60), jobs.claim("one", 60)
@@ -66,16 +66,16 @@ def test_the_others_go_on(database: Database) -> None:
     assert jobs.job(first.id).state == "failed"
     later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
     assert Retention(database).sweep(later, 14).subjects == 1
-    assert store.list_subjects(store.gallery("sound"), None, 9, SubjectFilter()) == []
+    assert store.subjects.list_page(store.galleries.get("sound"), None, 9, SubjectFilter()) == []
 
 
 def test_whoever_uses_it_is_told(database: Database) -> None:
     store = Store(database)
-    lost = store.gallery("lost")
+    lost = store.galleries.get("lost")
     for use in (
-        lambda: store.subject(lost, "ada"),
-        lambda: store.put_subject(lost, "bob", None, {}, []),
-        lambda: store.delete_subject(lost, "ada"),
+        lambda: store.subjects.get(lost, "ada"),
+        lambda: store.subjects.put(lost, "bob", None, {}, []),
+        lambda: store.subjects.delete(lost, "ada"),
     ):
         with pytest.raises(MasterKeyError):
             use()
@@ -83,11 +83,11 @@ def test_whoever_uses_it_is_told(database: Database) -> None:
 
 def test_its_settings_are_changed_and_it_is_deleted(database: Database) -> None:
     store = Store(database)
-    assert store.update_gallery("lost", lambda before: replace(before, min_margin=0.1)).settings.min_margin == 0.1
-    _, receipt = store.delete_gallery("lost")
+    assert store.galleries.update("lost", lambda before: replace(before, min_margin=0.1)).settings.min_margin == 0.1
+    _, receipt = store.galleries.delete("lost")
     assert receipt.kind == "gallery"
-    again = store.create_gallery("lost", "f" * 32, 8, GallerySettings())
-    store.put_subject(again, "ada", "Ada", {}, [])
+    again = store.galleries.create("lost", "f" * 32, 8, GallerySettings())
+    store.subjects.put(again, "ada", "Ada", {}, [])
 
 
 def test_the_check_says_which(url: str) -> None:

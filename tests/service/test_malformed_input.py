@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx problem document with a stable code, and nothing is stored."""
+"""Malformed input gets a 4xx problem document with a stable code, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.client import Kith
+from kith import Kith
 from tests.conftest import jpeg
 from tests.service.test_imaging import png_header
 
 IDENTIFY = "/v1/galleries/{gallery}/identify"
-ENROL = "/v1/galleries/{gallery}/subjects/x/templates"
+ENROLL = "/v1/galleries/{gallery}/subjects/x/templates"
 
 
 def check(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def check(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("path", ["/v1/detect", "/v1/embed", IDENTIFY, ENROL])
+@pytest.mark.parametrize("path", ["/v1/detect", "/v1/embed", IDENTIFY, ENROLL])
 @pytest.mark.parametrize(
     ("payload", "status", "code"),
     [
@@ -59,7 +59,7 @@ def test_bad_photos(
     assert kith.gallery(gallery).templates == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROL])
+@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
 @pytest.mark.parametrize(
     "body",
     [
@@ -94,7 +94,7 @@ def test_bad_json(server: str, gallery: str, path: str, body: bytes) -> None:
         {"embeddings": [["a"]]},
     ],
 )
-def test_wrong_fields_are_named(server: str, gallery: str, options: dict[str, Any]) -> None:
+def test_errors_name_invalid_fields(server: str, gallery: str, options: dict[str, Any]) -> None:
     response = httpx.post(server + IDENTIFY.format(gallery=gallery), json=options)
     document = check(response, 422, "invalid_request")
     if options:
@@ -102,7 +102,7 @@ def test_wrong_fields_are_named(server: str, gallery: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "null"])
-@pytest.mark.parametrize("path", [IDENTIFY, ENROL])
+@pytest.mark.parametrize("path", [IDENTIFY, ENROLL])
 def test_embeddings_that_are_not_finite(server: str, gallery: str, kith: Kith, path: str, number: str) -> None:
     numbers = ", ".join([number] * kith.model().dimension)
     response = httpx.post(
@@ -116,16 +116,18 @@ def test_embeddings_that_are_not_finite(server: str, gallery: str, kith: Kith, p
 
 @pytest.mark.parametrize("length", [0, 1, 5000])
 def test_embeddings_of_another_length(server: str, gallery: str, length: int) -> None:
-    response = httpx.post(server + ENROL.format(gallery=gallery), json={"embeddings": [[0.1] * length]})
+    response = httpx.post(server + ENROLL.format(gallery=gallery), json={"embeddings": [[0.1] * length]})
     check(response, 422, "embedding_invalid")
 
 
-def test_an_embedding_without_direction(server: str, gallery: str, kith: Kith) -> None:
-    response = httpx.post(server + ENROL.format(gallery=gallery), json={"embeddings": [[0.0] * kith.model().dimension]})
+def test_a_zero_embedding(server: str, gallery: str, kith: Kith) -> None:
+    response = httpx.post(
+        server + ENROLL.format(gallery=gallery), json={"embeddings": [[0.0] * kith.model().dimension]}
+    )
     check(response, 422, "embedding_invalid")
 
 
-def test_unknown_things(server: str, gallery: str) -> None:
+def test_unknown_resources(server: str, gallery: str) -> None:
     base = f"{server}/v1/galleries"
     check(httpx.get(f"{base}/nowhere"), 404, "gallery_not_found")
     check(httpx.post(f"{base}/nowhere/identify", json={"embeddings": [[1.0]]}), 404, "gallery_not_found")
@@ -177,7 +179,7 @@ def test_too_many_photos(server: str) -> None:
 
 
 def test_a_body_beyond_the_limit_is_refused(server: str) -> None:
-    """Before it is sent: a client that announces 10 GB is answered at once."""
+    """A client that declares 10 GB gets the response before it sends the body."""
     url = httpx.URL(server)
     with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
         connection.sendall(
@@ -192,7 +194,7 @@ def test_a_body_beyond_the_limit_is_refused(server: str) -> None:
 @pytest.mark.parametrize(
     "metadata", ['{"k": "\\ud800"}', '{"k": NaN}', '{"k": 1e999}', '{"k": ' + "[" * 4000 + "]" * 4000 + "}"]
 )
-def test_metadata_that_could_not_be_given_back(server: str, gallery: str, metadata: str) -> None:
+def test_metadata_that_cannot_be_encoded(server: str, gallery: str, metadata: str) -> None:
     url = f"{server}/v1/galleries/{gallery}/subjects/a"
     headers = {"Content-Type": "application/json"}
     check(httpx.put(url, content=f'{{"metadata": {metadata}}}', headers=headers), 422, "invalid_request")

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from models.network import Float
-from models.recognition import unit
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
-from service.gallery import erasure
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.database import Database
-from service.gallery.erasure import Erasures
-from service.gallery.follower import Followers
-from service.gallery.merging import MOST, merged
-from service.gallery.replicas import in_process
-from service.gallery.sealed_rows import About, lookup_of
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
+from kith import Kith, KithClientError
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.cli.main import app
+from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import SubjectRecord, subject_lookup
+from service.storage.repositories import erasures
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.store import Store
+from service.storage.repositories.subjects import MAX_LABELS, merged_record
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -40,109 +40,113 @@ def database(database_url: DatabaseUrl) -> Iterator[Database]:
 
 @pytest.fixture
 def store(database: Database, rng: np.random.Generator) -> Store:
-    """Of a gallery "g" with "ada", whose other self is "countess", and "tom"."""
+    """Store with a gallery "g": "ada", "countess", who is the same person, and "tom"."""
     made = Store(database)
-    gallery = made.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    gallery = made.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     for name, count in (("ada", 2), ("countess", 3), ("tom", 1)):
-        made.enrol(gallery, name, [_template(vector) for vector in _drawn(rng, count)], None)
-    made.put_subject(gallery, "ada", None, {"floor": 1, "desk": 4}, ["night"])
-    made.put_subject(gallery, "countess", "The Countess", {"floor": 2, "team": "engine"}, ["night", "founder"])
+        made.templates.enroll(gallery, name, [_template(vector) for vector in _drawn(rng, count)], None)
+    made.subjects.put(gallery, "ada", None, {"floor": 1, "desk": 4}, ["night"])
+    made.subjects.put(gallery, "countess", "The Countess", {"floor": 2, "team": "engine"}, ["night", "founder"])
     return made
 
 
 def test_who_stays_is_right() -> None:
     kept, gone = (
-        About("a", "Ada", {"x": None, "y": 1}, ["b", "a"]),
-        About("c", "Countess", {"x": 2, "z": 3}, ["c", "a"]),
+        SubjectRecord("a", "Ada", {"x": None, "y": 1}, ["b", "a"]),
+        SubjectRecord("c", "Countess", {"x": 2, "z": 3}, ["c", "a"]),
     )
-    assert merged(kept, gone) == About("a", "Ada", {"x": None, "y": 1, "z": 3}, ["b", "a", "c"])
-    assert merged(About("a", None, {}, []), gone) == About("a", "Countess", gone.metadata, gone.tags)
-    assert merged(kept, About("c", None, {}, [])) == kept
-    many = [str(number) for number in range(MOST)]
-    assert merged(About("a", None, {}, many), About("c", None, {}, many)).tags == many
+    assert merged_record(kept, gone) == SubjectRecord("a", "Ada", {"x": None, "y": 1, "z": 3}, ["b", "a", "c"])
+    assert merged_record(SubjectRecord("a", None, {}, []), gone) == SubjectRecord(
+        "a", "Countess", gone.metadata, gone.tags
+    )
+    assert merged_record(kept, SubjectRecord("c", None, {}, [])) == kept
+    many = [str(number) for number in range(MAX_LABELS)]
+    assert merged_record(SubjectRecord("a", None, {}, many), SubjectRecord("c", None, {}, many)).tags == many
     with pytest.raises(InvalidRequestError, match="101 tags"):
-        merged(About("a", None, {}, many), About("c", None, {}, ["another"]))
+        merged_record(SubjectRecord("a", None, {}, many), SubjectRecord("c", None, {}, ["another"]))
     with pytest.raises(InvalidRequestError, match="101 entries of metadata"):
-        merged(About("a", None, dict.fromkeys(many, 1), []), About("c", None, {"another": 1}, []))
+        merged_record(
+            SubjectRecord("a", None, dict.fromkeys(many, 1), []), SubjectRecord("c", None, {"another": 1}, [])
+        )
 
 
 def test_everything_of_one_is_the_others(database: Database, store: Store) -> None:
-    gallery = store.gallery("g")
+    gallery = store.galleries.get("g")
     followers = Followers(in_process(store))
-    of_countess = store.subject_vectors(gallery, "countess")[0]
+    of_countess = store.templates.vectors(gallery, "countess")[0]
     assert _best(followers, gallery, store, of_countess) == ["countess"] * 3
-    ids = [template.id for name in ("ada", "countess") for template in store.list_templates(gallery, name)]
+    ids = [template.id for name in ("ada", "countess") for template in store.templates.list_page(gallery, name)]
 
-    done = store.merge_subject(gallery, "countess", "ada")
+    done = store.subjects.merge(gallery, "countess", "ada")
     assert (done.templates, done.into.templates, done.into.name) == (3, 5, "The Countess")
     assert done.into.metadata == {"floor": 1, "desk": 4, "team": "engine"}
     assert done.into.tags == ["night", "founder"]
-    now = store.gallery("g")
+    now = store.galleries.get("g")
     assert (now.subjects, now.templates) == (2, 6)
-    assert [template.id for template in store.list_templates(now, "ada")] == ids
+    assert [template.id for template in store.templates.list_page(now, "ada")] == ids
     assert _best(followers, now, store, of_countess) == ["ada"] * 3
     for chosen, count in ((SubjectFilter(("founder",)), 1), (SubjectFilter(metadata=(("floor", 2),)), 0)):
-        assert len(store.matching_subjects(now, chosen)) == count
+        assert len(store.subjects.matching_pks(now, chosen)) == count
     with pytest.raises(SubjectNotFoundError):
-        store.subject(now, "countess")
+        store.subjects.get(now, "countess")
 
     assert done.receipt.removed == {"labels": 4, "subjects": 1}
-    assert Erasures(database).verdict(done.receipt.id).holds
+    assert ErasureStore(database).verify(done.receipt.id).holds
     lines = [each.line for each in AuditReader(database).lines(Chosen(now.pk), None, 2)]
     seen = [(line.event, line.subject, line.details.get("into"), line.details.get("merged")) for line in lines]
-    ada, countess = (lookup_of(now.seal, name) for name in ("ada", "countess"))
+    ada, countess = (subject_lookup(now.seal, name) for name in ("ada", "countess"))
     assert seen == [("subject_merged", countess, ada, None), ("subject_changed", ada, None, countess)]
     assert lines[1].details["changed"] == ["metadata", "name", "tags"]
 
 
 def test_what_is_done_is_told_again_and_not_done_again(store: Store) -> None:
-    begun = store.gallery("g")
-    first = store.merge_subject(begun, "countess", "ada")
-    for gallery in (begun, store.gallery("g")):  # repeated before the answer came, or after
-        again = store.merge_subject(gallery, "countess", "ada")
+    begun = store.galleries.get("g")
+    first = store.subjects.merge(begun, "countess", "ada")
+    for gallery in (begun, store.galleries.get("g")):  # repeated before the answer came, or after
+        again = store.subjects.merge(gallery, "countess", "ada")
         assert (again.into, again.templates, again.receipt.id) == (first.into, 3, first.receipt.id)
     with pytest.raises(SubjectNotFoundError) as elsewhere:
-        store.merge_subject(store.gallery("g"), "countess", "tom")
+        store.subjects.merge(store.galleries.get("g"), "countess", "tom")
     assert elsewhere.value.document()["receipt"]["id"] == first.receipt.id
-    store.delete_subject(store.gallery("g"), "tom")
+    store.subjects.delete(store.galleries.get("g"), "tom")
     for subject, into in (("tom", "ada"), ("ada", "nobody"), ("nobody", "ada")):
         with pytest.raises(SubjectNotFoundError):
-            store.merge_subject(store.gallery("g"), subject, into)
+            store.subjects.merge(store.galleries.get("g"), subject, into)
     with pytest.raises(InvalidRequestError):
-        store.merge_subject(store.gallery("g"), "ada", "ada")
+        store.subjects.merge(store.galleries.get("g"), "ada", "ada")
 
 
 def test_what_began_before_brings_nobody_back(store: Store, rng: np.random.Generator) -> None:
-    begun = store.gallery("g")
-    store.merge_subject(begun, "countess", "ada")
+    begun = store.galleries.get("g")
+    store.subjects.merge(begun, "countess", "ada")
     with pytest.raises(SubjectErasedError):
-        store.enrol(begun, "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
-    store.enrol(store.gallery("g"), "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
+        store.templates.enroll(begun, "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
+    store.templates.enroll(store.galleries.get("g"), "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
     for subject, into in (("countess", "tom"), ("tom", "countess")):  # she is another one since
         with pytest.raises(SubjectErasedError):
-            store.merge_subject(begun, subject, into)
-    assert store.merge_subject(store.gallery("g"), "countess", "tom").templates == 1
+            store.subjects.merge(begun, subject, into)
+    assert store.subjects.merge(store.galleries.get("g"), "countess", "tom").templates == 1
 
 
 def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    gallery = store.gallery("g")
-    before = [store.subject(gallery, name) for name in ("ada", "countess")]
+    gallery = store.galleries.get("g")
+    before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
 
     def full(*_: object, **__: object) -> None:
         raise StorageError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(erasure, "write_down", full)
+        patched.setattr(erasures, "record_erasure", full)
         with pytest.raises(StorageError):
-            store.merge_subject(gallery, "countess", "ada")
-    assert [store.subject(gallery, name) for name in ("ada", "countess")] == before
-    assert store.gallery("g").version == gallery.version
+            store.subjects.merge(gallery, "countess", "ada")
+    assert [store.subjects.get(gallery, name) for name in ("ada", "countess")] == before
+    assert store.galleries.get("g").version == gallery.version
 
 
 def test_over_http(kith: Kith, gallery: str, server: str) -> None:
     for number, name in enumerate(("ada", "countess", "augusta")):
         axis = np.asarray(np.eye(128)[number], np.float32)
-        kith.enrol(gallery, name, embeddings=[axis])
+        kith.enroll(gallery, name, embeddings=[axis])
     done = kith.merge_subject(gallery, "countess", "ada")
     assert (done.subject.id, done.subject.templates, done.templates) == ("ada", 2, 1)
     again = kith.merge_subject(gallery, "countess", "ada")
@@ -156,18 +160,18 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
         assert refused.value.code == code
     command = ["subject", "merge", "augusta", "-g", gallery, "--into", "ada", "--url", server]
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
-    assert "ada has 1 more, 3 in all" in CliRunner().invoke(app, [*command, "--yes"]).output
+    assert "1 templates moved, 3 in total" in CliRunner().invoke(app, [*command, "--yes"]).output
     assert json.loads(CliRunner().invoke(app, [*command, "--yes", "--json"]).output)["subject"]["templates"] == 3
 
 
 def _best(followers: Followers, gallery: Gallery, store: Store, probes: Float) -> list[str]:
     results, _ = followers.of(gallery).search(probes, 1)
-    names = store.named(gallery, [hit.subject_pk for (hit, *_) in results])
+    names = store.subjects.names(gallery, [hit.subject_pk for (hit, *_) in results])
     return [names[hit.subject_pk].id for (hit, *_) in results]
 
 
 def _drawn(rng: np.random.Generator, count: int) -> Float:
-    return unit(rng.normal(size=(count, DIMENSION)).astype(np.float32))
+    return l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
 
 
 def _template(vector: Float) -> NewTemplate:

@@ -1,4 +1,4 @@
-"""What /metrics and /v1/status tell of a real server after real traffic; docs/observability.md tells what there is."""
+"""Values of /metrics and /v1/status from a real server after real traffic; docs/observability.md documents them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.client import Kith, KithClientError
-from service.drift import Decided, Watches
-from service.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
-from service.gallery.follower import Followers
-from service.gallery.job_store import JobStore
-from service.gallery.replicas import in_process
-from service.gallery.retention import Retention
-from service.gallery.store import Store
-from service.gallery.subjects import GallerySettings, NewTemplate
-from service.measures import Counts, Histogram, Measures
-from service.readiness import Readiness
-from service.samples import STALE_S, Lag, Looking, Sample, Samples
-from service.security.acting import Actor, acting_as
+from kith import Kith, KithClientError
+from service.core.actor import Actor, acting_as
+from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.observability.drift import Decided, Watches
+from service.observability.metrics import Metrics
 from service.server import embedded
+from service.services.readiness import Readiness
+from service.services.status import STALE_S, Lag, Sample, Sampler, Samples
 from service.settings import load_settings
+from service.storage.privacy.retention import Retention
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.conftest import ROOT, jpeg
 from tests.databases import open_database
 
@@ -45,32 +45,32 @@ PERSON = "tepeyollotl"
 def told(
     tmp_path_factory: pytest.TempPathFactory, astronaut: Photo, actor: Photo, nobody: Photo
 ) -> Iterator[tuple[str, str]]:
-    """A server after some of everything, and what it told then."""
+    """Metrics and status of a server after requests of each kind."""
     settings = load_settings(data_dir=tmp_path_factory.mktemp("told"), log_level="WARNING", metrics_galleries=2)
     with embedded(settings) as url, Kith(url) as kith:
         for name in ("first", "second", "third"):
             kith.create_gallery(name)
         photo = jpeg(astronaut)
-        kith.enrol("first", PERSON, photo)
+        kith.enroll("first", PERSON, photo)
         for wrong in (jpeg(nobody), b"no photo"):
             with pytest.raises(KithClientError):
-                kith.enrol("first", PERSON, wrong)
+                kith.enroll("first", PERSON, wrong)
         kith.identify("first", photo, jpeg(actor))
         kith.identify("second", photo)
         kith.identify("third", photo)
         kith.verify(photo, jpeg(actor))
-        enrol_archive(url, photo)
+        enroll_archive(url, photo)
         httpx.get(f"{url}/no/such/path/{PERSON}")
         httpx.request("TRACE", f"{url}/healthz")
         httpx.get(f"{url}/healthz", headers={"X-Long": "x" * 40_000})
         yield url, httpx.get(f"{url}/metrics").text
 
 
-def enrol_archive(url: str, photo: bytes) -> None:
+def enroll_archive(url: str, photo: bytes) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(f"{PERSON}/one.jpg", photo)
-    job = httpx.post(f"{url}/v1/galleries/second/enrolments", content=packed.getvalue()).json()["id"]
+    job = httpx.post(f"{url}/v1/galleries/second/enrollments", content=packed.getvalue()).json()["id"]
     while httpx.get(f"{url}/v1/jobs/{job}").json()["state"] in ("queued", "running"):
         Event().wait(0.02)
 
@@ -120,8 +120,8 @@ def test_outcomes_refusals_and_scores(families: dict[str, Metric]) -> None:
     assert value(families, "kith_identify_total", gallery="(others)", outcome="unknown") == 1, "the third of two"
     assert value(families, "kith_verify_total", outcome="different") == 1
     assert value(families, "kith_verify_total", outcome="same") == 0, "there before it happens"
-    assert value(families, "kith_enrol_total", outcome="enrolled") == 2
-    assert value(families, "kith_enrol_total", outcome="no_face") == 1
+    assert value(families, "kith_enroll_total", outcome="enrolled") == 2
+    assert value(families, "kith_enroll_total", outcome="no_face") == 1
     assert value(families, "kith_problems_total", code="no_face") == 1
     assert value(families, "kith_problems_total", code="rate_limited") == 0
     assert value(families, "kith_problems_total", code="head_too_large") == 1, "before it is a request"
@@ -158,13 +158,13 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = Looking(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
-        gallery = store.create_gallery("g", "f", 8, GallerySettings())
+        look = Sampler(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
+        gallery = store.galleries.create("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
         assert look().lags == {"g": Lag(0, 0)}
         vector = rng.normal(size=8).astype(np.float32)
-        store.enrol(gallery, "somebody", [NewTemplate("0" * 32, vector, "embedding")], None)
+        store.templates.enroll(gallery, "somebody", [NewTemplate("0" * 32, vector, "embedding")], None)
         lines, seconds = [], []
         for _ in range(2):
             lags = look().lags
@@ -182,14 +182,14 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, watches = Store(database), Watches({})
         followers = Followers(in_process(store))
-        look = Looking(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database))
+        look = Sampler(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database))
         for name in ("stays", "goes"):
-            gallery = store.create_gallery(name, "f", 8, GallerySettings())
+            gallery = store.galleries.create(name, "f", 8, GallerySettings())
             watches.of(gallery.pk, name, "f").add([Decided("no_face")])
         look()
         assert watches.drifts().keys() == {"stays", "goes"}
         with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as another:
-            Store(another).delete_gallery("goes")
+            Store(another).galleries.delete("goes")
         look()
         assert watches.drifts().keys() == {"stays"}
         followers.close()
@@ -220,7 +220,7 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
     status = httpx.get(f"{told[0]}/v1/status").json()
     assert status["ready"] is True
     assert [check["name"] for check in status["checks"]] == ["gpu", "devices", "database", "audit"]
-    assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recogniser"}
+    assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recognizer"}
     assert all(queue["batches"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
     assert status["drift"]["first"]["since_start"]["identified"] == 1
     assert status["jobs"]["succeeded"] == 1
@@ -239,7 +239,7 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
             go.wait()
         return Sample(time.time(), {"database": None})
 
-    samples = Samples(look, fresh_s=0, patient_s=0.01)
+    samples = Samples(look, fresh_s=0, timeout_s=0.01)
     while (first := samples.latest()) is None:
         pass
     assert samples.latest() is first is samples.latest()
@@ -264,7 +264,7 @@ def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
         go.wait()
 
     async def main() -> None:
-        ready = Readiness({"database": hang}, patient_s=0.01)
+        ready = Readiness({"database": hang}, timeout_s=0.01)
         for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
             assert isinstance(each, ReadinessUnknownError)
         assert not await ready.holds()
@@ -286,18 +286,11 @@ def test_a_check_that_fails_leaves_the_others() -> None:
     assert not Sample(0, found).ready
 
 
-def test_counts_are_not_lost_between_threads_and_stages_that_fail_count() -> None:
-    histogram, counts, measures = Histogram((1.0, 2.0)), Counts(["a"]), Measures()
-    for each in (0.5, 1.0, 1.5, 3.0):
-        histogram.add(each)
-    assert histogram.now() == ([2, 1, 1], 6.0)
-    counts.add("b", 2)
-    assert counts.items() == [("a", 0), ("b", 2)]
-    with pytest.raises(OverloadedError), acting_as(Actor("anonymous", "r")), measures.stage("detect"):
+def test_failed_stages_are_timed_in_the_lane_of_their_caller() -> None:
+    metrics = Metrics()
+    with pytest.raises(OverloadedError), acting_as(Actor("anonymous", "r")), metrics.stage("detect"):
         raise OverloadedError("full")
-    with measures.stage("detect"):
+    with metrics.stage("detect"):
         pass
-    assert [(labels, sum(each.counts)) for labels, each in measures.stages.items()] == [
-        (("detect", "background"), 1),
-        (("detect", "requests"), 1),
-    ]
+    for lane in ("background", "requests"):
+        assert metrics.registry.get_sample_value("kith_stage_seconds_count", {"stage": "detect", "lane": lane}) == 1

@@ -1,4 +1,4 @@
-"""A gallery moves to another recogniser over a real server: in its shadow, by one step, and back."""
+"""A gallery migrates to another recognizer on a real server: shadow mode, cut-over and rollback."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
-from models.network import Float
-from models.pack import BUNDLED, ModelPack, load_pack
-from models.recognition import Recogniser
-from service.api.migration_schemas import MigrationOut
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.errors import StorageError
-from service.gallery.sealed_rows import close_crop
-from service.gallery.store import Store
-from service.gallery.subjects import Crop
-from service.gallery.tables import crops, templates
+from kith import Kith, KithClientError
+from kith.wire.migration import MigrationOut
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.vision.recognition import Recognizer
+from service.cli.main import app
+from service.core.errors import StorageError
+from service.domain.gallery import Crop
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.db.row_sealing import seal_crop
+from service.storage.db.tables import crops, templates
+from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
@@ -50,7 +51,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(data_dir: Path, second: ModelPack) -> Iterator[str]:
-    settings = load_settings(data_dir=data_dir, also=str(second.directory), log_level="WARNING")
+    settings = load_settings(data_dir=data_dir, extra_packs=str(second.directory), log_level="WARNING")
     with embedded(settings) as served:
         yield served
 
@@ -81,7 +82,7 @@ def darker(photo: bytes) -> bytes:
 def enrolled(kith: Kith, name: str, people: dict[str, bytes], **settings: Any) -> str:
     kith.create_gallery(name, risk={"fpir": 0.01}, **settings)
     for subject, photo in people.items():
-        kith.enrol(name, subject, photo, face="largest", allow_low_quality=True, allow_duplicate=True)
+        kith.enroll(name, subject, photo, face="largest", allow_low_quality=True, allow_duplicate=True)
     return name
 
 
@@ -103,7 +104,7 @@ def code(call: Callable[..., object], *arguments: object, **options: object) -> 
 
 def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], second: ModelPack) -> None:
     g = enrolled(both, "whole", people, keep_crops=True)
-    first, theirs = both.gallery(g).recogniser, second.recognition.fingerprint()
+    first, theirs = both.gallery(g).recognizer, second.recognition.fingerprint()
     assert both.migration(g).state == "none"
     for refused in (both.cut_over, both.roll_back, both.finish_migration):
         assert code(refused, g) == "migration_state"
@@ -113,13 +114,13 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     both.migrate(g, "projected")
     told = settled(both, g)
     assert told.other is not None
-    assert (told.state, told.other.recogniser, told.other.dimension) == ("shadow", theirs, PROJECTED)
+    assert (told.state, told.other.recognizer, told.other.dimension) == ("shadow", theirs, PROJECTED)
     assert (told.other.embedded, told.other.by_crop, told.other.waiting_with_crop) == (len(people), len(people), 0)
-    assert both.gallery(g).recogniser == first
+    assert both.gallery(g).recognizer == first
     # A repetition changes nothing.
     assert both.migrate(g, theirs).other == settled(both, g).other
 
-    # The present recogniser answers, the other one is asked too.
+    # The present recognizer answers, the other one is asked too.
     for photo in people.values():
         assert both.identify(g, darker(photo), check_quality=False).model == "kith-compact"
     told = settled(both, g)
@@ -144,18 +145,18 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     promised = told.other.threshold
     cut = both.cut_over(g)
     assert cut.current.threshold == promised
-    assert (cut.state, cut.current.recogniser, cut.other and cut.other.recogniser) == ("cut_over", theirs, first)
+    assert (cut.state, cut.current.recognizer, cut.other and cut.other.recognizer) == ("cut_over", theirs, first)
     assert both.cut_over(g).state == "cut_over"
-    assert (both.gallery(g).recogniser, both.gallery(g).dimension) == (theirs, PROJECTED)
+    assert (both.gallery(g).recognizer, both.gallery(g).dimension) == (theirs, PROJECTED)
     for subject, photo in people.items():
         answer = both.identify(g, photo, check_quality=False)
         assert (answer.model, answer.results[0].candidates[0].subject) == ("projected", subject)
         assert answer.results[0].similarity is not None and answer.results[0].similarity > 0.98
 
     both.delete_subject(g, "friend0")
-    both.enrol(g, "friend0", people["friend0"], face="largest", allow_low_quality=True, allow_duplicate=True)
+    both.enroll(g, "friend0", people["friend0"], face="largest", allow_low_quality=True, allow_duplicate=True)
     back = both.roll_back(g)
-    assert (back.state, back.current.recogniser) == ("set_aside", first)
+    assert (back.state, back.current.recognizer) == ("set_aside", first)
     assert both.roll_back(g).state == "set_aside"
     back = settled(both, g)
     # What was enrolled after the cut-over is found by the one before, too.
@@ -195,14 +196,14 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     assert told.other is not None
     assert (told.other.embedded, told.other.waiting_with_crop, told.other.waiting_without_crop) == (0, 0, 2)
     assert code(both.cut_over, g) == "migration_incomplete"
-    # A stranger, and a face that is not good enough, stand for nobody.
+    # Strangers and faces of low quality are not used for re-embedding.
     both.identify(g, people["friend1"])
     assert settled(both, g).other == told.other
-    # Who is searched for among a few may be like somebody else.
+    # Filtered searches are not used: the best match may be another person outside the filter.
     both.put_subject(g, "eileen", tags=["crew"])
     assert both.identify(g, darker(people["eileen"]), filter={"tags": ["crew"]}).results[0].outcome == "identified"
     assert settled(both, g).other == told.other
-    for _ in range(2):  # the second time there is nothing left to be seen
+    for _ in range(2):  # the second search adds no template
         assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
     told = settled(both, g)
     assert told.other is not None
@@ -220,15 +221,15 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
 
 
-def test_new_enrolments_bring_vectors_of_both(both: Kith, people: dict[str, bytes], rng: np.random.Generator) -> None:
+def test_new_enrollments_bring_vectors_of_both(both: Kith, people: dict[str, bytes], rng: np.random.Generator) -> None:
     g = enrolled(both, "newcomers", {"eileen": people["eileen"]})
     both.migrate(g, "projected")
-    both.enrol(g, "tom", people["tom"])
+    both.enroll(g, "tom", people["tom"])
     ours = both.gallery(g)
-    both.enrol(g, "vector", embeddings=[rng.normal(size=ours.dimension)], recogniser=ours.recogniser)
+    both.enroll(g, "vector", embeddings=[rng.normal(size=ours.dimension)], recognizer=ours.recognizer)
     told = settled(both, g)
     assert told.other is not None
-    # A photo without crop is embedded by both at once; an embedding belongs to one recogniser.
+    # A photo without crop is embedded by both at once; an embedding belongs to one recognizer.
     assert (told.other.embedded, told.other.waiting_without_crop) == (1, 2)
     assert told.current.embedded == 3
 
@@ -242,13 +243,13 @@ def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
     packed = tmp_path / "people.zip"
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("tom/one.jpg", people["tom"])
-    assert both.wait_for(both.enrol_archive(g, packed).id, WAIT_S).state == "succeeded"
+    assert both.wait_for(both.enroll_archive(g, packed).id, WAIT_S).state == "succeeded"
     told = both.migration(g)
     assert told.other is not None
     assert (told.current.embedded, told.other.embedded, told.other.by_crop) == (2, 2, 1)
     both.cut_over(g)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
-    # Its crop was kept as well: a third recogniser would find it.
+    # Its crop was kept as well: a third recognizer would find it.
     both.finish_migration(g)
     settled(both, g)
     both.migrate(g, "kith-compact")
@@ -257,7 +258,7 @@ def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
     assert told.other.by_crop == 2
 
 
-def test_a_bare_similarity_does_not_outlive_its_recogniser(both: Kith, people: dict[str, bytes]) -> None:
+def test_a_bare_similarity_does_not_outlive_its_recognizer(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "bare", {"eileen": people["eileen"]}, keep_crops=True)
     both.update_gallery(g, risk={"threshold": 0.7})
     both.migrate(g, "projected")
@@ -269,7 +270,7 @@ def test_a_bare_similarity_does_not_outlive_its_recogniser(both: Kith, people: d
     assert both.gallery(g).risk == {"threshold": 0.7}
 
 
-def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str, bytes]) -> None:
+def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "race", {"eileen": people["eileen"]}, keep_crops=True)
     both.migrate(g, "projected")
     settled(both, g)
@@ -278,18 +279,18 @@ def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str,
     failures: list[Exception] = []
     photo = people["tom"]
 
-    def enrol(writer: int) -> None:
+    def enroll(writer: int) -> None:
         with Kith(str(both._http.base_url), attempts=1) as kith:
             i = 0
             while not stop.is_set():
                 try:
-                    kith.enrol(g, f"w{writer}-{i}", photo, allow_duplicate=True)
+                    kith.enroll(g, f"w{writer}-{i}", photo, allow_duplicate=True)
                     acknowledged.append(f"w{writer}-{i}")
                 except Exception as error:
                     failures.append(error)
                 i += 1
 
-    writers = [threading.Thread(daemon=True, target=enrol, args=(w,)) for w in range(3)]
+    writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(3)]
     for thread in writers:
         thread.start()
     for _ in range(4):
@@ -310,55 +311,55 @@ def test_an_enrolment_during_the_cut_over_succeeds(both: Kith, people: dict[str,
         assert generation.embedded == generation.templates == 1 + len(acknowledged)
 
 
-def test_an_embedding_is_not_taken_for_another_recognisers(both: Kith, people: dict[str, bytes]) -> None:
+def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "stated", {"eileen": people["eileen"]}, keep_crops=True)
     answer = both.embed(people["tom"])
     vector = answer.images[0].faces[0].embedding
     assert vector is not None
-    both.enrol(g, "tom", embeddings=[vector], recogniser=answer.recogniser)
+    both.enroll(g, "tom", embeddings=[vector], recognizer=answer.recognizer)
     both.migrate(g, "projected")
     settled(both, g)
     both.cut_over(g, force=True)
-    for call in (both.identify, lambda g, **o: both.enrol(g, "x", **o)):
-        assert code(call, g, embeddings=[vector], recogniser=answer.recogniser) == "recogniser_mismatch"
-        assert code(call, g, embeddings=[vector]) == "recogniser_mismatch"
+    for call in (both.identify, lambda g, **o: both.enroll(g, "x", **o)):
+        assert code(call, g, embeddings=[vector], recognizer=answer.recognizer) == "recognizer_mismatch"
+        assert code(call, g, embeddings=[vector]) == "recognizer_mismatch"
 
 
-def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path, people: dict[str, bytes]) -> None:
-    """Also where its length does not tell: a caller that knows nothing of the move goes on with its own."""
-    twin = projected_pack(tmp_path, "twin", load_pack(BUNDLED).recognition.dimension)
-    settings = load_settings(data_dir=tmp_path / "data", also=str(twin.directory), log_level="WARNING")
+def test_embeddings_must_name_their_recognizer_during_a_migration(tmp_path: Path, people: dict[str, bytes]) -> None:
+    """Vectors of equal length need the recognizer's name too: a caller unaware of the migration keeps its own."""
+    twin = projected_pack(tmp_path, "twin", load_pack(BUNDLED_PACK).recognition.dimension)
+    settings = load_settings(data_dir=tmp_path / "data", extra_packs=str(twin.directory), log_level="WARNING")
     with embedded(settings) as url, Kith(url) as kith:
         g = enrolled(kith, "twins", {"eileen": people["eileen"]}, keep_crops=True)
         sent = {model: kith.embed(people["tom"], model=model) for model in (None, "twin")}
         vector, other = (answer.images[0].faces[0].embedding for answer in sent.values())
-        ours, theirs = (answer.recogniser for answer in sent.values())
+        ours, theirs = (answer.recognizer for answer in sent.values())
         assert ours and theirs and vector is not None and other is not None and len(vector) == len(other)
 
-        def enrol(key: str, **options: Any) -> int:
-            return kith.enrol(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled
+        def enroll(key: str, **options: Any) -> int:
+            return kith.enroll(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled
 
         def check(answering: str, refused: str) -> None:
             vectors = {ours: vector, theirs: other}
-            for whose, expected in ((answering, None), (refused, "recogniser_mismatch")):
+            for whose, expected in ((answering, None), (refused, "recognizer_mismatch")):
                 for call in (
                     lambda **o: kith.identify(g, embeddings=[vectors[whose]], **o),  # noqa: B023
                     lambda **o: kith.verify(vectors[whose], (g, "eileen"), **o),  # noqa: B023
-                    lambda **o: kith.enrol(g, "x", embeddings=[vectors[whose]], allow_duplicate=True, **o),  # noqa: B023
+                    lambda **o: kith.enroll(g, "x", embeddings=[vectors[whose]], allow_duplicate=True, **o),  # noqa: B023
                 ):
-                    assert code(call) == "recogniser_mismatch"
+                    assert code(call) == "recognizer_mismatch"
                     if expected is None:
-                        call(recogniser=whose)
+                        call(recognizer=whose)
                     else:
-                        assert code(call, recogniser=whose) == expected
+                        assert code(call, recognizer=whose) == expected
 
-        assert enrol("before", embeddings=[vector]) == 1
+        assert enroll("before", embeddings=[vector]) == 1
         assert kith.identify(g, embeddings=[vector]).results[0].subject == "tom"
         kith.migrate(g, "twin")
         settled(kith, g)
         check(ours, theirs)
-        # What was answered before is answered again.
-        assert enrol("before", embeddings=[vector]) == 1
+        # Repeated requests return the stored answer.
+        assert enroll("before", embeddings=[vector]) == 1
         kith.cut_over(g, force=True)
         check(theirs, ours)
         kith.roll_back(g)
@@ -366,11 +367,11 @@ def test_whose_an_embedding_is_must_be_said_once_a_gallery_moves(tmp_path: Path,
         settled(kith, g)
         assert kith.migration(g).state == "none"
         check(ours, theirs)
-        # Photos are nobody's.
+        # Photos do not depend on a recognizer.
         assert kith.identify(g, people["eileen"], check_quality=False).results[0].subject == "eileen"
 
 
-def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
+def test_an_unreadable_crop_is_reported_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
     g = enrolled(both, "damaged", {"eileen": people["eileen"], "tom": people["tom"]}, keep_crops=True)
     database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
     (template,) = both.templates(g, "tom")
@@ -395,15 +396,15 @@ def test_a_crop_that_cannot_be_read_is_told_and_waits(both: Kith, data_dir: Path
 def test_no_crop_keeps_the_others_from_being_embedded(
     both: Kith, data_dir: Path, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Imported, or of a damaged database: whatever is wrong with one, it is that template's problem."""
+    """Damaged or imported crops fail alone, without affecting other templates."""
 
     file = io.BytesIO()
     Image.new("RGB", (112, 112)).save(file, "WEBP", lossless=True)
     black = file.getvalue()
     huge = black[:21] + b"\xff\xff\xff" + bytes([black[24] | 0x0F]) + black[25:]  # says that its sides are 16384
-    embed = Recogniser.embed
+    embed = Recognizer.embed
 
-    def none_of_black(self: Recogniser, faces: NDArray[np.uint8]) -> Float:
+    def none_of_black(self: Recognizer, faces: NDArray[np.uint8]) -> Float:
         if not faces.any(axis=(1, 2, 3)).all():
             raise ValueError("an embedding must be finite and must not be zero")
         return embed(self, faces)
@@ -416,14 +417,14 @@ def test_no_crop_keeps_the_others_from_being_embedded(
     }
     g = enrolled(both, "damages", people, keep_crops=True)
     database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
-    seal = Store(database).gallery(g).seal
+    seal = Store(database).galleries.get(g).seal
     with database.write(StorageError("unforeseen")) as connection:
         for subject, damage in damages.items():
             (template,) = both.templates(g, subject)
             key = sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
-            connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=close_crop(seal, damage)))
+            connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=seal_crop(seal, damage)))
     database.close()
-    monkeypatch.setattr(Recogniser, "embed", none_of_black)
+    monkeypatch.setattr(Recognizer, "embed", none_of_black)
     (job,) = both.migrate(g, "projected").jobs
     done = both.wait_for(job, WAIT_S)
     assert (done.state, done.counts) == ("succeeded", {"embedded": 3, "image_damaged": 3})
@@ -432,24 +433,24 @@ def test_no_crop_keeps_the_others_from_being_embedded(
 def test_every_process_follows_at_once(
     url: str, both: Kith, data_dir: Path, second: ModelPack, people: dict[str, bytes]
 ) -> None:
-    settings = load_settings(data_dir=data_dir, also=str(second.directory), log_level="WARNING")
+    settings = load_settings(data_dir=data_dir, extra_packs=str(second.directory), log_level="WARNING")
     alone = load_settings(data_dir=data_dir, log_level="WARNING")
     g = enrolled(both, "followed", {"eileen": people["eileen"]}, keep_crops=True)
     photo = darker(people["eileen"])
     with embedded(settings) as other, Kith(other) as kith, embedded(alone) as third, Kith(third) as single:
-        # One that does not serve the new recogniser goes on until the cut-over.
+        # One that does not serve the new recognizer goes on until the cut-over.
         for one in (both, kith, single):
             assert one.identify(g, photo).model == "kith-compact"
         both.migrate(g, "projected")
         settled(both, g)
         assert single.identify(g, photo).model == "kith-compact"
-        single.enrol(g, "tom", people["tom"])
+        single.enroll(g, "tom", people["tom"])
         both.cut_over(g, force=True)
         (found,) = kith.identify(g, photo).results
         assert (found.outcome, found.subject) == ("identified", "eileen")
         assert kith.identify(g, photo).model == "projected"
-        assert code(single.identify, g, photo) == "recogniser_mismatch"
-        # Its enrolment had a crop, and is found too.
+        assert code(single.identify, g, photo) == "recognizer_mismatch"
+        # Its enrollment had a crop, and is found too.
         assert settled(both, g).current.embedded == 2
         assert kith.identify(g, people["tom"]).results[0].subject == "tom"
         kith.roll_back(g)
@@ -472,7 +473,7 @@ def test_what_the_shadow_lacks_and_has_no_time_for(both: Kith, group: Photo, peo
     shadow = settled(both, g).shadow
     assert shadow is not None
     assert (shadow.compared, shadow.skipped) == (1, {"overload": 66})
-    # Whom it names is forgotten with the subject.
+    # Deleting a subject deletes its disagreements.
     both.delete_subject(g, "eileen")
     shadow = settled(both, g).shadow
     assert shadow is not None and shadow.disagreements == []
@@ -497,5 +498,5 @@ def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
     kith("--cut-over", "--fpir", "0.01")
     assert both.gallery(g).risk == {"fpir": 0.01}
     assert CliRunner().invoke(app, ["gallery", "migrate", g, "--status", "--finish", "--url", url]).exit_code == 2
-    audited = CliRunner().invoke(app, ["gallery", "audit", g, "--url", url, "--json"])
+    audited = CliRunner().invoke(app, ["audit", "list", "-g", g, "--url", url, "--json"])
     assert audited.exit_code == 0 and "migration_finished" in audited.output

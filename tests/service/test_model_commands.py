@@ -1,4 +1,4 @@
-"""``kith models`` as a person and as a program use it, with a catalogue of mirrors on loopback."""
+"""``kith models`` with a catalog whose files are on a loopback server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.pack import BUNDLED, load_pack, sha256_of
-from service.cli import main
-from service.client import Kith
+from kith import Kith
+from models.checksums import sha256_of
+from models.pack.loading import BUNDLED_PACK, load_pack
+from service.cli.main import main
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -28,13 +29,13 @@ CATALOG = """
 name = "kith-compact"
 kind = "bundled"
 about = "Ours."
-licence = { name = "Research", url = "https://licence.example", allows = "Research.", acceptance = false }
+license = { name = "Research", url = "https://license.example", allows = "Research.", acceptance = false }
 
 [[pack]]
 name = "mirrored"
 kind = "files"
 about = "Ours again, from a mirror."
-licence = { name = "Research", url = "https://licence.example", allows = "Research only.", acceptance = true }
+license = { name = "Research", url = "https://license.example", allows = "Research only.", acceptance = true }
 
 [[pack.downloads]]
 file = "detector.onnx"
@@ -43,20 +44,20 @@ sha256 = "SHA256"
 size = SIZE
 
 [[pack.downloads]]
-file = "recogniser.onnx"
-url = "SERVER/recogniser.onnx"
+file = "recognizer.onnx"
+url = "SERVER/recognizer.onnx"
 """
 
 
 @pytest.fixture
 def mirror() -> Iterator[Server]:
-    names = ("detector.onnx", "recogniser.onnx")
-    with serving({f"/{name}": File((BUNDLED / name).read_bytes()) for name in names}) as server:
+    names = ("detector.onnx", "recognizer.onnx")
+    with serving({f"/{name}": File((BUNDLED_PACK / name).read_bytes()) for name in names}) as server:
         yield server
 
 
 class Command:
-    """`kith models` in this process, as its entry point runs it."""
+    """``kith models`` in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self._capsys, self._patch = capsys, patch
@@ -80,7 +81,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 @pytest.fixture
 def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    detector = BUNDLED / "detector.onnx"
+    detector = BUNDLED_PACK / "detector.onnx"
     text = CATALOG.replace("SERVER", mirror.url).replace("SHA256", sha256_of(detector))
     (tmp_path / "mirrors.toml").write_text(text.replace("SIZE", str(detector.stat().st_size)))
     monkeypatch.setenv("KITH_CATALOG", "mirrors.toml")
@@ -92,17 +93,17 @@ def test_pull_list_show_verify_and_serve(
     mirror: Server, models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
 ) -> None:
     refused = models("pull", "mirrored", code=3)
-    assert "licence_not_accepted" in refused
-    assert "https://licence.example" in refused
+    assert "license_not_accepted" in refused
+    assert "https://license.example" in refused
     assert mirror.requests == []
     assert not (tmp_path / "data" / "models").exists()
 
-    pulled = models("pull", "mirrored", "--accept-licence")
+    pulled = models("pull", "mirrored", "--accept-license")
     assert "KITH_PACK=mirrored" in pulled
-    found = sha256_of(BUNDLED / "recogniser.onnx")
-    assert f"recogniser.onnx: it has sha256 {found}" in pulled.replace("\n", " ")
-    again = json.loads(models("pull", "mirrored", "--json"))  # it is here: accepted before
-    assert again["pulled"]["licence"]["accepted"] is True
+    found = sha256_of(BUNDLED_PACK / "recognizer.onnx")
+    assert f"recognizer.onnx. Saved the sha256 of the download, {found}" in pulled.replace("\n", " ")
+    again = json.loads(models("pull", "mirrored", "--json"))  # the license was accepted before
+    assert again["pulled"]["license"]["accepted"] is True
     assert len(mirror.requests) == 2
 
     (ours, theirs) = json.loads(models("list", "--json", pack="mirrored"))
@@ -111,17 +112,17 @@ def test_pull_list_show_verify_and_serve(
     assert re.search(r"mirrored .* unknown .* yes .* yes", models("list", pack="mirrored"))
 
     shown = models("show", "mirrored")
-    for word in ("Research only.", "unknown", mirror.url, "at explicit thresholds only", "--accept-licence"):
+    for word in ("Research only.", "unknown", mirror.url, "explicit thresholds only", "--accept-license"):
         assert word in shown
-    assert json.loads(models("show", "mirrored", "--json"))["pulled"]["files"]["recogniser.onnx"] == found
+    assert json.loads(models("show", "mirrored", "--json"))["pulled"]["files"]["recognizer.onnx"] == found
     assert "LFW View 2 accuracy" in models("show", "kith-compact")
 
-    assert f"embeddings have {load_pack(BUNDLED).recognition.dimension} dimensions" in models("verify")
-    recogniser = tmp_path / "data" / "models" / "mirrored" / "recogniser.onnx"
-    recogniser.write_bytes(recogniser.read_bytes()[:-1] + b"x")
+    assert f"embeddings have {load_pack(BUNDLED_PACK).recognition.dimension} dimensions" in models("verify")
+    recognizer = tmp_path / "data" / "models" / "mirrored" / "recognizer.onnx"
+    recognizer.write_bytes(recognizer.read_bytes()[:-1] + b"x")
     damaged = json.loads(models("verify", "mirrored", "--json", code=1))["mirrored"]
-    assert [finding["what"] for finding in damaged if not finding["ok"]] == ["recogniser.onnx"]
-    models("pull", "mirrored", "--accept-licence")
+    assert [finding["what"] for finding in damaged if not finding["ok"]] == ["recognizer.onnx"]
+    models("pull", "mirrored", "--accept-license")
     models("verify")
 
     settings = load_settings(pack="mirrored", data_dir=tmp_path / "data", log_level="WARNING")
@@ -130,25 +131,25 @@ def test_pull_list_show_verify_and_serve(
         assert len(kith.detect(jpeg(astronaut)).images[0].faces) == 1
 
 
-def test_what_goes_wrong_is_one_line(
+def test_errors_name_their_code(
     mirror: Server, catalog: Path, models: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "pack_unknown" in models("show", "nobody", code=3)
-    assert "pack_unknown" in models("verify", "nobody", code=3)
+    assert "pack_unknown" in models("show", "missing", code=3)
+    assert "pack_unknown" in models("verify", "missing", code=3)
     mirror.files["/detector.onnx"].content = b"something else"
-    assert "download_corrupt" in models("pull", "mirrored", "--accept-licence", code=3)
+    assert "download_corrupt" in models("pull", "mirrored", "--accept-license", code=3)
     assert "has not been pulled" in models("verify", "mirrored", code=1)
     monkeypatch.setenv("KITH_CATALOG", str(catalog.with_name("none.toml")))
-    assert "is not a readable catalogue" in models("list", code=3)
+    assert "is not a readable catalog" in models("list", code=3)
 
 
 @pytest.mark.parametrize(("answer", "fetched"), [("n", False), ("y", True)])
-def test_a_person_at_a_terminal_is_asked(answer: str, fetched: bool, mirror: Server, catalog: Path) -> None:
+def test_the_license_is_asked_for_at_a_terminal(answer: str, fetched: bool, mirror: Server, catalog: Path) -> None:
     terminal, theirs = pty.openpty()
     with os.fdopen(terminal, "wb", buffering=0) as keyboard, os.fdopen(theirs) as stdin:
         keyboard.write(f"{answer}\n".encode())
         done = subprocess.run(
-            [sys.executable, "-m", "service.cli", "models", "pull", "mirrored"],
+            [sys.executable, "-m", "service.cli.main", "models", "pull", "mirrored"],
             cwd=catalog.parent,
             stdin=stdin,
             capture_output=True,
@@ -157,12 +158,12 @@ def test_a_person_at_a_terminal_is_asked(answer: str, fetched: bool, mirror: Ser
             check=False,
         )
     assert "Research only." in done.stderr
-    assert "Do you accept this licence?" in done.stderr
+    assert "Do you accept this license?" in done.stderr
     assert (done.returncode == 0) == fetched, done.stderr
     assert bool(mirror.requests) == fetched
 
 
-def test_without_another_catalogue_all_packs_are_listed(models: Command) -> None:
+def test_the_default_catalog_lists_all_packs(models: Command) -> None:
     listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
     assert listed["kith-compact"]["served"]
     assert {"dlib-resnet", "opencv-zoo", "buffalo_l"} <= set(listed)
@@ -172,13 +173,13 @@ def test_without_another_catalogue_all_packs_are_listed(models: Command) -> None
     assert "b79bd200a88c87c9a9d446c990ae71c5a626d1f3730174e6d570157ff1d896cf" in shown
 
 
-def test_a_bundled_name_a_directory_and_a_name_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_is_found_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_settings(pack="kith-compact").pack_path == BUNDLED
-    assert load_settings(pack=BUNDLED).pack_path == BUNDLED
+    assert load_settings(pack="kith-compact").pack_path == BUNDLED_PACK
+    assert load_settings(pack=BUNDLED_PACK).pack_path == BUNDLED_PACK
     (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
     assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("elsewhere/mine")
     (tmp_path / "mine").mkdir()
     assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("mine")
-    assert load_settings(pack="nobody").pack_path == Path("nobody")
+    assert load_settings(pack="missing").pack_path == Path("missing")
     assert load_pack(load_settings(pack="kith-compact").pack_path).model_id == "kith-compact"

@@ -1,5 +1,4 @@
-"""Requests made up from the OpenAPI document, good ones and bad: none is answered with 5xx, and every answer has a
-status, a content type and a body that the document has."""
+"""Generated requests, valid and invalid: responses are never 5xx and match the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.api.problems import MEDIA_TYPE, PATTERNS
+from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
 from service.app import create_app
 from service.server import embedded
 from service.settings import Settings, load_settings
 
 KEY = "operator" * 4
 EXAMPLES = int(os.environ.get("KITH_EXAMPLES", "1"))
-"""For each route, of good requests and of bad ones."""
+"""Number of valid and of invalid requests per route."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -45,7 +44,7 @@ def document(settings: Settings) -> dict[str, Any]:
 @pytest.fixture
 def service(settings: Settings) -> Iterator[tuple[requests.Session, str]]:
     with embedded(settings) as url, requests.Session() as session:
-        # The server shares this process: while requests are made up it is late to close what nobody uses any more.
+        # The server shares this process and closes idle connections late while requests are generated.
         session.headers.update({"X-API-Key": KEY, "Connection": "close"})
         yield session, url
 
@@ -69,15 +68,15 @@ def test_keys_are_documented(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["good", "bad"])
-def test_every_answer_is_as_documented(
+def test_every_response_is_as_documented(
     document: dict[str, Any], service: tuple[requests.Session, str], mode: GenerationMode
 ) -> None:
     session, url = service
-    # Keys are not made up: all would be refused.
+    # Generated keys would all be rejected.
     document = {name: part for name, part in document.items() if name != "security"}
     for result in schemathesis.openapi.from_dict(document).get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]
-        # Routes that delete come along, too.
+        # Includes routes that delete.
         session.post(f"{url}/v1/galleries", json={"name": "g"})
         session.put(f"{url}/v1/galleries/g/subjects/a", json={"name": "Ada", "tags": ["staff"]})
         settings = hypothesis.settings(
@@ -101,11 +100,11 @@ def test_every_answer_is_as_documented(
         try:
             ask()
         except Unsatisfiable:
-            assert mode is GenerationMode.NEGATIVE, operation.label  # nothing in it can be wrong
+            assert mode is GenerationMode.NEGATIVE, operation.label  # every value is valid
 
 
-def test_every_pattern_has_words(document: dict[str, Any]) -> None:
-    """What a refusal says in its stead."""
+def test_every_pattern_has_a_message(document: dict[str, Any]) -> None:
+    """Errors show the message instead of the pattern."""
 
     def patterns(part: Any) -> Iterator[str]:
         match part:
@@ -120,4 +119,4 @@ def test_every_pattern_has_words(document: dict[str, Any]) -> None:
 
     found = set(patterns(document))
     assert len(found) > 3
-    assert found <= PATTERNS.keys()
+    assert found <= PATTERN_MESSAGES.keys()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.gallery.parquet_footer import BYTE_ARRAY, MOST_COLUMNS, row_groups
+from service.storage.transfer.parquet_footer import BYTE_ARRAY, MOST_COLUMNS, row_groups
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
-"""Every route with every scope, of the right gallery, of another and of all, on a real server; and what a key of one
-gallery can learn of another."""
+"""Every route with every scope and gallery restriction, and isolation of galleries between keys."""
 
 from __future__ import annotations
 
@@ -24,30 +23,33 @@ import sqlalchemy as sa
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
-from service.api import permissions
-from service.api.permissions import PERMISSIONS, Permitted
-from service.client import Kith
-from service.gallery.job_store import JobStore
-from service.gallery.key_store import KeyStore
-from service.gallery.store import Store
-from service.security.keys import SCOPES, Rights, Scope
+from kith import Kith
+from service.api.http.permissions import PERMISSIONS
+from service.api.http.routing import PermittedRoute, check_routes
+from service.security.api_keys import SCOPES, Rights, Scope
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
 
-OPERATOR = "the operator's own, which nobody guesses"
+OPERATOR = "an operator key of sufficient length"
 OWN, OTHER, ABSENT = "own", "zebra", "quail"
-GREY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
+GRAY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
 VECTOR = [1.0, *[0.0] * 127]
 NOTHING = "0" * 32
-COLUMNS: tuple[Scope, ...] = ("identify", "read", "enrol", "admin")
+COLUMNS: tuple[Scope, ...] = ("identify", "read", "enroll", "admin")
 
 
 @dataclass(frozen=True)
 class Row:
-    """``scopes``: that may, by first letters; ``-``: nobody needs a key, ``*``: any key will do. ``status``: of the
-    answer to who may. ``bound``: to the gallery ``own``, by its path, its body or its job."""
+    """Expected permissions of a route.
+
+    ``scopes``: first letters of allowed scopes; ``-``: no key is needed, ``*``: any key is enough. ``status``: of an
+    allowed request. ``bound``: the path, body or job names the gallery ``own``.
+    """
 
     scopes: str
     status: int
@@ -73,8 +75,8 @@ ROWS: dict[str, Row] = {
     "GET /metrics": Row("ra", 200, bound=False, all_galleries=True),
     "GET /v1/status": Row("ra", 200, bound=False, all_galleries=True),
     "GET /v1/models": Row("*", 200, bound=False),
-    "POST /v1/detect": Row("ia", 200, bound=False, body={"images": [GREY]}),
-    "POST /v1/embed": Row("ia", 200, bound=False, body={"images": [GREY]}),
+    "POST /v1/detect": Row("ia", 200, bound=False, body={"images": [GRAY]}),
+    "POST /v1/embed": Row("ia", 200, bound=False, body={"images": [GRAY]}),
     "POST /v1/verify": Row(
         "ia", 200, body={"a": {"embedding": VECTOR}, "b": {"subject": {"gallery": OWN, "subject": "ada"}}}
     ),
@@ -100,7 +102,7 @@ ROWS: dict[str, Row] = {
     f"POST {G}/migrate/cut-over": Row("a", 409, body={}),
     f"POST {G}/migrate/roll-back": Row("a", 409),
     f"POST {G}/migrate/finish": Row("a", 409, body={}),
-    f"POST {G}/enrolments": Row("ea", 422, body={}),
+    f"POST {G}/enrollments": Row("ea", 422, body={}),
     f"GET {G}/subjects": Row("ra", 200),
     f"PUT {G}/subjects/{{subject}}": Row("ea", 200, body=SUBJECT),
     f"GET {G}/subjects/{{subject}}": Row("ra", 200),
@@ -128,7 +130,7 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class House:
-    """A server with three galleries, two of which exist; ``tokens`` by what they may."""
+    """Server with two galleries and the name of a third. ``tokens``: by scope and galleries."""
 
     url: str
     http: httpx.Client
@@ -160,8 +162,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         jobs = {}
         for name in (OWN, OTHER):
             kith.create_gallery(name)
-            kith.enrol(name, "ada", embeddings=[VECTOR], allow_duplicate=True)
-            jobs[name] = kith.enrol_archive(name, _archive(folder / "one.zip")).id
+            kith.enroll(name, "ada", embeddings=[VECTOR], allow_duplicate=True)
+            jobs[name] = kith.enroll_archive(name, _archive(folder / "one.zip")).id
             kith.wait_for(jobs[name], 60)
         of = {OWN: frozenset({OWN}), OTHER: frozenset({OTHER}), "all": None}
         tokens = {
@@ -196,7 +198,7 @@ def _archive(path: Path) -> Path:
     return path
 
 
-def test_every_route_has_a_row_and_every_scope_a_column(house: House) -> None:
+def test_the_table_covers_every_route_and_scope(house: House) -> None:
     assert set(COLUMNS) == set(SCOPES)
     assert {scope[0] for scope in SCOPES} == {*"irea"}
     assert ROWS.keys() == PERMISSIONS.keys()
@@ -206,8 +208,8 @@ def test_every_route_has_a_row_and_every_scope_a_column(house: House) -> None:
     assert served | for_browsers | {"GET /", "GET /openapi.json"} == ROWS.keys()
 
 
-def test_a_route_without_a_row_cannot_be_made() -> None:
-    router = APIRouter(route_class=Permitted)
+def test_a_route_without_a_row_cannot_be_registered() -> None:
+    router = APIRouter(route_class=PermittedRoute)
     with pytest.raises(LookupError, match=r"GET /v1/new has no row"):
         router.get("/v1/new")(lambda: None)
     with pytest.raises(LookupError, match=r"DELETE /v1/galleries has no row"):
@@ -215,8 +217,8 @@ def test_a_route_without_a_row_cannot_be_made() -> None:
     plain = APIRouter()
     plain.get("/v1/galleries")(lambda: None)
     assert isinstance(plain.routes[0], APIRoute)
-    with pytest.raises(LookupError, match="Permitted"):
-        permissions.check(plain)
+    with pytest.raises(LookupError, match="PermittedRoute"):
+        check_routes(plain)
 
 
 @pytest.mark.parametrize("route", ROWS)
@@ -253,17 +255,17 @@ def _restore(house: House, route: str) -> None:
         with Kith(house.url, OPERATOR) as kith:
             if "subject" not in route:
                 kith.create_gallery(OWN)
-                house.jobs[OWN] = kith.enrol_archive(OWN, _archive(house.folder / "one.zip")).id
+                house.jobs[OWN] = kith.enroll_archive(OWN, _archive(house.folder / "one.zip")).id
                 kith.wait_for(house.jobs[OWN], 60)
-            kith.enrol(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
+            kith.enroll(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
 
 
-# What a key of one gallery can learn of another
+# Isolation of galleries between keys
 
 
 @pytest.fixture
 def statements() -> Iterator[list[str]]:
-    """Of the requests, but for those about keys, which are asked when anything was written."""
+    """SQL statements of requests, without those that check keys after a write."""
     seen = list[str]()
 
     def note(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:
@@ -277,16 +279,14 @@ def statements() -> Iterator[list[str]]:
 
 
 def _shown(answer: httpx.Response) -> tuple[int, dict[str, str], str]:
-    """All that is not new with each request, or was sent by the caller."""
+    """Return the response without request-specific values and echoed input."""
     headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
     text = re.sub(r'"request_id":"[0-9a-f]{32}"', "", answer.text)
     return answer.status_code, headers, re.sub(rf"{OTHER}|{ABSENT}|(?<=')[0-9a-f]{{32}}(?=')", "", text)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_gallery_that_a_key_is_not_for_is_as_one_that_is_not_there(
-    house: House, statements: list[str], scope: Scope
-) -> None:
+def test_a_gallery_outside_the_key_looks_missing(house: House, statements: list[str], scope: Scope) -> None:
     token, compared = house.tokens[scope, OWN], 0
     for route, row in ROWS.items():
         if row.scopes == "-" or not (row.bound or row.all_galleries):
@@ -307,7 +307,7 @@ def test_a_gallery_that_a_key_is_not_for_is_as_one_that_is_not_there(
     assert compared > 100
 
 
-def test_no_answer_to_a_key_of_one_gallery_tells_of_another(house: House) -> None:
+def test_no_response_to_a_restricted_key_reveals_another_gallery(house: House) -> None:
     for route, row in ROWS.items():
         options: dict[str, Any] = {"params": row.query} | ({} if row.body is None else {"json": row.body})
         answer = house.ask(house.tokens["admin", OWN], route, **options)
@@ -319,7 +319,7 @@ def test_no_answer_to_a_key_of_one_gallery_tells_of_another(house: House) -> Non
     assert [gallery["name"] for gallery in ask("GET /v1/galleries", params={"limit": 1}).json()["galleries"]] == [OWN]
     assert ask("GET /v1/galleries", params={"limit": 1}).json()["next"] is None
     assert {job["gallery"] for job in ask("GET /v1/jobs").json()["jobs"]} == {OWN}
-    # What counts through all galleries is not told, for it would tell that there are others.
+    # No counters across galleries: they would reveal other galleries.
     assert ask("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] is None
     everything = partial(house.ask, house.tokens["read", "all"])
     assert everything("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] > 0
@@ -327,10 +327,10 @@ def test_no_answer_to_a_key_of_one_gallery_tells_of_another(house: House) -> Non
     assert {job["gallery"] for job in everything("GET /v1/jobs").json()["jobs"]} == {OWN, OTHER}
 
 
-def test_jobs_are_paged_without_telling_how_many_there_are(house: House) -> None:
+def test_pages_of_jobs_do_not_reveal_their_total_number(house: House) -> None:
     with Kith(house.url, OPERATOR) as kith:
         for _ in range(2):
-            kith.wait_for(kith.enrol_archive(OWN, _archive(house.folder / "one.zip")).id, 60)
+            kith.wait_for(kith.enroll_archive(OWN, _archive(house.folder / "one.zip")).id, 60)
         expected = [job.id for job in kith.jobs(OWN)]
     ask, paged, cursor = partial(house.ask, house.tokens["read", OWN]), list[str](), None
     while True:
@@ -344,13 +344,13 @@ def test_jobs_are_paged_without_telling_how_many_there_are(house: House) -> None
     assert ask("GET /v1/jobs", params={"cursor": "0" * 60}).status_code == 422
 
 
-def test_jobs_that_do_not_enrol_are_the_admins_to_call_off(house: House) -> None:
+def test_only_an_admin_cancels_a_job_other_than_an_enrollment(house: House) -> None:
     with closing(open_database(house.database)) as database:
         store = Store(database)
-        job = JobStore(database).create(store.gallery(OWN), "of_another_kind", {})
-    expected: list[tuple[Scope, int]] = [("enrol", 403), ("read", 403), ("admin", 200)]
+        job = JobStore(database).create(store.galleries.get(OWN), "of_another_kind", {})
+    expected: list[tuple[Scope, int]] = [("enroll", 403), ("read", 403), ("admin", 200)]
     for scope, status in expected:
         answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens[scope, OWN]})
         assert answer.status_code == status, (scope, answer.text)
-    answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens["enrol", OTHER]})
+    answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens["enroll", OTHER]})
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")

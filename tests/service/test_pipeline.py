@@ -1,4 +1,4 @@
-"""The largest of several faces is chosen alone, each recogniser gets the crops it was trained on, and few photos are
+"""The largest of several faces is chosen alone, each recognizer gets the crops it was trained on, and few photos are
 held decoded at once."""
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.alignment import STANDARD, Alignment, align
-from models.detection import Answer, Detector, Faces, Laid
-from models.network import Float
-from models.pack import BUNDLED
-from models.quality import Quality
-from models.recognition import Recogniser
-from service.api.context import Context
-from service.api.identify import _search
+from kith import Kith
+from models.pack.loading import BUNDLED_PACK
+from models.runtime.network import Float
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
+from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs
+from models.vision.quality import Quality
+from models.vision.recognition import Recognizer
+from service.api.http.context import Context
+from service.api.routes.identify import search_gallery
 from service.app import create_app
-from service.client import Kith
-from service.errors import DeadlineExceededError, GalleryNotFoundError
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate
-from service.imaging import Encoded, ImageLimits, open_photo
-from service.patience import Patience
-from service.pipeline import Face, Photo
+from service.core.deadlines import Deadline
+from service.core.errors import DeadlineExceededError, GalleryNotFoundError
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.inference.images import EncodedPhoto, ImageLimits, open_photo
+from service.inference.photo_pipeline import Face, Photo
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
 
@@ -47,21 +47,21 @@ def test_only_the_largest_face_is_identified(kith: Kith, gallery: str, group: ND
 
 
 def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
-    """Whatever a network says of the others: this one swapped the sides of a large box."""
+    """Only the chosen face must be valid: this network swapped the sides of another box."""
     boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
     measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
     photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)])
     assert photo.largest_row() == Faces(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
 
 
-def test_a_recogniser_is_given_crops_by_its_own_alignment(
-    kith: Kith, tmp_path: Path, detector: Detector, recogniser: Recogniser, astronaut: NDArray[np.uint8]
+def test_a_recognizer_is_given_crops_by_its_own_alignment(
+    kith: Kith, tmp_path: Path, detector: Detector, recognizer: Recognizer, astronaut: NDArray[np.uint8]
 ) -> None:
-    closer = Alignment(112, tuple((1.3 * x - 17, 1.3 * y - 30) for x, y in STANDARD.template))
-    pack = Path(shutil.copytree(BUNDLED, tmp_path / "closer"))
+    closer = Alignment(112, tuple((1.3 * x - 17, 1.3 * y - 30) for x, y in STANDARD_ALIGNMENT.template))
+    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "closer"))
     manifest = json.loads((pack / "manifest.json").read_text())
     manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
-    del manifest["calibration"]  # it is that of other crops, and would be refused
+    del manifest["calibration"]  # it was measured on other crops and would be rejected
     (pack / "manifest.json").write_text(json.dumps(manifest))
     photo = jpeg(astronaut, 100)
     own_settings = load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING", engine=None)
@@ -70,43 +70,43 @@ def test_a_recogniser_is_given_crops_by_its_own_alignment(
     (usual,) = kith.embed(photo).images[0].faces
     assert found.quality == usual.quality
     (faces,) = detector.detect([astronaut])
-    (expected,) = recogniser.embed(align(astronaut, faces.landmarks_xy[:1], closer))
-    (standard,) = recogniser.embed(align(astronaut, faces.landmarks_xy[:1]))
+    (expected,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1], closer))
+    (standard,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1]))
     assert float(expected @ np.array(found.embedding)) > 0.99
     assert float(expected @ standard) < 0.98
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
-    """By another process: one that restores it, or deletes it and makes one of its name."""
+    """Another process restores the gallery, or deletes it and creates one of the same name."""
     served = load_settings(data_dir=tmp_path, log_level="WARNING")
     other = Store(open_database(served.sql_url))
 
     async def search(context: Context) -> None:
-        by = context.recognisers.default
+        by = context.recognizers.default
         (vector,) = np.eye(1, by.dimension, dtype=np.float32)
 
         def made(subject: str) -> Gallery:
-            gallery = other.create_gallery("g", by.fingerprint, by.dimension, GallerySettings())
-            other.enrol(gallery, subject, [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-            return other.gallery("g")
+            gallery = other.galleries.create("g", by.fingerprint, by.dimension, GallerySettings())
+            other.templates.enroll(gallery, subject, [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+            return other.galleries.get("g")
 
         async def found(gallery: Gallery) -> set[str]:
             async with asyncio.timeout(10):
-                _, named = await _search(context, gallery, vector[None], gallery.settings.risk, 5, None)
+                _, named = await search_gallery(context, gallery, vector[None], gallery.settings.risk, 5, None)
             return {subject.id for subject in named.values()}
 
         first = made("before")
         assert await found(first) == {"before"}
-        other.delete_gallery("g")
+        other.galleries.delete("g")
         second = made("after")
         with pytest.raises(GalleryNotFoundError):
             await found(first)
         assert len(context.followers) == 0
         assert await found(second) == {"after"}
         # A subject that is deleted meanwhile is another matter: an answer is as of when the gallery was read, or later.
-        other.delete_subject(second, "after")
+        other.subjects.delete(second, "after")
         assert await found(second) <= {"after"}
-        assert await found(await context.gallery("g")) == set()
+        assert await found(await context.find_gallery("g")) == set()
 
     async def main() -> None:
         app = create_app(served)
@@ -118,7 +118,7 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
 
 
 AT_ONCE = 12
-"""Of two cores: four threads, and a batch of eight."""
+"""Two cores: four threads, and a batch of eight."""
 
 
 @asynccontextmanager
@@ -140,24 +140,24 @@ def test_few_photos_are_held_decoded(
 ) -> None:
     photo, decoded, gate = jpeg(astronaut), list[int](), threading.Event()
 
-    def counting(payload: bytes, limits: ImageLimits) -> Encoded:
+    def counting(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
         decoded.append(len(payload))
         return open_photo(payload, limits)
 
     class Held(Detector):
-        def run(self, laid: Sequence[Laid]) -> list[Answer]:
+        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(30)
             return super().run(laid)
 
-    monkeypatch.setattr("service.pipeline.open_photo", counting)
+    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", counting)
     monkeypatch.setattr("service.app.Detector", Held)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as context:
             pipeline = context.pipeline
-            asked = [asyncio.create_task(pipeline.detect(photo)) for _ in range(30)]
+            asked = [asyncio.create_task(pipeline.photos.detect(photo)) for _ in range(30)]
             await until(lambda: len(decoded) >= AT_ONCE)
-            # Whatever the threads had to do before this is done.
+            # Let the threads finish all earlier work.
             await asyncio.gather(*(pipeline.in_thread(int) for _ in range(100)))
             assert len(decoded) == AT_ONCE
             gate.set()
@@ -170,25 +170,25 @@ def test_few_photos_are_held_decoded(
         gate.set()
 
 
-def test_who_waits_for_a_thread_is_answered_by_the_deadline(
+def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
     photo, gate = jpeg(astronaut), threading.Event()
 
-    def slow(payload: bytes, limits: ImageLimits) -> Encoded:
+    def slow(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
         assert gate.wait(30)
         return open_photo(payload, limits)
 
-    monkeypatch.setattr("service.pipeline.open_photo", slow)
+    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", slow)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as context:
-            asked = [asyncio.create_task(context.pipeline.detect(photo)) for _ in range(20)]
+            asked = [asyncio.create_task(context.pipeline.photos.detect(photo)) for _ in range(20)]
             await asyncio.sleep(0)
-            with Patience(0.05) as patience, pytest.raises(DeadlineExceededError):
+            with Deadline(0.05) as patience, pytest.raises(DeadlineExceededError):
                 patience.begin()
                 async with asyncio.timeout(20):
-                    await context.pipeline.detect(photo)
+                    await context.pipeline.photos.detect(photo)
             asked.pop().cancel()
             gate.set()
             assert all(len(found.faces) for found in await asyncio.gather(*asked))
@@ -205,19 +205,19 @@ def test_a_request_alone_has_room_for_all_its_faces(
     photo, gate = jpeg(group), threading.Event()
     taken: list[int] = []
 
-    class Held(Recogniser):
+    class Held(Recognizer):
         def embed_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[Float]:
             taken.append(len(crops))
             gate.wait(30)
             return super().embed_each(crops)
 
-    monkeypatch.setattr("service.app.Recogniser", Held)
+    monkeypatch.setattr("service.app.Recognizer", Held)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as context:
-            by = context.recognisers.default
-            asked = [asyncio.create_task(context.pipeline.embed(photo, by)) for _ in range(3)]
-            # However many of the eighteen faces the first batch is.
+            by = context.recognizers.default
+            asked = [asyncio.create_task(context.pipeline.photos.embed(photo, by)) for _ in range(3)]
+            # The first batch may hold any number of the eighteen faces.
             await until(lambda: by.batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
             gate.set()
             assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 3

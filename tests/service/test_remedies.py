@@ -1,4 +1,4 @@
-"""What a refusal tells to do, at a terminal."""
+"""Remedies at the terminal name commands and options, not API requests."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import shlex
 
 import pytest
 
-from service.commands.remedies import REMEDIES, detail_of, remedies_of, remedy_of
-from service.errors import GalleryNotFoundError, InvalidRequestError, SubjectNotFoundError, all_errors
+from service.cli.remedies import REMEDIES, detail_for, remedy_for, remedy_lines
+from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectNotFoundError, all_errors
 
 
 @pytest.mark.parametrize("name", ["staff", "o'brien", 'o"brien', "a b; rm -rf ~", "\\n{gallery}"])
-def test_names_are_taken_from_the_detail_as_words_of_a_shell(name: str) -> None:
+def test_names_in_remedies_are_quoted_for_the_shell(name: str) -> None:
     problem = SubjectNotFoundError(f"there is no subject 'x' in gallery {name!r}").document()
-    assert shlex.quote(name) in remedy_of(problem)
-    assert "GALLERY" in remedy_of({"code": "subject_not_found", "detail": "gone"})
+    assert shlex.quote(name) in remedy_for(problem)
+    assert "GALLERY" in remedy_for({"code": "subject_not_found", "detail": "gone"})
 
 
-def test_a_remedy_for_its_occasion_stays() -> None:
-    assert "--help" in remedy_of(InvalidRequestError("x").document())
-    assert remedy_of(InvalidRequestError("x", remedy="Do this.").document()) == "Do this."
-    assert remedy_of({"code": "invalid_key", "remedy": "Copy it again."}) == "Copy it again."
+def test_a_remedy_specific_to_the_request_is_kept() -> None:
+    assert "--help" in remedy_for(InvalidRequestError("x").document())
+    assert remedy_for(InvalidRequestError("x", remedy="Do this.").document()) == "Do this."
+    assert remedy_for({"code": "invalid_key", "remedy": "Copy it again."}) == "Copy it again."
 
 
-def test_no_remedy_speaks_to_those_who_write_requests() -> None:
-    """But for what no command asks for."""
+def test_no_remedy_describes_api_requests() -> None:
     for error in all_errors():
-        told = remedy_of({"code": error.code, "remedy": error.remedy, "detail": "x"})
-        assert "repeat the request" not in told, error
-        assert "/docs for" not in told, error
-        assert "GET ..." not in told, error
+        remedy = remedy_for({"code": error.code, "remedy": error.remedy, "detail": "x"})
+        assert "repeat the request" not in remedy, error
+        assert "/docs for" not in remedy, error
+        assert "GET ..." not in remedy, error
     assert all(remedy.format(gallery="g", subject="s") for remedy in REMEDIES.values())
 
 
-def test_each_code_is_told_once() -> None:
+def test_each_error_code_gets_one_line() -> None:
     problems = [GalleryNotFoundError("there is no gallery 'a'").document(), *[{"code": "low_quality"}] * 3]
-    assert [line.partition(":")[0] for line in remedies_of(problems)] == ["gallery_not_found", "low_quality"]
-    assert remedies_of([{"code": "of_no_remedy"}]) == []
+    assert [line.partition(":")[0] for line in remedy_lines(problems)] == ["gallery_not_found", "low_quality"]
+    assert remedy_lines([{"code": "without_remedy"}]) == []
 
 
-def test_fields_go_by_their_names() -> None:
-    told = detail_of({"code": "invalid_request", "detail": "path.job: wrong; body.name: wrong; a: path.b"})
-    assert told == "job: wrong; name: wrong; a: path.b"
-    assert detail_of({"code": "other", "detail": "path.job"}) == "path.job"
+def test_fields_are_named_without_the_part_of_the_request() -> None:
+    detail = detail_for({"code": "invalid_request", "detail": "path.job: wrong; body.name: wrong; a: path.b"})
+    assert detail == "job: wrong; name: wrong; a: path.b"
+    assert detail_for({"code": "other", "detail": "path.job"}) == "path.job"

@@ -15,23 +15,23 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.clock import Clock
-from service.errors import RetentionChangedError
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.backup import back_up, restore
-from service.gallery.database import Database
-from service.gallery.erasure import Erasures
-from service.gallery.follower import Followers
-from service.gallery.job_store import JobStore
-from service.gallery.replicas import in_process
-from service.gallery.retention import Due, Retention
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, Idempotent, SubjectFilter
-from service.gallery.tables import data_keys, idempotency, templates, vectors
-from service.gallery.tables import jobs as job_rows
-from service.retention import AGAIN_AFTER, SWEPT_EVERY, Housekeeping
+from kith import Kith, KithClientError
+from service.cli.main import app
+from service.core.clock import Clock
+from service.core.errors import RetentionChangedError
+from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.services.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.db.engine import Database
+from service.storage.db.tables import data_keys, idempotency, templates, vectors
+from service.storage.db.tables import jobs as job_rows
+from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.retention import Due, Retention
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.test_erasure import made, some
@@ -62,7 +62,7 @@ def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = 
 
 def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
     made(database, name)
-    return Store(database).update_gallery(name, lambda current: replace(current, retention_days=days))
+    return Store(database).galleries.update(name, lambda current: replace(current, retention_days=days))
 
 
 def aged(database: Database, ids: list[str], days: float) -> None:
@@ -74,15 +74,15 @@ def aged(database: Database, ids: list[str], days: float) -> None:
 def test_templates_go_at_their_age_and_people_with_their_last(
     database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.gallery.retention.AT_ONCE", 2)
+    monkeypatch.setattr("service.storage.privacy.retention.AT_ONCE", 2)
     database = open_database(database_url())
     store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
     followers = Followers(in_process(store))
     old, young = some(rng, 5), some(rng, 2)
-    store.enrol(gallery, "old", old[:3], None)
-    store.enrol(gallery, "both", [*old[3:], young[0]], Idempotent("k", "d", "an answer"))
-    store.enrol(gallery, "young", young[1:], None)
-    store.enrol(other, "old", kept := some(rng), None)
+    store.templates.enroll(gallery, "old", old[:3], None)
+    store.templates.enroll(gallery, "both", [*old[3:], young[0]], IdempotentResponse("k", "d", "an answer"))
+    store.templates.enroll(gallery, "young", young[1:], None)
+    store.templates.enroll(other, "old", kept := some(rng), None)
     aged(database, [t.id for t in (*old, *kept)], 31)
     aged(database, [t.id for t in young], 29)
     assert followers.of(gallery).search(old[0].vector[None], 9)[1] == 3
@@ -90,29 +90,29 @@ def test_templates_go_at_their_age_and_people_with_their_last(
     swept = Retention(database).sweep(NOW, answers_days=36_500)
     assert [g.name for g in swept.galleries] == ["g"]
     assert (swept.templates, swept.subjects, swept.answers) == (5, 1, 0)
-    now = store.gallery("g")
-    assert (now.subjects, now.templates, store.gallery("for-ever").templates) == (2, 2, 1)
-    assert {t.id for s in ("both", "young") for t in store.list_templates(now, s)} == {t.id for t in young}
+    now = store.galleries.get("g")
+    assert (now.subjects, now.templates, store.galleries.get("for-ever").templates) == (2, 2, 1)
+    assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
     _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
     assert compared == 2
     listed = AuditReader(database).lines(Chosen(now.pk), None, 100)
     lines = [one.line for one in listed if one.line.event == "retention_applied"]
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in blocks, each with a line of its own
-    assert Erasures(database).listed(now) == []  # nobody asked: who comes again is welcome
+    assert ErasureStore(database).list_page(now) == []  # nobody asked: who comes again is welcome
     assert Retention(database).sweep(NOW, 36_500).galleries == ()
-    store.enrol(gallery, "old", some(rng), None)
+    store.templates.enroll(gallery, "old", some(rng), None)
     database.close()
 
 
 def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
-    store.put_subject(gallery, "named", "Name", {}, ["tag"])
+    store.subjects.put(gallery, "named", "Name", {}, ["tag"])
     today = datetime.now(UTC)
     assert Retention(database).sweep(today + timedelta(days=29), 36_500).subjects == 0
     assert Retention(database).sweep(today + timedelta(days=31), 36_500).subjects == 1
-    assert store.gallery("g").subjects == 0
+    assert store.galleries.get("g").subjects == 0
     database.close()
 
 
@@ -123,12 +123,12 @@ def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
     database = open_database(url)
     store, told = Store(database), list[str]()
     for name in ("a", "b", "c"):
-        store.enrol(limited(database, 30, name), "old", new := some(rng), None)
+        store.templates.enroll(limited(database, 30, name), "old", new := some(rng), None)
         aged(database, [new[0].id], 31)
-    store.enrol(limited(database, 30, "later"), "old", later := some(rng), None)
+    store.templates.enroll(limited(database, 30, "later"), "old", later := some(rng), None)
     aged(database, [later[0].id], 30 - 1 / 24)
-    sound = sa.select(data_keys.c.wrapped).where(data_keys.c.gallery_pk == store.gallery("b").pk)
-    own = data_keys.update().where(data_keys.c.gallery_pk == store.gallery("b").pk)
+    sound = sa.select(data_keys.c.wrapped).where(data_keys.c.gallery_pk == store.galleries.get("b").pk)
+    own = data_keys.update().where(data_keys.c.gallery_pk == store.galleries.get("b").pk)
     with database.engine.begin() as connection:
         kept = connection.execute(sound).scalar_one()
         connection.execute(own.values(wrapped=bytes(len(kept))))
@@ -138,13 +138,13 @@ def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
     kept_house = keeping(database, clock, lambda g: told.append(g.name))
     kept_house.look()
     assert told == ["a", "c"]
-    assert "could not be erased of the gallery" in caplog.text
+    assert "retention of the gallery" in caplog.text
     with database.engine.begin() as connection:
         connection.execute(own.values(wrapped=kept))
-    clock.advance(AGAIN_AFTER)
+    clock.advance(RETRY_INTERVAL)
     kept_house.look()
     assert told == ["a", "c", "b"]
-    clock.advance(SWEPT_EVERY)
+    clock.advance(SWEEP_INTERVAL)
     kept_house.look()
     assert told == ["a", "c", "b", "later"]
     database.close()
@@ -157,31 +157,31 @@ def test_people_without_templates_are_looked_for_outside_of_changes(
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     for name in ("gone", "back", "renamed"):
-        store.put_subject(gallery, name, None, {}, [])
+        store.subjects.put(gallery, name, None, {}, [])
     change = database.change
 
     def meanwhile(of: Gallery, **options: bool) -> Any:
         monkeypatch.setattr(database, "change", change)
-        store.enrol(gallery, "back", some(rng), None)
+        store.templates.enroll(gallery, "back", some(rng), None)
         return change(of, **options)
 
     monkeypatch.setattr(database, "change", meanwhile)
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500).subjects == 2
-    assert [s.id for s in store.list_subjects(gallery, None, 9, SubjectFilter())] == ["back"]
+    assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
     database.close()
 
 
 def test_answers_to_keyed_requests_are_forgotten(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, None)
-    store.enrol(gallery, "a", some(rng), Idempotent("k", "d", "an answer"))
+    store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
     today = datetime.now(UTC)
     assert Retention(database).sweep(today + timedelta(days=13), 14).answers == 0
-    assert store.answered(gallery, "k", "d") == "an answer"
+    assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
     assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 1
     with database.read() as connection:
         assert connection.execute(sa.select(idempotency)).all() == []
-    assert store.gallery("g").templates == 1
+    assert store.galleries.get("g").templates == 1
     database.close()
 
 
@@ -214,13 +214,13 @@ def test_the_service_sweeps_at_its_start_and_then_every_hour(
         for days, left in ((0, 3), (1.5, 2), (1, 1)):
             clock.advance(timedelta(days=days))
             kept_house.look()
-            assert store.gallery("g").templates == left
-        clock.advance(SWEPT_EVERY / 2)
+            assert store.galleries.get("g").templates == left
+        clock.advance(SWEEP_INTERVAL / 2)
         kept_house.look()
-        assert store.gallery("g").templates == 1
+        assert store.galleries.get("g").templates == 1
 
     for days in (29, 28, 27):
-        store.enrol(gallery, f"s{days}", new := some(rng), None)
+        store.templates.enroll(gallery, f"s{days}", new := some(rng), None)
         aged(database, [new[0].id], days)
     asyncio.run(work())
     assert told == ["g", "g"]
@@ -239,7 +239,7 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
     kept_house.look()
     store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
     back_up(other, tmp_path / "backup")
-    store.enrol(gallery, "ada", some(rng), Idempotent("k", "d", "an answer"))
+    store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
     with other.engine.begin() as connection:
         connection.execute(idempotency.update().values(created_at=datetime.now(UTC) - timedelta(days=15)))
     jobs.create(gallery, "any", {})
@@ -251,20 +251,20 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
         held = bytes(connection.execute(sa.select(column)).scalar_one())
         match how:
             case "erased":
-                assert store.delete_subject(gallery, "ada").log_emptied is False
+                assert store.subjects.delete(gallery, "ada").log_emptied is False
             case "finished":
-                assert jobs.forget(0) == 1
+                assert jobs.delete_finished(0) == 1
             case "replaced":
                 restore(other, tmp_path / "backup", replace=True)
     assert log.stat().st_size > 0
     other.close()
-    clock.advance(SWEPT_EVERY)
+    clock.advance(SWEEP_INTERVAL)
     kept_house.look()
     assert log.stat().st_size == 0
     assert held not in (tmp_path / "kith.db").read_bytes()
     # Where nobody wrote since, nothing is done: what is read again after another one's commit stays as it is.
     version = database.file_version()
-    monkeypatch.setattr(database, "empty_log", lambda: pytest.fail("nobody wrote"))
+    monkeypatch.setattr(database, "truncate_wal", lambda: pytest.fail("nobody wrote"))
     kept_house.look()
     assert database.file_version() == version
     database.close()
@@ -273,7 +273,7 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
 def test_a_restored_backup_leaves_no_log(tmp_path: Path, rng: np.random.Generator) -> None:
     server, database = (open_database(f"sqlite:///{tmp_path / 'kith.db'}") for _ in range(2))
     back_up(database, tmp_path / "backup")
-    Store(database).enrol(made(database), "ada", some(rng), None)
+    Store(database).templates.enroll(made(database), "ada", some(rng), None)
     assert (tmp_path / "kith.db-wal").stat().st_size > 0
     restore(database, tmp_path / "backup", replace=True)
     assert (tmp_path / "kith.db-wal").stat().st_size == 0
@@ -286,15 +286,15 @@ def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generato
     database, here, there = open_database(url), Store(open_database(url)), Store(open_database(url))
     gallery = made(database)
     database.close()
-    here.enrol(gallery, "ada", some(rng), None)
-    known = there.gallery("g")
-    pk = there.subject(known, "ada").pk
-    assert there.named(known, [pk])[pk].id == "ada"
-    there.forget_changed()
-    assert there.named_at_once(known, [pk]) is not None
-    here.delete_subject(here.gallery("g"), "ada")
-    there.forget_changed()
-    assert there.named_at_once(known, [pk]) is None
+    here.templates.enroll(gallery, "ada", some(rng), None)
+    known = there.galleries.get("g")
+    pk = there.subjects.get(known, "ada").pk
+    assert there.subjects.names(known, [pk])[pk].id == "ada"
+    there.galleries.evict_changed()
+    assert there.subjects.cached_names(known, [pk]) is not None
+    here.subjects.delete(here.galleries.get("g"), "ada")
+    there.galleries.evict_changed()
+    assert there.subjects.cached_names(known, [pk]) is None
     here.close()
     there.close()
 
@@ -312,9 +312,9 @@ def crowd(database: Database, rng: np.random.Generator, people: int, days_old: f
     """A gallery with an age of 30 days, of people who were all enrolled so long ago."""
     gallery = limited(database, 30, name)
     for number in range(people):
-        Store(database).enrol(gallery, f"s{number}", new := some(rng), None)
+        Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
         aged(database, [new[0].id], days_old)
-    return Store(database).gallery(name)
+    return Store(database).galleries.get(name)
 
 
 def test_a_clock_that_jumps_erases_nothing(
@@ -323,21 +323,21 @@ def test_a_clock_that_jumps_erases_nothing(
     """However small the gallery is: nobody, no answer, until the clock is right again."""
     database, clock = open_database(database_url()), Clocks()
     store, gallery = Store(database), limited(database, 365)
-    store.enrol(gallery, "ada", some(rng), Idempotent("k", "d", "an answer"))
+    store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
     house = keeping(database, clock)
     for by in (timedelta(days=400), timedelta(hours=2)):
         house.look()
         assert house.paused is None
         clock.jump(by)
-        clock.advance(SWEPT_EVERY)
+        clock.advance(SWEEP_INTERVAL)
         house.look()
         assert house.paused is not None
         assert f"{house.paused.detail}" in caplog.text
-        assert store.gallery("g").templates == 1
+        assert store.galleries.get("g").templates == 1
         clock.jump(-by)
         house.look()
         assert house.paused is None
-    assert store.answered(gallery, "k", "d") == "an answer"
+    assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
     assert AuditReader(database).lines(Chosen(gallery.pk, None, "retention_applied"), None, 9) == []
     database.close()
 
@@ -349,7 +349,7 @@ def test_time_that_passed_asleep_is_no_jump(database_url: DatabaseUrl, rng: np.r
     house.look()
     clock.advance(timedelta(days=3))
     house.look()
-    assert (house.paused, Store(database).gallery("g").templates) == (None, 0)
+    assert (house.paused, Store(database).galleries.get("g").templates) == (None, 0)
     database.close()
 
 
@@ -365,7 +365,7 @@ def test_a_server_whose_clock_was_wrong_from_the_start_erases_nothing(
     house.look()
     assert house.paused is not None
     assert "the database server" in house.paused.detail
-    assert Store(database).gallery("g").templates == 1
+    assert Store(database).galleries.get("g").templates == 1
     database.close()
 
 
@@ -376,25 +376,25 @@ def test_no_more_than_a_share_goes_without_a_confirmation(
     store, retention = Store(database), Retention(database)
     gallery, small = crowd(database, rng, 11, 31), crowd(database, rng, 5, 31, "small")
     keeping(database, Clocks()).look()
-    assert (store.gallery("g").subjects, store.gallery("small").subjects) == (11, 0)
-    assert "waits for a confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
+    assert (store.galleries.get("g").subjects, store.galleries.get("small").subjects) == (11, 0)
+    assert "waits for confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
     assert retention.held() == {"g": Due(11, 11, 11, 11)}
     retention.sweep(NOW, 14)
     held = AuditReader(database).lines(Chosen(gallery.pk, None, "retention_held"), None, 9)
     assert len(held) == 1  # not again for each sweep
     with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
         retention.erase_due(gallery, NOW, 10, 11)
-    assert store.gallery("g").subjects == 11
+    assert store.galleries.get("g").subjects == 11
     swept = retention.erase_due(gallery, NOW, 11, 11)
-    assert (swept.templates, swept.subjects, store.gallery("g").subjects) == (11, 11, 0)
+    assert (swept.templates, swept.subjects, store.galleries.get("g").subjects) == (11, 11, 0)
     assert retention.held() == {}
     assert len(AuditReader(database).lines(Chosen(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
     # It was for that sweep alone.
     for number in range(6):
-        store.enrol(gallery, f"t{number}", new := some(rng), None)
+        store.templates.enroll(gallery, f"t{number}", new := some(rng), None)
         aged(database, [new[0].id], 31)
     assert [g.name for g, _ in retention.sweep(NOW, 14).held] == ["g"]
-    assert (store.gallery("g").subjects, small.name) == (6, "small")
+    assert (store.galleries.get("g").subjects, small.name) == (6, "small")
     database.close()
 
 
@@ -407,7 +407,7 @@ def test_a_share_that_is_allowed_goes_and_ends_what_was_held(
     assert Retention(database, max_share=1).sweep(NOW, 14).templates == 10
     assert Retention(database).held() == {}
     for number in range(30):
-        Store(database).enrol(gallery, f"s{number}", new := some(rng), None)
+        Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
         aged(database, [new[0].id], 31 if number < 6 else 0)
     assert Retention(database).sweep(NOW, 14).templates == 6  # a fifth
     database.close()
@@ -417,10 +417,10 @@ def test_names_without_templates_are_counted_too(database_url: DatabaseUrl) -> N
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     for number in range(6):
-        store.put_subject(gallery, f"s{number}", "Name", {}, [])
+        store.subjects.put(gallery, f"s{number}", "Name", {}, [])
     later = datetime.now(UTC) + timedelta(days=31)
     assert Retention(database).sweep(later, 36_500).held[0][1] == Due(0, 6, 0, 6)
-    assert store.gallery("g").subjects == 6
+    assert store.galleries.get("g").subjects == 6
     database.close()
 
 
@@ -437,7 +437,7 @@ def test_a_lease_of_a_clock_that_was_wrong_does_not_count(database_url: Database
 def test_an_operator_sees_and_confirms(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
     model, long_ago = kith.model(), "2020-01-01T00:00:00Z"
     vectors = np.random.default_rng(0).normal(size=(7, model.dimension))
-    header = {"kith": "gallery", "version": 1, "recogniser": model.recogniser, "dimension": model.dimension}
+    header = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
     items = [{"subject": f"s{i}", "created_at": long_ago, "embedding": v.tolist()} for i, v in enumerate(vectors)]
     file = tmp_path / "people.ndjson"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in [header, *items]))

@@ -1,4 +1,4 @@
-"""A gallery's risk follows the gallery, is the same in every process, and its moves are written down."""
+"""A gallery's risk follows its contents, is equal in every process, and changes are audited."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.gallery_risk import GalleryRisk
-from models.network import Float
-from models.pack import ModelPack
-from models.recognition import unit
-from models.risk import BIN_COUNT, EDGES, Calibration, above, bins, fmr_for_fpir
-from service.client import Kith, KithClientError
-from service.gallery import risks as risks_module
-from service.gallery.audit_reading import AuditReader, Chosen
-from service.gallery.evidence import MAX_PROBES, impostor_evidence
-from service.gallery.fusion import Fusion, scores
-from service.gallery.risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
+from kith import Kith, KithClientError
+from models.pack.manifest import ModelPack
+from models.risk.calibration import BIN_COUNT, EDGES, Calibration, bin_indices, count_at_or_above, fmr_for_fpir
+from models.risk.gallery_risk import GalleryRisk
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.domain.evidence import MAX_PROBES, impostor_evidence
+from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.server import embedded
+from service.services import gallery_risks as risks_module
+from service.services.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.settings import load_settings
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 DIMENSION = 128
 
 
 def people(rng: np.random.Generator, count: int, common: float = 1.5) -> Float:
-    """Unit vectors that resemble each other about as the bundled recogniser's do."""
-    return unit(rng.normal(size=(count, DIMENSION)) + common)
+    """Unit vectors that resemble each other about as the bundled recognizer's do."""
+    return l2_normalize(rng.normal(size=(count, DIMENSION)) + common)
 
 
 def snapshot(vectors: Float, owners: list[int]) -> Snapshot:
@@ -44,9 +44,9 @@ def snapshot(vectors: Float, owners: list[int]) -> Snapshot:
     return Snapshot(m, np.arange(1, m + 1), np.array(owners)[order], vectors[order], np.full(m, np.nan, np.float32))
 
 
-def enrol(kith: Kith, gallery: str, vectors: Float, first: int = 0) -> None:
+def enroll(kith: Kith, gallery: str, vectors: Float, first: int = 0) -> None:
     for i, vector in enumerate(vectors, start=first):
-        kith.enrol(gallery, f"s{i}", embeddings=[vector], allow_duplicate=True, allow_inconsistent=True)
+        kith.enroll(gallery, f"s{i}", embeddings=[vector], allow_duplicate=True, allow_inconsistent=True)
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -58,7 +58,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def small(kith: Kith, gallery: str, rng: np.random.Generator) -> Iterator[str]:
-    enrol(kith, gallery, people(rng, 12))
+    enroll(kith, gallery, people(rng, 12))
     yield gallery
 
 
@@ -74,10 +74,10 @@ def test_evidence_is_what_a_loop_over_subjects_finds(fusion: Fusion, rng: np.ran
     counts, best, squares = np.zeros(BIN_COUNT, int), np.zeros(BIN_COUNT, int), np.zeros(len(EDGES))
     for i, subject in enumerate(subjects):
         probe = taken.vectors[taken.subject_pks == subject][:1]
-        others = np.delete(scores(probe, taken.vectors, taken.subject_pks, taken.qualities, fusion)[0], i)
-        own = np.bincount(bins(others), minlength=BIN_COUNT)
-        counts, squares = counts + own, squares + above(own) ** 2
-        best[bins(others).max()] += 1
+        others = np.delete(fuse_similarities(probe, taken.vectors, taken.subject_pks, taken.qualities, fusion)[0], i)
+        own = np.bincount(bin_indices(others), minlength=BIN_COUNT)
+        counts, squares = counts + own, squares + count_at_or_above(own) ** 2
+        best[bin_indices(others).max()] += 1
     # Similarities on the border of two bins may fall either way, as products are summed in another order.
     assert np.abs(found.counts - counts).sum() <= 4
     assert np.abs(found.best - best).sum() <= 2
@@ -134,9 +134,9 @@ def test_identification_decides_by_the_reported_threshold(kith: Kith, small: str
 def test_the_threshold_is_the_gallerys_not_the_packs(
     kith: Kith, gallery: str, pack: ModelPack, rng: np.random.Generator
 ) -> None:
-    """People who resemble each other less than the pack's calibration expects need less likeness to be told apart."""
+    """A gallery with less similar people than the pack's calibration gets a lower threshold."""
     vectors = people(rng, 60, common=1.0)
-    enrol(kith, gallery, vectors)
+    enroll(kith, gallery, vectors)
     assert pack.calibration is not None
     calibration = Calibration.from_document(pack.calibration)
     alone = calibration.threshold_at_fmr(fmr_for_fpir(0.001, 60)).similarity
@@ -150,10 +150,10 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     kith: Kith, gallery: str, rng: np.random.Generator
 ) -> None:
     vectors = people(rng, 14)
-    enrol(kith, gallery, vectors[:8])
+    enroll(kith, gallery, vectors[:8])
     wait_for(lambda: kith.risk(gallery).subjects == 8)
     before = kith.risk(gallery)
-    enrol(kith, gallery, vectors[8:], first=8)
+    enroll(kith, gallery, vectors[8:], first=8)
     wait_for(lambda: kith.risk(gallery).subjects == 14)
     after = kith.risk(gallery)
     assert after.threshold != before.threshold
@@ -169,12 +169,12 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
 
 
 def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    for i, centre in enumerate(people(rng, 8)):
-        vectors = unit(centre + 0.05 * rng.normal(size=(3, DIMENSION)))
-        kith.enrol(gallery, f"s{i}", embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
+    for i, center in enumerate(people(rng, 8)):
+        vectors = l2_normalize(center + 0.05 * rng.normal(size=(3, DIMENSION)))
+        kith.enroll(gallery, f"s{i}", embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
     kith.calibrate(gallery)
     kith.update_gallery(gallery, fusion="max")
-    # Searches before the new rule's evidence is there rest on the pack, and do not keep those after from it.
+    # Searches before the new rule's evidence is ready use the pack only, and later ones use both.
     kith.identify(gallery, embeddings=[people(rng, 1)[0]])
     wait_for(lambda: kith.risk(gallery).evidence.source == "both")
     kith.update_gallery(gallery, fusion="centroid")
@@ -189,13 +189,13 @@ def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str
 def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
     kith: Kith, small: str, rng: np.random.Generator
 ) -> None:
-    kith.enrol(small, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
+    kith.enroll(small, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
     kith.update_gallery(small, review_factor=3)
     report = kith.calibrate(small)
     (probe,) = people(rng, 1)
     found = {each.subject: each for each in kith.identify(small, embeddings=[probe], top_k=12).results[0].candidates}
     for subject in ("s0", "s1"):
-        pair = kith.verify(probe, (small, subject), fmr=1e-6)
+        pair = kith.verify(probe, (small, subject), risk={"fmr": 1e-6})
         assert pair.similarity == found[subject].similarity
         assert pair.risk is not None
         assert (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
@@ -224,7 +224,7 @@ def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.
     kith.update_gallery(small, review_factor=1, min_margin=0.3)
     plain = kith.risk(small)
     assert plain.review_threshold == plain.threshold == report.threshold
-    # Somebody enrolled is surely found, but others are within 0.3 here.
+    # The enrolled subject is found, but others score within 0.3 here.
     known = people(np.random.default_rng(5), 12)[3]
     (found,) = kith.identify(small, embeddings=[known]).results
     assert (found.outcome, found.review_threshold) == ("uncertain", found.threshold)
@@ -239,18 +239,18 @@ def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.
 
 def test_a_gallery_of_one_rests_on_the_pack(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     assert kith.risk(gallery).evidence.source == "pack"
-    enrol(kith, gallery, people(rng, 1))
+    enroll(kith, gallery, people(rng, 1))
     report = kith.calibrate(gallery)
     assert (report.evidence.source, report.check) == ("pack", None)
 
 
 def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) -> None:
-    """What one server derived the other reads, and derives nothing itself."""
+    """Evidence derived by one server is read by the other, which derives nothing."""
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     vectors = people(rng, 30)
     with embedded(settings) as one, embedded(settings) as other, Kith(one) as first, Kith(other) as second:
         first.create_gallery("g")
-        enrol(first, "g", vectors)
+        enroll(first, "g", vectors)
         report = first.calibrate("g")
         assert second.risk("g") == first.risk("g")
         answers = [k.identify("g", embeddings=[vectors[3]]).results[0] for k in (first, second)]
@@ -262,17 +262,17 @@ def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) ->
 
 
 def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.random.Generator) -> None:
-    """A server that stops right after an enrolment may have no time to derive what follows from it."""
+    """A server that stops right after an enrollment may have no time to derive what follows from it."""
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     vectors = people(rng, 20)
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("g")
-        enrol(kith, "g", vectors[:4])
+        enroll(kith, "g", vectors[:4])
         kith.calibrate("g")
     store = Store(open_database(settings.sql_url))
-    gallery = store.gallery("g")
+    gallery = store.galleries.get("g")
     for i, vector in enumerate(vectors[4:], start=4):
-        store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
     store.close()
     with embedded(settings) as url, Kith(url) as kith:
         assert kith.risk("g").subjects == 4
@@ -284,18 +284,18 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
     """One process derives for max while another one, after a change of rule, has derived for centroid."""
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
     store = Store(database)
-    gallery = store.create_gallery("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     for i, vector in enumerate(people(rng, 3)):
-        store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-    taken = store.snapshot(gallery)
+        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+    taken = store.changes.snapshot(gallery)
     late, now = (
         StoredEvidence(taken.sequence, rule, 3, impostor_evidence(taken, rule), datetime.now(UTC))
         for rule in ("max", "centroid")
     )
-    store.update_gallery("g", lambda settings: replace(settings, fusion="centroid"))
-    store.put_evidence(gallery, now, None, {})
-    store.put_evidence(gallery, late, THRESHOLD_MOVED, {})
-    stored = store.evidence(gallery)
+    store.galleries.update("g", lambda settings: replace(settings, fusion="centroid"))
+    store.evidence.put(gallery, now, None, {})
+    store.evidence.put(gallery, late, THRESHOLD_MOVED, {})
+    stored = store.evidence.get(gallery)
     assert stored is not None
     assert stored.fusion == "centroid"
     assert AuditReader(database).lines(Chosen(event=THRESHOLD_MOVED), None, 10) == []
@@ -305,28 +305,28 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
 def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those asked for least lately are worked out again."""
-    monkeypatch.setattr(risks_module, "KNOWN_AT_ONCE", 2)
+    """The least recently used evidence is evicted and computed again."""
+    monkeypatch.setattr(risks_module, "MAX_CACHED", 2)
     store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
     risks = GalleryRisks(store, {"f" * 32: None})
     read: list[str] = []
-    evidence = store.evidence
+    evidence = store.evidence.get
 
     def noted(gallery: Gallery) -> StoredEvidence | None:
         read.append(gallery.name)
         return evidence(gallery)
 
     for name in "abc":
-        gallery = store.create_gallery(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
         for i, vector in enumerate(people(rng, 60)):
-            store.enrol(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+            store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
         risks.refresh(name)
-    monkeypatch.setattr(store, "evidence", noted)
+    monkeypatch.setattr(store.evidence, "get", noted)
     monkeypatch.setattr(risks, "follow", lambda gallery: None)
-    first, _ = (risks.of(store.gallery(name)) for name in "ab")
+    first, _ = (risks.of(store.galleries.get(name)) for name in "ab")
     assert first is not None
     for name, reads in [("a", "ab"), ("c", "abc"), ("a", "abc"), ("b", "abcb"), ("a", "abcb"), ("c", "abcbc")]:
-        known = risks.of(store.gallery(name))
+        known = risks.of(store.galleries.get(name))
         assert known is not None and "".join(read) == reads
         assert name != "a" or known is first
     risks.close()
@@ -337,9 +337,9 @@ def test_with_max_each_template_is_a_chance_until_the_gallery_is_known(
     kith: Kith, gallery: str, rng: np.random.Generator
 ) -> None:
     kith.update_gallery(gallery, fusion="max")
-    enrol(kith, gallery, people(rng, 1))
+    enroll(kith, gallery, people(rng, 1))
     one = kith.risk(gallery).threshold
-    kith.enrol(gallery, "s0", embeddings=list(people(rng, 3)), allow_duplicate=True, allow_inconsistent=True)
+    kith.enroll(gallery, "s0", embeddings=list(people(rng, 3)), allow_duplicate=True, allow_inconsistent=True)
     assert kith.risk(gallery).threshold > one
 
 
@@ -349,12 +349,12 @@ def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("g")
         vectors = people(rng, many + 3)
-        enrol(kith, "g", vectors[:many])
+        enroll(kith, "g", vectors[:many])
         derived = kith.calibrate("g").evidence.derived_at
-        enrol(kith, "g", vectors[many : many + 2], first=many)
+        enroll(kith, "g", vectors[many : many + 2], first=many)
         assert kith.risk("g").evidence.derived_at == derived
         assert kith.risk("g").evidence.up_to_date
-        enrol(kith, "g", vectors[many + 2 :], first=many + 2)
+        enroll(kith, "g", vectors[many + 2 :], first=many + 2)
         wait_for(lambda: kith.risk("g").subjects == many + 3)
 
 

@@ -1,4 +1,4 @@
-"""Names that were stored when any were taken: read as they are, and shown as text, which orders nothing about."""
+"""Legacy names with unusual characters are read unchanged and displayed as plain text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.client import Kith
-from service.gallery.store import Store
-from service.opening import open_own_database
+from kith import Kith
+from service.builders import open_own_database
+from service.cli.terminal import print_json, print_line, print_note
+from service.core.text import CONTROL_PATTERN, replace_controls
 from service.server import embedded
 from service.settings import load_settings
-from service.terminal import print_json, remark, say
-from service.words import CONTROL, shown
+from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.service.test_cli import kith_command
 
@@ -29,15 +29,15 @@ TAG = "\x1b]0;title\x07"
 
 @pytest.fixture
 def of_old(tmp_path: Path, astronaut: NDArray[Any]) -> Iterator[str]:
-    """A server of a gallery in which ada has such a name, and a photo of her beside it."""
+    """A server with a gallery in which ada has such a name, and a photo of her."""
     settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
     (tmp_path / "ada.jpg").write_bytes(jpeg(astronaut))
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.3})
-        kith.enrol("g", "ada", tmp_path / "ada.jpg")
+        kith.enroll("g", "ada", tmp_path / "ada.jpg")
         with closing(open_own_database(settings)) as database:
             store = Store(database)
-            store.put_subject(store.gallery("g"), "ada", NAME, {"k": NAME}, [TAG])
+            store.subjects.put(store.galleries.get("g"), "ada", NAME, {"k": NAME}, [TAG])
         yield url
 
 
@@ -48,16 +48,16 @@ def test_stored_names_are_read_as_they_are_and_shown_as_text(of_old: str, tmp_pa
         ran = kith_command(*command, "-g", "g", "--url", of_old, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
         assert SHOWN in ran.stdout
-        assert not CONTROL.search((ran.stdout + ran.stderr).replace("\n", ""))
+        assert not CONTROL_PATTERN.search((ran.stdout + ran.stderr).replace("\n", ""))
         told = kith_command(*command, "-g", "g", "--url", of_old, "--json", cwd=tmp_path).stdout
-        assert not CONTROL.search(told.replace("\n", ""))
+        assert not CONTROL_PATTERN.search(told.replace("\n", ""))
         assert NAME in values(json.loads(told))
     with Image.open(tmp_path / "out.png") as drawn:
         assert min(drawn.size) >= 1280
 
 
 def values(document: Any) -> Iterator[Any]:
-    """Of a JSON document, at any depth."""
+    """Yield the scalar values of a JSON document, at any depth."""
     if isinstance(document, dict | list):
         for each in document.values() if isinstance(document, dict) else document:
             yield from values(each)
@@ -66,8 +66,8 @@ def values(document: Any) -> Iterator[Any]:
 
 
 def test_messages_are_text_in_lines_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
-    say("one\ntwo\x1b[2J")
-    remark("three\x9b")
+    print_line("one\ntwo\x1b[2J")
+    print_note("three\x9b")
     print_json({"name": "\x9b\u202e\x7f\n", "list": ["é"]})
     printed = capsys.readouterr()
     assert printed.out.startswith("one\ntwo\ufffd[2J\n")
@@ -75,7 +75,7 @@ def test_messages_are_text_in_lines_of_our_own(capsys: pytest.CaptureFixture[str
     document = printed.out.partition("[2J\n")[2]
     assert json.loads(document) == {"name": "\x9b\u202e\x7f\n", "list": ["é"]}
     assert document.isascii() is False
-    assert not CONTROL.search(document.replace("\n", ""))
+    assert not CONTROL_PATTERN.search(document.replace("\n", ""))
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_messages_are_text_in_lines_of_our_own(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_what_names_are_written_with_stays(name: str, kith: Kith, gallery: str) -> None:
-    assert shown(name) == name
+    assert replace_controls(name) == name
     assert kith.put_subject(gallery, "ada", name, tags=[name]).name == name

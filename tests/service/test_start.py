@@ -1,4 +1,4 @@
-"""A server brings along what it needs, and no more; it closes what it opened, however it ends."""
+"""Start and stop of the service: imports, failing starts, and closing of all resources."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from models.engines import Opened, Spec, Wish, open_networks
+from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
+from models.vision.specs import NetworkSpec
 from service.app import create_app
-from service.audit_writer import AuditWriter
-from service.gallery.follower import Followers
-from service.gallery.risks import GalleryRisks
-from service.gallery.store import Store
-from service.jobs import Runner
+from service.cli.terminal import EXIT_FAILED
+from service.index.follower import Followers
+from service.services.gallery_risks import GalleryRisks
+from service.services.job_runner import Runner
+from service.services.transfers import Transfers
 from service.settings import load_settings
-from service.terminal import FAILED
-from service.transfers import Transfers
+from service.storage.audit.writer import AuditWriter
+from service.storage.repositories.store import Store
 
-SELDOM = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
-"""Large, and needed by few servers: they are imported where they are used."""
+RARELY_USED = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
+"""Large packages that few servers need."""
 
 
-def test_what_few_servers_need_is_not_imported_by_all() -> None:
-    program = f"import service.cli, service.server, sys; print([name for name in {SELDOM} if name in sys.modules])"
+def test_rarely_used_packages_are_not_imported_at_start() -> None:
+    program = (
+        f"import service.cli.main, service.server, sys; print([name for name in {RARELY_USED} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -37,7 +40,7 @@ class FailedError(Exception):
 
 
 class Milvus:
-    """Its sweeper's thread cannot be started."""
+    """Milvus engine that fails to start."""
 
     def __init__(self, closed: list[str]) -> None:
         self._closed = closed
@@ -50,11 +53,11 @@ class Milvus:
 
 
 @pytest.fixture(scope="module")
-def opened_once() -> Callable[[Spec, Wish], Opened]:
-    """As :func:`open_networks`, which takes most of a start."""
-    networks = dict[Path, Opened]()
+def opened_once() -> Callable[[NetworkSpec, EnginePreference], OpenedNetworks]:
+    """Cached :func:`open_networks`, which takes most of a start."""
+    networks = dict[Path, OpenedNetworks]()
 
-    def opened(spec: Spec, wish: Wish) -> Opened:
+    def opened(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
         if spec.path not in networks:
             networks[spec.path] = open_networks(spec, wish)
         return networks[spec.path]
@@ -63,8 +66,10 @@ def opened_once() -> Callable[[Spec, Wish], Opened]:
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch, opened_once: Callable[[Spec, Wish], Opened]) -> list[str]:
-    """What a service has closed, in this order."""
+def closed(
+    monkeypatch: pytest.MonkeyPatch, opened_once: Callable[[NetworkSpec, EnginePreference], OpenedNetworks]
+) -> list[str]:
+    """Return the names of closed resources, in order."""
     names = list[str]()
     monkeypatch.setattr("service.app.open_networks", opened_once)
 
@@ -88,7 +93,7 @@ OPENED = ["Store", "Followers", "GalleryRisks", "AuditWriter", "Transfers", "Run
 
 @pytest.mark.parametrize(
     ("failing", "opened"),
-    [("Followers", 1), ("CatchingUp", 2), ("AuditWriter", 3), ("Spool", 5), ("Runner", 5), ("Context", 6)],
+    [("Followers", 1), ("CatchUp", 2), ("AuditWriter", 3), ("Spool", 5), ("Runner", 5), ("Context", 6)],
 )
 def test_a_start_that_fails_closes_what_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str], failing: str, opened: int
@@ -101,7 +106,7 @@ def test_a_start_that_fails_closes_what_was_opened(
     assert closed == OPENED[:opened][::-1]
 
 
-def test_an_index_that_does_not_start_is_closed(
+def test_an_index_that_fails_to_start_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str]
 ) -> None:
     monkeypatch.setattr("service.app.open_milvus", lambda *_: Milvus(closed))
@@ -115,7 +120,7 @@ def test_a_service_that_fails_closes_everything(tmp_path: Path, closed: list[str
 
 
 def _serve(data_dir: Path) -> None:
-    """A service that fails, if not at its start."""
+    """Run a service that fails after its start, if not before."""
 
     async def main() -> None:
         app = create_app(load_settings(data_dir=data_dir, log_level="ERROR"))
@@ -127,10 +132,10 @@ def _serve(data_dir: Path) -> None:
 
 
 def served(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """``kith serve``, which refuses to."""
+    """Run ``kith serve`` with settings that it rejects."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KITH_")}
     environment = inherited | {"KITH_PORT": "0"} | settings
-    command = [sys.executable, "-m", "service.cli", "serve"]
+    command = [sys.executable, "-m", "service.cli.main", "serve"]
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -152,10 +157,10 @@ def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path, settings: dict
 @pytest.mark.parametrize(
     "settings", [{"KITH_DATA_DIR": "/proc/data"}, {"KITH_DATABASE_URL": "sqlite:////proc/kith.db"}]
 )
-def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, settings: dict[str, str]) -> None:
-    """No request was sent, so that no Idempotency-Key would help."""
+def test_an_unwritable_folder_is_reported_with_a_remedy(tmp_path: Path, settings: dict[str, str]) -> None:
+    """The remedy does not mention Idempotency-Key, as no request was sent."""
     done = served(tmp_path, **settings)
-    assert done.returncode == FAILED
+    assert done.returncode == EXIT_FAILED
     assert "storage_unavailable" in done.stderr
     assert "KITH_DATA_DIR" in done.stderr
     assert "Idempotency" not in done.stderr

@@ -14,18 +14,19 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.errors import SubjectNotFoundError
-from service.gallery.database import Database
-from service.gallery.generations import Disagreement, Generations
-from service.gallery.job_store import ItemOutcome, JobStore
-from service.gallery.retention import Retention
-from service.gallery.sealed_rows import lookup_of
-from service.gallery.store import Store
-from service.gallery.subject_access import SubjectAccess
-from service.gallery.subjects import Gallery, Idempotent, NewTemplate
-from service.gallery.tables import metadata
+from kith import Kith, KithClientError
+from service.cli.main import app
+from service.core.errors import SubjectNotFoundError
+from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import subject_lookup
+from service.storage.db.tables import metadata
+from service.storage.privacy.retention import Retention
+from service.storage.privacy.subject_access import SubjectAccess
+from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.job_records import ItemOutcome
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.test_erasure import DIMENSION, made, some
@@ -64,7 +65,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
     },
     "generations": {
         "generation": "templates.embeddings.generation",
-        "fingerprint": "templates.embeddings.recogniser",
+        "fingerprint": "templates.embeddings.recognizer",
         "model": "templates.embeddings.model",
         "details": "disagreements.outcomes",
     },
@@ -130,31 +131,35 @@ OTHERS: Final[dict[str, set[str]]] = {
 
 def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[NewTemplate]]:
     """Of ada something in every place where something of a person can be; of bob, too."""
-    store, jobs, generations = Store(database), JobStore(database), Generations(database)
+    store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
     gallery = made(database)
     generations.start(gallery, "e" * 32, DIMENSION, "other", on_sight=False)
-    gallery = store.gallery("g")
+    gallery = store.galleries.get("g")
     enrolled = dict[str, list[NewTemplate]]()
     for name in ("ada", "bob"):
         enrolled[name] = some(rng, 3, others=[1])
-        store.enrol(gallery, name, enrolled[name], Idempotent(f"key of {name}", name, f"an answer to {name}"))
-        store.put_subject(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
-        pk = store.subject(gallery, name).pk
+        store.templates.enroll(
+            gallery, name, enrolled[name], IdempotentResponse(f"key of {name}", name, f"an answer to {name}")
+        )
+        store.subjects.put(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
+        pk = store.subjects.get(gallery, name).pk
         shadow = Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1))
-        generations.note(gallery, 1, {"compared": 1}, [shadow])
-    jobs.create(gallery, "enrolment", {})
-    while (job := jobs.claim("here", 60)) is not None and job.kind != "enrolment":
+        generations.add_comparisons(gallery, 1, {"compared": 1}, [shadow])
+    jobs.create(gallery, "enrollment", {})
+    while (job := jobs.claim("here", 60)) is not None and job.kind != "enrollment":
         pass
     assert job is not None
     for name in ("ada", "bob"):
         refused = [ItemOutcome(f"{name}/2.jpg", "no_face", {"detail": f"of {name}"}, name)]
         (one,) = some(rng)
-        jobs.enrol(job, gallery, name, [(f"{name}/1.jpg", one)], refused, 1)
+        jobs.enroll(job, gallery, name, [(f"{name}/1.jpg", one)], refused, 1)
         enrolled[name].append(one)
-        store.delete_template(gallery, name, enrolled[name].pop(0).id)
-        store.enrol(gallery, name, more := some(rng), Idempotent(f"2nd key of {name}", name, f"another to {name}"))
+        store.templates.delete(gallery, name, enrolled[name].pop(0).id)
+        store.templates.enroll(
+            gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
+        )
         enrolled[name] += more
-    return store.gallery("g"), enrolled["ada"]
+    return store.galleries.get("g"), enrolled["ada"]
 
 
 def test_every_column_is_either_told_or_of_nobody() -> None:
@@ -201,12 +206,12 @@ def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.ra
     database = open_database(database_url())
     gallery, ada = filled(database, rng)
     store = Store(database)
-    keys = {"subject_pk": {store.subject(gallery, "ada").pk}, "template_pk": template_keys(database, ada)}
-    words = [lookup_of(gallery.seal, "ada"), *(t.id for t in ada)]
+    keys = {"subject_pk": {store.subjects.get(gallery, "ada").pk}, "template_pk": template_keys(database, ada)}
+    words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs"}
     bobs = SubjectAccess(database).everything_about(gallery, "bob")
 
-    receipt = store.delete_subject(gallery, "ada")
+    receipt = store.subjects.delete(gallery, "ada")
     assert receipt.removed == {
         "subjects": 1,
         "templates": 4,
@@ -239,8 +244,8 @@ def test_who_went_by_age_is_told_what_was_written_down(database_url: DatabaseUrl
     database = open_database(database_url())
     made(database)
     store = Store(database)
-    gallery = store.update_gallery("g", lambda settings: replace(settings, retention_days=1))
-    store.enrol(gallery, "ada", some(rng), None)
+    gallery = store.galleries.update("g", lambda settings: replace(settings, retention_days=1))
+    store.templates.enroll(gallery, "ada", some(rng), None)
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=2), 14).subjects == 1
     left = SubjectAccess(database).everything_about(gallery, "ada")
     assert (left["subject"], left["receipts"]) == (None, [])
@@ -298,7 +303,7 @@ def opened(gallery: Gallery, sealed: bytes, purposes: tuple[str, ...]) -> bytes:
 def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, tmp_path: Path) -> None:
     vector = np.random.default_rng(1).normal(size=kith.gallery(gallery).dimension)
     vector /= np.linalg.norm(vector)
-    kith.enrol(gallery, "ada", embeddings=[vector], allow_duplicate=True)
+    kith.enroll(gallery, "ada", embeddings=[vector], allow_duplicate=True)
     file = tmp_path / "ada.json"
     run = CliRunner().invoke(app, ["subject", "export", "ada", str(file), "-g", gallery, "--url", server])
     assert run.exit_code == 0, run.output
@@ -319,7 +324,7 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     assert run.exit_code == 0, run.output
     verdict = json.loads(run.output)
     assert (verdict["holds"], verdict["gone"], verdict["enrolled_since"]) == (True, True, False)
-    kith.enrol(gallery, "ada", embeddings=[vector], allow_duplicate=True)
+    kith.enroll(gallery, "ada", embeddings=[vector], allow_duplicate=True)
     since = kith.verify_receipt(receipt["id"])
     assert (since.holds, since.gone, since.enrolled_since) == (True, False, True)
     with pytest.raises(KithClientError, match="receipt_not_found"):

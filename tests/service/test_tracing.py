@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from service.client import Kith, KithClientError
-from service.errors import SettingsError
+from kith import Kith, KithClientError
+from service.core.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT, jpeg
@@ -81,7 +81,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.ui
         with embedded(load_settings(data_dir=folder, log_level="WARNING", traces_url=collector.url)) as url:
             with Kith(url) as kith:
                 kith.create_gallery("g")
-                kith.enrol("g", PERSON, jpeg(astronaut))
+                kith.enroll("g", PERSON, jpeg(astronaut))
                 with pytest.raises(KithClientError):
                     kith.subject("g", f"{PERSON}-other")
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "Content-Type": "image/jpeg"}
@@ -170,7 +170,7 @@ def test_without_its_package_the_settings_are_refused(tmp_path: Path) -> None:
     without = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
         "from service.server import serve; from service.settings import load_settings\n"
-        "from service.errors import SettingsError\n"
+        "from service.core.errors import SettingsError\n"
         "try: serve(load_settings())\n"
         "except SettingsError as error: print(error)"
     )

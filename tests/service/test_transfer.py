@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import hypothesis
@@ -34,34 +34,34 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from models.network import Float
-from models.recognition import unit
-from service.api.schemas import GallerySettingsIn
-from service.api.transfer import _Intake
-from service.cli import app
-from service.client import Kith, KithClientError
-from service.errors import ImportFileError, ItemError, RecogniserMismatchError, StorageError
-from service.gallery import ndjson, parquet
-from service.gallery.bulk import BulkStore
-from service.gallery.check import open_check
-from service.gallery.follower import Followers
-from service.gallery.fusion import Fusion
-from service.gallery.importing import Format, Import, Report, export
-from service.gallery.replicas import in_process
-from service.gallery.retention import Retention
-from service.gallery.store import Store
-from service.gallery.subjects import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.gallery.tables import templates as template_rows
-from service.gallery.transfer import Header, Items, check, earlier_id
+from kith import Kith, KithClientError
+from kith.options import GalleryOptions, QualityGateOptions
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.api.routes.transfer import _Intake
+from service.cli.main import app
+from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
+from service.core.text import CONTROL_PATTERN
+from service.domain.fusion import Fusion
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
+from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.schemas.galleries import GallerySettingsIn
+from service.services.gallery_check import open_check
+from service.services.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
-from service.transfers import AT_ONCE, MOST_EXPORTS
-from service.words import CONTROL
+from service.storage.privacy.retention import Retention
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.store import Store
+from service.storage.transfer import ndjson, parquet
+from service.storage.transfer.importing import Format, Import, Report, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
 FINGERPRINT = "f" * 32
-HEADER = Header(FINGERPRINT, DIMENSION)
+HEADER = GalleryFileHeader(FINGERPRINT, DIMENSION)
 FORMATS: tuple[Format, ...] = ("ndjson", "parquet")
 
 
@@ -75,7 +75,7 @@ class Place:
         self.gallery = self.another("g")
 
     def another(self, name: str) -> Gallery:
-        return self.store.create_gallery(name, FINGERPRINT, self._dimension, GallerySettings(fusion=self._fusion))
+        return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings(fusion=self._fusion))
 
     def take(self, file: bytes, kind: Format = "ndjson", gallery: Gallery | None = None, skip: int = 0) -> Report:
         taking = Import(self.bulk, gallery or self.gallery, skip)
@@ -106,7 +106,7 @@ def place(database_url: DatabaseUrl) -> Iterator[Place]:
 
 
 def vector(rng: np.random.Generator) -> Float:
-    drawn: Float = unit(rng.normal(size=(1, DIMENSION)))[0]
+    drawn: Float = l2_normalize(rng.normal(size=(1, DIMENSION)))[0]
     return drawn
 
 
@@ -124,7 +124,7 @@ def parquet_of(table: pa.Table, **options: Any) -> io.BytesIO:
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-IN_ONE_LINE = TEXT.filter(lambda text: not CONTROL.search(text))
+IN_ONE_LINE = TEXT.filter(lambda text: not CONTROL_PATTERN.search(text))
 IDS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/\\"), min_size=1, max_size=40).filter(
     lambda text: text not in (".", "..") and text.isprintable()
 )
@@ -155,10 +155,10 @@ def test_an_export_imported_elsewhere_is_the_same_gallery(
     name = uuid.uuid4().hex
     origin = place.another(name)
     for subject, (called, metadata, tags, count) in people.items():
-        place.store.put_subject(origin, subject, called, metadata, tags)
+        place.store.subjects.put(origin, subject, called, metadata, tags)
         kinds = [("photo", {"score": 0.25, "yaw": -0.5}, 0.875), ("embedding", None, None)]
         new = [NewTemplate(uuid.uuid4().hex, vector(rng), *kinds[i % 2]) for i in range(count)]  # type: ignore[arg-type]
-        place.store.enrol(origin, subject, new, None)
+        place.store.templates.enroll(origin, subject, new, None)
     for kind in FORMATS:
         file = place.file(kind, name)
         for there in (elsewhere, place):
@@ -166,12 +166,12 @@ def test_an_export_imported_elsewhere_is_the_same_gallery(
             report = there.take(file, kind, copy)
             assert not report.refused
             assert there.contents(copy.name) == place.contents(name)
-            assert (found := there.store.gallery(copy.name)).subjects == len(people)
+            assert (found := there.store.galleries.get(copy.name)).subjects == len(people)
             assert found.templates == sum(count for *_, count in people.values())
             for _, metadata, tags, _ in people.values():
                 chosen = SubjectFilter(tuple(tags), tuple(metadata.items()))
-                expected = {s.id for s in place.store.list_subjects(origin, None, 100, chosen)}
-                assert {s.id for s in there.store.list_subjects(copy, None, 100, chosen)} == expected
+                expected = {s.id for s in place.store.subjects.list_page(origin, None, 100, chosen)}
+                assert {s.id for s in there.store.subjects.list_page(copy, None, 100, chosen)} == expected
     elsewhere.store.close()
 
 
@@ -182,7 +182,7 @@ def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator
     report = place.take(file, kind)
     assert (report.templates, report.subjects, report.present, report.refused) == (0, 0, 10, 0)
     assert place.contents() == before
-    assert place.store.gallery("g").templates == 10
+    assert place.store.galleries.get("g").templates == 10
 
 
 def test_a_template_without_an_id_has_one_that_follows_from_what_it_is(place: Place, rng: np.random.Generator) -> None:
@@ -198,18 +198,14 @@ def test_an_id_that_follows_is_named_by_a_key(place: Place, rng: np.random.Gener
     elsewhere = place.another("of-another-key")
     for gallery in (place.gallery, elsewhere):
         assert place.take(line("a", one), gallery=gallery).templates == 1
-    (here,), (there,) = (place.store.list_templates(gallery, "a") for gallery in (place.gallery, elsewhere))
-    earlier = earlier_id("a", one)
-    assert len({here.id, there.id, earlier}) == 3
-    # What an earlier version imported is known all the same, and so is its deletion to an import that began before.
-    with place.database.engine.begin() as connection:
-        connection.execute(template_rows.update().where(template_rows.c.id == here.id).values(id=earlier))
+    (here,), (there,) = (place.store.templates.list_page(gallery, "a") for gallery in (place.gallery, elsewhere))
+    assert here.id != there.id
     report = place.take(line("a", one) + line("a", other) + line("b", one))
     assert (report.templates, report.present, report.refused) == (2, 1, 0)
-    begun = place.store.gallery("g")
-    place.store.delete_template(begun, "a", earlier)
+    begun = place.store.galleries.get("g")
+    place.store.templates.delete(begun, "a", here.id)
     assert [r.error.code for r in place.take(line("a", one), gallery=begun).refusals] == ["subject_erased"]
-    assert place.take(line("a", one), gallery=place.store.gallery("g")).templates == 1
+    assert place.take(line("a", one), gallery=place.store.galleries.get("g")).templates == 1
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -237,7 +233,7 @@ def test_a_time_that_is_yet_to_come_is_now(place: Place, rng: np.random.Generato
     for name in times:
         assert before <= datetime.fromisoformat(stored["late"][name]) <= datetime.now(UTC)
         assert datetime.fromisoformat(stored["early"][name]) == datetime.fromisoformat(early)
-    place.store.update_gallery("g", lambda current: replace(current, retention_days=30))
+    place.store.galleries.update("g", lambda current: replace(current, retention_days=30))
     swept = Retention(place.database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500)
     assert (swept.templates, swept.subjects) == (2, 2)
 
@@ -252,7 +248,7 @@ def test_followers_see_what_was_imported(database_url: DatabaseUrl, rng: np.rand
     place.take(line("one", one) + line("other", other) + line("third", third))
     hits, compared = followers.of(place.gallery).search(other[None], 3)
     assert compared == 3
-    assert place.store.subjects_by_pk(place.gallery, [hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
+    assert place.store.subjects.by_pk(place.gallery, [hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
     place.store.close()
 
 
@@ -271,7 +267,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         line("a", other, template=taken),
         line("a", other, template="XYZ"),
         line("a", other, kind="video"),
-        line("a", other, nmae="misspelt"),
+        line("a", other, nmae="misspelled"),
         line("a", other, tags=["x" * 65]),
         line("a", other, metadata=[1]),
         line("a", other, name="null \0"),
@@ -299,7 +295,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         23: "item_invalid",
     }
     assert (report.subjects, report.templates, report.refused) == (2, 2, 20)
-    assert [s.id for s in place.store.list_subjects(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
+    assert [s.id for s in place.store.subjects.list_page(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
 
@@ -327,7 +323,7 @@ def test_times_that_databases_or_programs_cannot_hold_are_refused(
         taking = Import(place.bulk, place.gallery)
         taking.take_all(parquet.Reader(parquet_of(table), HEADER))
         assert [(r.number, r.error.code) for r in taking.report.refusals] == [(n, "item_invalid") for n in (1, 2)]
-    assert {t.created_at.year for s in "cd" for t in place.store.list_templates(place.gallery, s)} <= {1970, 2026}
+    assert {t.created_at.year for s in "cd" for t in place.store.templates.list_page(place.gallery, s)} <= {1970, 2026}
 
 
 def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.random.Generator) -> None:
@@ -349,7 +345,7 @@ def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.r
     described = pa.array([[("room", "12")]], pa.map_(pa.string(), pa.string()))
     table = pa.table({"subject": ["mapped"], "embedding": embeddings[:1], "metadata": described})
     Import(place.bulk, place.gallery).take_all(parquet.Reader(parquet_of(table), HEADER))
-    assert place.store.subject(place.gallery, "mapped").metadata == {"room": "12"}
+    assert place.store.subjects.get(place.gallery, "mapped").metadata == {"room": "12"}
 
 
 def bombs() -> dict[str, pa.Table]:
@@ -411,12 +407,12 @@ def test_what_is_said_of_a_subject_does_not_go_with_a_template(place: Place, rng
     for subject, refused in wrong.items():
         report = place.take(refused + line(subject, vector(rng)) + line(subject, vector(rng), name="Later"))
         assert (report.refused, report.templates) == (1, 2)
-        found = place.store.subject(place.gallery, subject)
+        found = place.store.subjects.get(place.gallery, subject)
         assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
         assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
     # The name is no name: nothing is believed of such an item.
     place.take(line("b", vector(rng), name=7, tags=["y"]) + line("b", vector(rng), name="Bob"))
-    found = place.store.subject(place.gallery, "b")
+    found = place.store.subjects.get(place.gallery, "b")
     assert (found.name, found.tags) == ("Bob", [])
 
 
@@ -424,23 +420,28 @@ def test_what_is_said_of_a_subject_goes_on_in_the_next_block(place: Place, rng: 
     first = b"".join(line(f"s{i}", vector(rng)) for i in range(8191)) + line("a", [0.0] * 8, name="Ada")
     report = place.take(first + line("a", vector(rng)) + line("b", vector(rng)))
     assert (report.refused, report.templates) == (1, 8193)
-    assert [place.store.subject(place.gallery, s).name for s in ("s0", "s8190", "a", "b")] == [None, None, "Ada", None]
+    assert [place.store.subjects.get(place.gallery, s).name for s in ("s0", "s8190", "a", "b")] == [
+        None,
+        None,
+        "Ada",
+        None,
+    ]
 
 
 def test_a_subject_that_exists_keeps_what_is_said_of_it(place: Place, rng: np.random.Generator) -> None:
-    place.store.put_subject(place.gallery, "a", "Ada", {"room": 1}, ["x"])
+    place.store.subjects.put(place.gallery, "a", "Ada", {"room": 1}, ["x"])
     place.take(line("a", vector(rng), name="Other", metadata={"room": 2}, tags=["y"]))
-    subject = place.store.subject(place.gallery, "a")
+    subject = place.store.subjects.get(place.gallery, "a")
     assert (subject.name, subject.metadata, subject.tags, subject.templates) == ("Ada", {"room": 1}, ["x"], 1)
 
 
 def test_what_the_database_refuses_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
     place.take(line("a", vector(rng)))
-    with place.store._database.write(ItemError("")) as connection:
+    with place.store.database.write(ItemError("")) as connection:
         connection.exec_driver_sql("DROP TABLE labels")
     with pytest.raises(StorageError, match="labels"):
         place.take(line("b", vector(rng), tags=["x"]))
-    assert place.store.gallery("g").templates == len(place.contents()) == 1
+    assert place.store.galleries.get("g").templates == len(place.contents()) == 1
 
 
 def test_long_lines_do_not_pile_up() -> None:
@@ -454,7 +455,7 @@ def test_crops_go_along_if_asked_and_where_they_are_kept(
     place: Place, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     face = {"crop": base64.b64encode(b"RIFF....WEBP\0\xff").decode(), "landmarks": [[1.5, 2.0]] * 5}
-    keeping = place.store.update_gallery("g", lambda settings: replace(settings, keep_crops=True))
+    keeping = place.store.galleries.update("g", lambda settings: replace(settings, keep_crops=True))
     report = place.take(
         line("a", vector(rng), **face) + line("a", vector(rng)) + line("a", vector(rng), **face | {"landmarks": [[1]]}),
         gallery=keeping,
@@ -466,7 +467,7 @@ def test_crops_go_along_if_asked_and_where_they_are_kept(
         for keep in (True, False):
             elsewhere.another(f"{kind}-{keep}")
             kept = partial(replace, keep_crops=keep)
-            copy = elsewhere.store.update_gallery(f"{kind}-{keep}", kept)
+            copy = elsewhere.store.galleries.update(f"{kind}-{keep}", kept)
             assert elsewhere.take(file, kind, copy).templates == 2
             out = b"".join(export(elsewhere.bulk, copy.name, "ndjson", lambda _: {}, crops=True))
             _, with_crop, without = map(orjson.loads, out.splitlines())
@@ -497,11 +498,11 @@ def test_parquet_of_other_hands(place: Place, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("header", "error"),
     [
-        ({"kith": "gallery", "version": 2, "recogniser": FINGERPRINT, "dimension": 8}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recogniser": FINGERPRINT, "dimension": 9}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recogniser": FINGERPRINT, "dimension": -8}, ImportFileError),
+        ({"kith": "gallery", "version": 2, "recognizer": FINGERPRINT, "dimension": 8}, ImportFileError),
+        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": 9}, ImportFileError),
+        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": -8}, ImportFileError),
         ({"kith": "gallery", "version": 1, "dimension": 8}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recogniser": "e" * 32, "dimension": 8}, RecogniserMismatchError),
+        ({"kith": "gallery", "version": 1, "recognizer": "e" * 32, "dimension": 8}, RecognizerMismatchError),
         (HEADER.document() | {"embeddings": False}, ImportFileError),
     ],
 )
@@ -509,7 +510,7 @@ def test_files_that_are_not_for_this_gallery(place: Place, header: dict[str, Any
     with pytest.raises(error):
         for _ in ndjson.Lines().feed(orjson.dumps(header) + b"\n"):
             pass
-        Import(place.bulk, place.gallery).accept(Header.of(header))
+        Import(place.bulk, place.gallery).accept(GalleryFileHeader.of(header))
 
 
 @pytest.mark.parametrize("file", [b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b'{"subject": "a"}\n'])
@@ -526,11 +527,11 @@ def test_vectors_become_unit_vectors_and_stay_what_they_are(scale: float, seed: 
     given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
     file = b"".join(line(f"s{i}", v) for i, v in enumerate(given_vectors))
     (block,) = [*(lines := ndjson.Lines(HEADER)).feed(file), *lines.end()]
-    once, refused = check(block, DIMENSION)
+    once, refused = validate_items(block, DIMENSION)
     assert not refused
     np.testing.assert_allclose(np.linalg.norm(once.vectors.astype(np.float64), axis=1), 1, atol=2e-6)
-    np.testing.assert_allclose(once.vectors, unit(given_vectors), atol=1e-6)
-    twice, _ = check(once, DIMENSION)
+    np.testing.assert_allclose(once.vectors, l2_normalize(given_vectors), atol=1e-6)
+    twice, _ = validate_items(once, DIMENSION)
     assert np.array_equal(once.vectors, twice.vectors)
 
 
@@ -544,7 +545,7 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
             if stop.is_set():
                 return
             pair = [NewTemplate(uuid.uuid4().hex, vector(own), "embedding") for _ in range(2)]
-            place.store.enrol(place.gallery, f"s{i:05d}", pair, None)
+            place.store.templates.enroll(place.gallery, f"s{i:05d}", pair, None)
 
     writer = threading.Thread(daemon=True, target=write)
     writer.start()
@@ -553,8 +554,8 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
         while len(sizes) < 5:
             pieces = export(place.bulk, "g", "ndjson", lambda _: {})
             header = orjson.loads(next(pieces))
-            before = place.store.gallery("g").templates
-            while place.store.gallery("g").templates < before + 2:
+            before = place.store.galleries.get("g").templates
+            while place.store.galleries.get("g").templates < before + 2:
                 pass  # what is written now must not show
             subjects = [orjson.loads(text)["subject"] for piece in pieces for text in piece.splitlines()]
             assert len(subjects) == header["templates"] <= before
@@ -588,32 +589,32 @@ def test_an_export_has_nothing_sorted_by_the_database(tmp_path: Path, rng: np.ra
 
 
 def big_file(path: Path, count: int, dimension: int) -> None:
-    header = Header(FINGERPRINT, dimension)
+    header = GalleryFileHeader(FINGERPRINT, dimension)
     writer = parquet.Writer(header)
     rng = np.random.default_rng(1)
     with path.open("wb") as file:
         for start in range(0, count, 5000):
             n = min(5000, count - start)
-            vectors = unit(rng.normal(size=(n, dimension)))
+            vectors = l2_normalize(rng.normal(size=(n, dimension)))
             nothing: list[None] = [None] * n
             ids = [uuid.UUID(int=start + i).hex for i in range(n)]
             names = [f"s{start + i}" for i in range(n)]
             numbers = range(start + 1, start + n + 1)
             columns: list[Any] = [numbers, names, *[nothing] * 5, ids, *[nothing] * 5, vectors, np.ones(n, np.bool_)]
-            items = Items(*columns)
+            items = GalleryItems(*columns)
             file.write(writer.write(items))
         file.write(writer.end())
 
 
 IMPORTER = textwrap.dedent("""
     import sys
-    from service.gallery.bulk import BulkStore
-    from service.gallery.importing import Import
-    from service.gallery.parquet import Reader
-    from service.gallery.store import Store
+    from service.storage.repositories.bulk_templates import BulkStore
+    from service.storage.transfer.importing import Import
+    from service.storage.transfer.parquet import Reader
+    from service.storage.repositories.store import Store
     from tests.databases import open_database
     database = open_database(sys.argv[1])
-    taking = Import(BulkStore(database), Store(database).gallery("g"))
+    taking = Import(BulkStore(database), Store(database).galleries.get("g"))
     with open(sys.argv[2], "rb") as file:
         for block in Reader(file):
             taking.take(block)
@@ -634,11 +635,11 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
             said = [process.stdout.readline() for _ in range(kill_after)] if kill_after else list(process.stdout)
             if kill_after:
                 process.kill()
-        there = place.store.gallery("g")
+        there = place.store.galleries.get("g")
         if kill_after:
             assert int(said[-1].split()[0]) <= there.templates <= count
-        assert there.templates == there.subjects == len(place.store.changes_after(place.gallery, 0))
-        assert len(place.store.snapshot(place.gallery).template_pks) == there.templates
+        assert there.templates == there.subjects == len(place.store.changes.read_after(place.gallery, 0))
+        assert len(place.store.changes.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
     with open_check(open_database(url)) as examined:
@@ -674,12 +675,12 @@ def rest(kith: Kith, gallery: str, file: bytes, kind: str = "application/x-ndjso
 
 def header_of(kith: Kith) -> bytes:
     model = kith.model()
-    return ndjson.header_line(Header(model.recogniser, model.dimension))
+    return ndjson.header_line(GalleryFileHeader(model.recognizer, model.dimension))
 
 
 def people(kith: Kith, count: int) -> bytes:
     rng = np.random.default_rng(2)
-    vectors = unit(rng.normal(size=(count, kith.model().dimension)))
+    vectors = l2_normalize(rng.normal(size=(count, kith.model().dimension)))
     return b"".join(line(f"s{i}", v) for i, v in enumerate(vectors))
 
 
@@ -714,9 +715,9 @@ def test_gzip_is_unpacked(kith: Kith, gallery: str) -> None:
         ("application/x-ndjson", b"", {}, "import_invalid"),
         ("application/x-ndjson", b"not json", {}, "import_invalid"),
         ("application/x-ndjson", b'{"subject": "a"}', {}, "import_invalid"),
-        ("application/x-ndjson", b'{"subject": "a"}', {"recogniser": "e" * 32}, "recogniser_mismatch"),
-        ("application/x-ndjson", b'{"subject": "a"}', {"recogniser": "no"}, "invalid_request"),
-        ("application/x-ndjson", b"x" * 11_000_000, {"recogniser": "e" * 32}, "import_invalid"),
+        ("application/x-ndjson", b'{"subject": "a"}', {"recognizer": "e" * 32}, "recognizer_mismatch"),
+        ("application/x-ndjson", b'{"subject": "a"}', {"recognizer": "no"}, "invalid_request"),
+        ("application/x-ndjson", b"x" * 11_000_000, {"recognizer": "e" * 32}, "import_invalid"),
         ("application/vnd.apache.parquet", b"PAR1", {}, "import_invalid"),
     ],
 )
@@ -745,19 +746,21 @@ def test_a_file_that_was_cut_between_two_lines_is_told(kith: Kith, gallery: str)
     refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
     assert rest(kith, "refused", refused, create=True).json()["refused"] == 1
     header = orjson.dumps({**orjson.loads(whole[0]), "templates": "many"}) + b"\n"
-    assert "no numbers" in rest(kith, gallery, header).json()["detail"]
+    assert "are not numbers" in rest(kith, gallery, header).json()["detail"]
 
 
-def test_a_file_without_header_needs_its_recogniser_named(kith: Kith, gallery: str) -> None:
-    answer = rest(kith, gallery, people(kith, 5), recogniser=kith.model().recogniser).json()
+def test_a_file_without_header_needs_its_recognizer_named(kith: Kith, gallery: str) -> None:
+    answer = rest(kith, gallery, people(kith, 5), recognizer=kith.model().recognizer).json()
     assert (answer["templates"], answer["refused"]) == (5, 0)
 
 
 def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
-    given = {
+    given: GalleryOptions = {
         "risk": {"fmr": 0.01},
         "fusion": "max",
-        "quality_gate": {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5},
+        "quality_gate": cast(
+            QualityGateOptions, {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5}
+        ),
         "review_factor": 3.0,
         "min_margin": 0.07,
         "index": "exact",
@@ -779,8 +782,8 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
         kith.delete_gallery("copy")
     with pytest.raises(KithClientError, match="gallery_not_found"):
         list(kith.export_gallery("copy"))
-    stranger = ndjson.header_line(Header("e" * 32, kith.model().dimension))
-    assert rest(kith, "copy", stranger, create=True).json()["code"] == "recogniser_mismatch"
+    stranger = ndjson.header_line(GalleryFileHeader("e" * 32, kith.model().dimension))
+    assert rest(kith, "copy", stranger, create=True).json()["code"] == "recognizer_mismatch"
     with pytest.raises(KithClientError, match="gallery_not_found"):
         kith.gallery("copy")
 
@@ -801,13 +804,13 @@ def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:
     for _ in range(17):  # more than there are connections to the database
         pieces = kith.export_gallery(gallery)
         next(pieces)
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
     assert kith.gallery(gallery).templates == 9000
 
 
 def test_stalled_exports_hold_up_exports_alone(kith: Kith, gallery: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 20_000))
-    stalled = [kith.export_gallery(gallery) for _ in range(MOST_EXPORTS)]
+    stalled = [kith.export_gallery(gallery) for _ in range(MAX_EXPORTS)]
     for pieces in stalled:
         next(pieces)
     for _ in range(20):  # more than there are connections to the database
@@ -815,9 +818,9 @@ def test_stalled_exports_hold_up_exports_alone(kith: Kith, gallery: str) -> None
     with Kith(address(kith), attempts=1) as once, pytest.raises(KithClientError, match="overloaded"):
         next(once.export_gallery(gallery))
     for pieces in stalled:
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
     assert len(b"".join(kith.export_gallery(gallery)).splitlines()) == 20_001
-    for _ in range(MOST_EXPORTS + 1):  # one that cannot begin gives its place back
+    for _ in range(MAX_EXPORTS + 1):  # one that cannot begin gives its place back
         with pytest.raises(KithClientError, match="gallery_not_found"):
             next(kith.export_gallery("nobody"))
 
@@ -834,13 +837,13 @@ def test_imports_hold_up_no_other_requests(
             super().__init__(*arguments)
             begun.release()
 
-    def taking(self: Import, items: Items) -> None:
+    def taking(self: Import, items: GalleryItems) -> None:
         writing.release()
         take(self, items)
 
     take = Import.take
     monkeypatch.setattr(Import, "take", taking)
-    monkeypatch.setattr("service.api.transfer._Intake", Watched)
+    monkeypatch.setattr("service.api.routes.transfer._Intake", Watched)
     with closing(sqlite3.connect(settings.data_dir / "kith.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         threads = [
@@ -850,7 +853,7 @@ def test_imports_hold_up_no_other_requests(
             thread.start()
         for _ in threads:
             assert begun.acquire(timeout=30)
-        for _ in range(AT_ONCE):
+        for _ in range(THREADS):
             assert writing.acquire(timeout=30)
         began = time.monotonic()
         assert kith.gallery(gallery).templates == 0
@@ -885,5 +888,5 @@ def test_the_command_line_takes_a_gallery_out_and_in(kith: Kith, gallery: str, t
 
 def test_times_are_kept_to_the_microsecond(place: Place, rng: np.random.Generator) -> None:
     place.take(line("a", vector(rng), created_at="2001-02-03T04:05:06.000007+02:00"))
-    (template,) = place.store.list_templates(place.gallery, "a")
+    (template,) = place.store.templates.list_page(place.gallery, "a")
     assert template.created_at == datetime(2001, 2, 3, 2, 5, 6, 7, UTC)

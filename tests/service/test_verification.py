@@ -8,14 +8,14 @@ from typing import Final, get_args
 import numpy as np
 import pytest
 
-from models.gallery_risk import GalleryRisk
-from models.network import Float
-from models.risk import Calibration
-from service.decision import KnownRisk, RiskTarget, false_alarm_probability, thresholds_for
-from service.gallery.evidence import impostor_evidence
-from service.gallery.fusion import Fusion, scores
-from service.gallery.subjects import Snapshot
-from service.verification import Enrolled, compare
+from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from models.runtime.network import Float
+from service.domain.decision import ImpostorRisk, RiskTarget, false_alarm_probability, thresholds_for
+from service.domain.evidence import impostor_evidence
+from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.gallery import Snapshot
+from service.domain.verification import EnrolledSubject, compare
 
 RULES: Final = get_args(Fusion)
 
@@ -26,19 +26,19 @@ def units(rng: np.random.Generator, count: int, dimension: int = 16) -> Float:
 
 
 @pytest.fixture
-def of_pack(calibration: Calibration) -> KnownRisk:
-    return KnownRisk(calibration.curve, "pack")
+def of_pack(calibration: Calibration) -> ImpostorRisk:
+    return ImpostorRisk(calibration.curve, "pack")
 
 
 @pytest.fixture
-def subject(rng: np.random.Generator, of_pack: KnownRisk) -> Enrolled:
-    return Enrolled(
+def subject(rng: np.random.Generator, of_pack: ImpostorRisk) -> EnrolledSubject:
+    return EnrolledSubject(
         units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), "max", replace(of_pack, source="both")
     )
 
 
-def by_hand(probe: Float, subject: Enrolled) -> float:
-    """By each rule's words, in double precision."""
+def by_hand(probe: Float, subject: EnrolledSubject) -> float:
+    """Reference implementation of each rule in double precision."""
     to_each = subject.vectors.astype(np.float64) @ probe
     match subject.fusion:
         case "max":
@@ -53,7 +53,7 @@ def by_hand(probe: Float, subject: Enrolled) -> float:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_face_meets_a_subject_by_the_gallerys_rule(
-    rule: Fusion, rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+    rule: Fusion, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
 ) -> None:
     subject = replace(subject, fusion=rule)
     for probe in units(rng, 20):
@@ -64,12 +64,12 @@ def test_a_face_meets_a_subject_by_the_gallerys_rule(
 
 
 def test_each_template_is_a_chance_where_only_photos_were_compared(
-    rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+    rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
 ) -> None:
     (probe,) = units(rng, 1)
     target = RiskTarget("fpir", 0.001)
 
-    def threshold(enrolled: Enrolled) -> float:
+    def threshold(enrolled: EnrolledSubject) -> float:
         found = compare(probe, enrolled, of_pack)
         return thresholds_for(target, found.known, found.comparisons).accept
 
@@ -82,42 +82,42 @@ def test_each_template_is_a_chance_where_only_photos_were_compared(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("usual", [1.0, 2.5, 20.0])
 def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_more(
-    rule: Fusion, usual: float, rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+    rule: Fusion, usual: float, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
 ) -> None:
     (probe,) = units(rng, 1)
-    known = replace(of_pack, source="both", usual_templates=usual)
+    known = replace(of_pack, source="both", mean_templates=usual)
     found = compare(probe, replace(subject, fusion=rule, known=known), of_pack)
     assert found.known is not None
     assert found.known.source == "both"
-    assert found.known.per_subject == max(1, 5 / usual)
+    assert found.known.comparisons_per_subject == max(1, 5 / usual)
 
 
 def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.random.Generator) -> None:
-    """Of a gallery of people of one template, and a few of twenty."""
-    centres = units(rng, 330, 64)
+    """Gallery of people with one template, and a few with twenty."""
+    centers = units(rng, 330, 64)
     counts = np.repeat([1, 20], [300, 30])
     pks = np.repeat(np.arange(330), counts)
     noise = units(rng, len(pks), 64)
-    vectors = centres[pks] + 0.9 * noise
+    vectors = centers[pks] + 0.9 * noise
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     qualities = np.full(len(pks), 0.8, np.float32)
     strangers = units(rng, 1500, 64)
     for rule in RULES:
         evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities), rule)
-        known = KnownRisk(GalleryRisk(evidence, None).curve, "gallery", usual_templates=len(pks) / 330)
+        known = ImpostorRisk(GalleryRisk(evidence, None).curve, "gallery", mean_templates=len(pks) / 330)
         alarms = []
         for person in range(300, 330):
             own = pks == person
-            enrolled = Enrolled(vectors[own], qualities[own], rule, known)
+            enrolled = EnrolledSubject(vectors[own], qualities[own], rule, known)
             found = compare(strangers[0], enrolled, None)
             accept = thresholds_for(RiskTarget("fpir", 0.01), found.known, found.comparisons).accept
-            fused = scores(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)
+            fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)
             alarms.append((fused >= accept).mean())
         assert np.mean(alarms) <= 0.0125
 
 
 def test_two_subjects_by_all_pairs_of_their_templates(
-    rng: np.random.Generator, subject: Enrolled, of_pack: KnownRisk
+    rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
 ) -> None:
     other = replace(subject, vectors=units(rng, 3), qualities=np.full(3, np.nan, np.float32), review_factor=2.0)
     found = compare(subject, other, of_pack)
@@ -129,7 +129,7 @@ def test_two_subjects_by_all_pairs_of_their_templates(
     assert alike > in_one
 
 
-def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: KnownRisk) -> None:
+def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:
     (face,) = units(rng, 1)
     found = compare(face, face * 1.000001, of_pack)
     assert found.similarity == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Training tests run on one thread: two that wait for each other on busy cores take ten times as long."""
+"""Fixtures: training tests run on one thread, since two waiting threads on busy cores take ten times as long."""
 
 from __future__ import annotations
 

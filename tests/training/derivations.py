@@ -80,12 +80,12 @@ def psi(theta: float, m: int) -> float:
     return (1 - 2 * (k % 2)) * math.cos(m * theta) - 2 * k
 
 
-def multiplicative(m: int, easing: float, unit_weights: bool) -> Derivation:
+def multiplicative(m: int, annealing_lambda: float, unit_weights: bool) -> Derivation:
     def loss(x: Matrix, w: Matrix, y: Labels) -> float:
         def logit(i: int, j: int) -> float:
             theta = angle(x[i], w[j])
             size = length(x[i]) * (1 if unit_weights else length(w[j]))
-            eased = (easing * math.cos(theta) + psi(theta, m)) / (1 + easing)
+            eased = (annealing_lambda * math.cos(theta) + psi(theta, m)) / (1 + annealing_lambda)
             return size * (eased if j == y[i] else math.cos(theta))
 
         return softmax_over(x, y, logit, len(w))
@@ -174,9 +174,9 @@ def triplet(m: float, mining: str) -> Derivation:
     return loss
 
 
-def contrastive(m: float, normalised: bool) -> Derivation:
+def contrastive(m: float, normalized: bool) -> Derivation:
     def loss(x: Matrix, w: Matrix, y: Labels) -> float:
-        v = [r / length(r) for r in x] if normalised else list(x)
+        v = [r / length(r) for r in x] if normalized else list(x)
         terms = []
         for i in range(len(v)):
             for j in range(i):
@@ -205,7 +205,7 @@ def ranges(k: int, m: float, alpha: float, beta: float) -> Derivation:
 
 
 def adaface(s: float, m: float, q: Sequence[float]) -> Derivation:
-    """With every sample's q given: no gradient passes through it."""
+    """Return the AdaFace loss for given q of every sample: no gradient passes through q."""
 
     def loss(x: Matrix, w: Matrix, y: Labels) -> float:
         def logit(i: int, j: int) -> float:

@@ -1,4 +1,4 @@
-"""Tiny runs on six people who are six colours: seconds, yet every part of a real one."""
+"""Tiny training runs on six people with one color each: seconds, with every part of a real run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
 
 
 def write_people(root: Path) -> Path:
-    """One folder per person, four noisy crops each."""
+    """Write one folder per person with four noisy crops each."""
     rng = np.random.default_rng(5)
     for person in range(PEOPLE):
         (root / f"p{person}").mkdir(parents=True)
-        colour = rng.integers(0, 255, 3)
+        color = rng.integers(0, 255, 3)
         for i in range(IMAGES):
-            image = np.clip(colour + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
+            image = np.clip(color + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
             cv2.imwrite(str(root / f"p{person}" / f"{i}.png"), image)
     return root
 
@@ -40,7 +40,7 @@ def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, 
     )
 
 
-PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, grey=0, brightness=0, contrast=0, erase=0)
+PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, contrast=0, erase=0)
 
 
 def losses(output: Path) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Augmentation: each kind does what it says and nothing else, for any slice of a batch, again and again."""
+"""Augmentations have their stated effect only, independent of the slice, and are reproducible."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.alignment import TEMPLATE_XY
+from models.vision.alignment import TEMPLATE_XY
 from training.config import AugmentConfig
-from training.data.augment import COLUMNS, ERASED_SIDE_PX, Column, augment, draw, morph, morphed
+from training.data.augment import COLUMNS, ERASED_SIDE_PX, Draw, augment, draw_uniforms, morph, select_morphed
 
 OFF = AugmentConfig(**{field.name: 0 for field in fields(AugmentConfig)})
 ALL = AugmentConfig(0.5, 0.5, 0.05, 0.1, 15.0, 0.5, 0.3, 0.3, 0.3, 0.3, 0.5, 0.5)
@@ -20,30 +20,30 @@ ALL = AugmentConfig(0.5, 0.5, 0.05, 0.1, 15.0, 0.5, 0.3, 0.3, 0.3, 0.3, 0.5, 0.5
 
 @pytest.fixture
 def crops(rng: np.random.Generator) -> Tensor:
-    """Noise, with strong detail, over the whole range."""
+    """Return noise with strong detail, over the whole range."""
     return torch.from_numpy(rng.uniform(-1, 1, (24, 3, 112, 112)).astype(np.float32))
 
 
 def uniforms(count: int, **columns: float) -> Tensor:
-    """Halves, with some columns set."""
+    """Return uniforms of 0.5, with some columns set."""
     u = torch.full((count, COLUMNS), 0.5)
     for name, value in columns.items():
-        u[:, Column[name]] = value
+        u[:, Draw[name]] = value
     return u
 
 
-def test_numbers_depend_on_seed_and_step_alone() -> None:
-    u = draw(64, 7, 3)
+def test_uniforms_depend_only_on_seed_and_step() -> None:
+    u = draw_uniforms(64, 7, 3)
     assert u.shape == (64, COLUMNS)
     assert u.dtype == torch.float32
     assert ((u >= 0) & (u < 1)).all()
-    assert torch.equal(u, draw(64, 7, 3))
-    others = [draw(64, 7, 4), draw(64, 8, 3), draw(64, 7 + 2**32, 3)]
+    assert torch.equal(u, draw_uniforms(64, 7, 3))
+    others = [draw_uniforms(64, 7, 4), draw_uniforms(64, 8, 3), draw_uniforms(64, 7 + 2**32, 3)]
     assert all(not torch.equal(u, other) for other in others)
 
 
-def test_a_slice_is_varied_as_in_its_batch(crops: Tensor) -> None:
-    before, u = crops.clone(), draw(len(crops), 1, 2)
+def test_a_slice_is_augmented_as_in_its_batch(crops: Tensor) -> None:
+    before, u = crops.clone(), draw_uniforms(len(crops), 1, 2)
     whole = augment(crops, u, ALL)
     for a, b in ((0, 24), (0, 12), (12, 24), (5, 6), (17, 24)):
         assert torch.equal(augment(crops[a:b], u[a:b], ALL), whole[a:b])
@@ -52,22 +52,24 @@ def test_a_slice_is_varied_as_in_its_batch(crops: Tensor) -> None:
 
 def test_the_range_is_kept(crops: Tensor) -> None:
     for step in range(4):
-        out = augment(crops, draw(len(crops), 5, step), replace(ALL, brightness=0.9, contrast=0.9, saturation=0.9))
+        out = augment(
+            crops, draw_uniforms(len(crops), 5, step), replace(ALL, brightness=0.9, contrast=0.9, saturation=0.9)
+        )
         assert out.dtype == torch.float32
         assert out.shape == crops.shape
         assert -1 <= out.min() < -0.9
         assert 0.9 < out.max() <= 1
 
 
-def test_nothing_is_changed_where_nothing_is_asked(crops: Tensor) -> None:
-    assert torch.equal(augment(crops, draw(len(crops), 1, 1), OFF), crops)
+def test_zero_probabilities_change_nothing(crops: Tensor) -> None:
+    assert torch.equal(augment(crops, draw_uniforms(len(crops), 1, 1), OFF), crops)
 
 
-@pytest.mark.parametrize("kind", ["flip", "move", "low_resolution", "grey", "erase", "mask"])
+@pytest.mark.parametrize("kind", ["flip", "move", "low_resolution", "gray", "erase", "mask"])
 def test_a_probability_is_a_share_of_images(kind: str) -> None:
     small = torch.linspace(-0.9, 0.9, 112).expand(400, 3, 112, 112) * torch.tensor([1, 0.5, 0.25])[:, None, None]
     config = replace(OFF, shift=0.1, **{kind: 0.3})
-    changed = (augment(small, draw(400, 1, 1), config) != small).flatten(1).any(1)
+    changed = (augment(small, draw_uniforms(400, 1, 1), config) != small).flatten(1).any(1)
     assert 90 <= int(changed.sum()) <= 150
 
 
@@ -106,13 +108,13 @@ def test_saturation_leaves_luma_and_scales_the_rest(crops: Tensor) -> None:
     half = crops / 2
     out = augment(half, uniforms(24, SATURATION=0.0), replace(OFF, saturation=0.4))
     luma = torch.tensor([0.299, 0.587, 0.114])
-    grey = torch.einsum("bchw,c->bhw", half, luma)[:, None]
-    assert torch.allclose(torch.einsum("bchw,c->bhw", out, luma)[:, None], grey, atol=1e-6)
-    assert torch.allclose(out - grey, 0.6 * (half - grey), atol=1e-6)
+    gray = torch.einsum("bchw,c->bhw", half, luma)[:, None]
+    assert torch.allclose(torch.einsum("bchw,c->bhw", out, luma)[:, None], gray, atol=1e-6)
+    assert torch.allclose(out - gray, 0.6 * (half - gray), atol=1e-6)
 
 
-def test_grey_has_equal_channels(crops: Tensor) -> None:
-    out = augment(crops, uniforms(24), replace(OFF, grey=1.0))
+def test_gray_has_equal_channels(crops: Tensor) -> None:
+    out = augment(crops, uniforms(24), replace(OFF, gray=1.0))
     assert torch.equal(out[:, 0], out[:, 1])
     assert torch.equal(out[:, 0], out[:, 2])
     assert out.std() > 0.1
@@ -126,9 +128,9 @@ def test_low_resolution_has_three_sides(crops: Tensor) -> None:
     assert torch.allclose(augment(flat, uniforms(1), config), flat)
 
 
-def test_erasing_fills_one_rectangle_with_one_colour() -> None:
-    crops = torch.ones(300, 3, 112, 112)  # a colour that is never drawn: uniforms stay below 1
-    out = augment(crops, draw(300, 3, 3), replace(OFF, erase=1.0))
+def test_erasing_fills_one_rectangle_with_one_color() -> None:
+    crops = torch.ones(300, 3, 112, 112)  # a color that is never drawn: uniforms stay below 1
+    out = augment(crops, draw_uniforms(300, 3, 3), replace(OFF, erase=1.0))
     tops = set()
     for image in out:
         ys, xs = (image[0] < 1).nonzero().unbind(1)
@@ -142,7 +144,7 @@ def test_erasing_fills_one_rectangle_with_one_colour() -> None:
 
 def test_a_mask_covers_the_mouth_and_never_the_eyes(crops: Tensor) -> None:
     batch = crops[:1].expand(500, -1, -1, -1)
-    changed = (augment(batch, draw(500, 4, 4), replace(OFF, mask=1.0)) != batch).any(1)
+    changed = (augment(batch, draw_uniforms(500, 4, 4), replace(OFF, mask=1.0)) != batch).any(1)
     left_eye, right_eye, _, *mouth = TEMPLATE_XY.round().astype(int)
     assert not changed[:, : max(left_eye[1], right_eye[1]) + 6].any()
     for x, y in mouth:
@@ -152,7 +154,7 @@ def test_a_mask_covers_the_mouth_and_never_the_eyes(crops: Tensor) -> None:
     assert len({int(c.sum()) for c in changed}) > 100
 
 
-def test_a_mask_is_cloth_of_one_colour_darker_at_the_cheeks() -> None:
+def test_a_mask_is_cloth_of_one_color_darker_at_the_cheeks() -> None:
     crops = torch.zeros(1, 3, 112, 112)
     config = replace(OFF, mask=1.0)
     out = augment(crops, uniforms(1, MASK_RED=0.8, MASK_GREEN=0.4, MASK_BLUE=0.2), config)[0]
@@ -162,11 +164,11 @@ def test_a_mask_is_cloth_of_one_colour_darker_at_the_cheeks() -> None:
     assert 0.5 < float(cheek[0] / middle[0]) < 0.95
 
 
-def test_morphs_blend_neighbours_smoothly() -> None:
-    """Black and white neighbours: what comes out is the mask."""
+def test_morphs_blend_neighbors_smoothly() -> None:
+    """Black and white neighbors make the output equal to the mask."""
     crops = torch.ones(400, 3, 112, 112) * torch.tensor([-1.0, 1.0]).repeat(200)[:, None, None, None]
-    u, config = draw(400, 3, 1), replace(OFF, morph=0.4)
-    out, chosen = morph(crops, u, config), morphed(u, config)
+    u, config = draw_uniforms(400, 3, 1), replace(OFF, morph=0.4)
+    out, chosen = morph(crops, u, config), select_morphed(u, config)
     assert 120 <= int(chosen.sum()) <= 200
     assert torch.equal(out[~chosen], crops[~chosen])
     blends = out[chosen]
@@ -180,13 +182,13 @@ def test_morphs_blend_neighbours_smoothly() -> None:
     assert torch.equal(pairs, out[6:14])
 
 
-def test_a_face_without_a_neighbour_is_not_blended(crops: Tensor) -> None:
+def test_a_face_without_a_neighbor_is_not_blended(crops: Tensor) -> None:
     config = replace(OFF, morph=1.0)
-    assert torch.equal(morph(crops[:1], draw(1, 3, 1), config), crops[:1])
-    three = morph(crops[:3], draw(3, 3, 1), config)
+    assert torch.equal(morph(crops[:1], draw_uniforms(1, 3, 1), config), crops[:1])
+    three = morph(crops[:3], draw_uniforms(3, 3, 1), config)
     assert torch.equal(three[2], crops[2])
     assert not torch.equal(three[0], crops[0])
 
 
 def test_without_morphs_nothing_changes(crops: Tensor) -> None:
-    assert morph(crops, draw(24, 3, 1), OFF) is crops
+    assert morph(crops, draw_uniforms(24, 3, 1), OFF) is crops

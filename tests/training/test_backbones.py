@@ -1,4 +1,4 @@
-"""Each backbone is the network its paper describes, trains, reloads and exports; recomputed blocks change nothing."""
+"""Backbones match their papers, train, reload and export; checkpointed blocks give equal results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.backbones import IResNet, MobileFaceNet, ThinIResNet, build_backbo
 from training.backbones.iresnet import DEPTHS, Block
 from training.backbones.mobilefacenet import Bottleneck
 from training.config import BackboneConfig, BackboneName
-from training.export import export_recogniser
+from training.export.onnx_export import export_recognizer
 
 SMALL: tuple[BackboneName, ...] = ("thin_iresnet", "iresnet18", "mobilefacenet")
 
@@ -27,16 +27,16 @@ def crops(count: int, seed: int = 0) -> Tensor:
 
 
 def trained(backbone: nn.Module, steps: int) -> list[float]:
-    """The losses of so many steps of SGD."""
+    """Return the losses of some steps of SGD."""
     torch.manual_seed(1)
-    optimiser = torch.optim.SGD(backbone.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     losses = []
     for step in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         embeddings = backbone(crops(2, seed=step))
         loss = (embeddings - torch.linspace(-1, 1, embeddings.shape[1])).square().mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
@@ -54,7 +54,7 @@ def test_every_parameter_of_every_network_gets_a_finite_gradient(name: BackboneN
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_state_dict_holds_all_there_is(name: BackboneName) -> None:
+def test_a_state_dict_restores_the_network(name: BackboneName) -> None:
     config = BackboneConfig(name, embedding_dim=32)
     backbone, other = build_backbone(config), build_backbone(config)
     trained(backbone, steps=1)
@@ -69,7 +69,7 @@ def test_a_state_dict_holds_all_there_is(name: BackboneName) -> None:
 
 
 def test_checkpoints_of_thin_networks_stay_readable() -> None:
-    """The names by which runs and packs have saved them."""
+    """State-dict keys equal those of saved runs and packs."""
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     block = [*(f"body.0.{n}" for n in norm), "body.1.weight", *(f"body.2.{n}" for n in norm), "body.3.weight"]
     block += ["body.4.weight", *(f"body.5.{n}" for n in norm)]
@@ -82,7 +82,7 @@ def test_checkpoints_of_thin_networks_stay_readable() -> None:
 
 
 def iresnet_parameters(depths: Sequence[int], embedding_dim: int) -> int:
-    """Layer by layer from the paper: k*k*in*out for a convolution, two for a channel's batch norm, one for PReLU."""
+    """Count parameters by layer: k*k*in*out per convolution, two per batch-norm channel, one per PReLU."""
     count = 3 * 3 * 3 * 64 + 2 * 64 + 64
     channels = 64
     for width, depth in zip((64, 128, 256, 512), depths, strict=True):
@@ -105,7 +105,7 @@ def test_iresnets_have_their_published_sizes(name: str, published_millions: floa
 
 
 def multiply_adds(backbone: nn.Module) -> int:
-    """Of convolutions and linear layers, for one crop."""
+    """Count the multiply-adds of convolutions and linear layers for one crop."""
     total = 0
 
     def count(module: nn.Module, _inputs: object, out: Tensor) -> None:
@@ -134,13 +134,13 @@ def test_mobilefacenet_costs_what_is_published() -> None:
     count = sum(p.numel() for p in backbone.parameters())
     norms = sum(m.num_features for m in backbone.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
     assert count == mobilefacenet_parameters()
-    # As deployed: each batch norm lies behind a linear layer and folds into it, which leaves its shift alone.
+    # As deployed: batch norm folds into the linear layer before it, which leaves its shift.
     assert round((count - norms) / 1e6, 2) == 0.99
     assert round((count - norms) * 4 / 1e6, 1) == 4.0
 
 
 def mobilefacenet_parameters() -> int:
-    """Row by row from Table 1; a row with PReLU has three numbers a channel beside the kernel, a linear one two."""
+    """Count parameters by row of Table 1: three per channel beside the kernel with PReLU, two if linear."""
     count = 9 * 3 * 64 + 3 * 64 + 9 * 64 + 3 * 64
     rows = [(64, 128, 64)] * 5 + [(64, 256, 128)] + [(128, 256, 128)] * 6 + [(128, 512, 128)] + [(128, 256, 128)] * 2
     for channels, expanded, out in rows:
@@ -148,8 +148,8 @@ def mobilefacenet_parameters() -> int:
     return count + 128 * 512 + 3 * 512 + 7 * 7 * 512 + 2 * 512 + 512 * 128 + 2 * 128
 
 
-def test_strides_sit_where_the_papers_put_them() -> None:
-    """ArcFace's networks see whole maps in a block's first convolution, the thin one in none."""
+def test_strides_match_the_papers() -> None:
+    """ArcFace's blocks stride in the second convolution, thin ones in the first."""
 
     def strides(backbone: IResNet | ThinIResNet) -> list[tuple[int, ...]]:
         block = next(backbone.body.children())
@@ -184,7 +184,7 @@ def test_dropout_belongs_to_training() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_recomputed_blocks_train_alike(name: BackboneName) -> None:
+def test_checkpointed_blocks_train_equally(name: BackboneName) -> None:
     plain = build_backbone(BackboneConfig(name, embedding_dim=32, dropout=0.4 if name.startswith("iresnet") else 0.0))
     recomputing = copy.deepcopy(plain)
     checkpoint_blocks(recomputing)
@@ -200,7 +200,7 @@ def test_recomputed_blocks_train_alike(name: BackboneName) -> None:
         assert torch.equal(recomputing.state_dict()[key], value), key
 
 
-def test_recomputed_blocks_train_alike_when_compiled() -> None:
+def test_checkpointed_blocks_train_equally_when_compiled() -> None:
     plain = ThinIResNet(32, widths=(8, 8, 16), depths=(1, 1, 1), stem=8)
     recomputing = copy.deepcopy(plain)
     checkpoint_blocks(recomputing)
@@ -211,7 +211,7 @@ def test_recomputed_blocks_train_alike_when_compiled() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_recomputed_blocks_save_memory(name: BackboneName) -> None:
+def test_checkpointed_blocks_save_memory(name: BackboneName) -> None:
     def saved_bytes(backbone: nn.Module) -> int:
         own = {p.data_ptr() for p in backbone.parameters()}
         kept: dict[int, int] = {}
@@ -238,6 +238,6 @@ def test_exports_agree_with_torch(name: BackboneName, tmp_path: Path, rng: np.ra
     backbone = build_backbone(BackboneConfig(name))
     images = crops(12)
     backbone(images)  # give batch norm statistics of its own
-    assert export_recogniser(backbone, images, tmp_path / "r.onnx", {}) >= 0.999
+    assert export_recognizer(backbone, images, tmp_path / "r.onnx", {}) >= 0.999
     parameters = sum(p.numel() for p in backbone.parameters())
     assert (tmp_path / "r.onnx").stat().st_size < 2.1 * parameters + 200_000

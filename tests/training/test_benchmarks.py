@@ -1,4 +1,4 @@
-"""Benchmarks read their lists aright, judge every network on the same crops, and agree with the long way round."""
+"""Benchmarks read their lists, use the same crops for every network, and agree with plain loops."""
 
 from __future__ import annotations
 
@@ -13,38 +13,31 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
-from models.alignment import STANDARD, Alignment, standard
-from models.detection import Detector
-from models.pack import ModelPack
-from models.recognition import Recogniser
-from training import benchmarks
-from training.benchmarks import (
-    LfwCrops,
-    embed_crops,
-    embed_lfw,
-    judge,
-    judge_bin,
-    judge_embeddings,
-    judge_ijb,
-    load_lfw_crops,
-    read_ijb_media,
-    read_ijb_pairs,
-)
+from models.pack.manifest import ModelPack
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, standard_alignment
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from tests.training.mxnet_files import write_bin
 from training.cli import app
 from training.config import ConfigError
-from training.data.verification import VerificationSet, write_bin
-from training.evaluate import (
+from training.data.verification import VerificationSet
+from training.evaluation import lfw as lfw_module
+from training.evaluation.benchmarks import evaluate_bin, evaluate_ijb, read_ijb_media, read_ijb_pairs
+from training.evaluation.embedding import Embedder, Embeddings, central_crops, embed_crops
+from training.evaluation.lfw import (
     DOUBTFUL_STRANGERS,
     PARTS,
-    Embedder,
-    Embeddings,
-    central_crops,
+    LfwCrops,
+    embed_lfw,
+    evaluate_lfw,
+    evaluate_lfw_embeddings,
+    load_lfw_crops,
     read_open_set,
     read_pairs,
     verify,
 )
-from training.metrics import best_threshold, fold_accuracy, open_set
-from training.report import rows
+from training.evaluation.metrics import best_threshold, fold_accuracy, measure_open_set
+from training.export.model_card import pack_rows
 
 PEOPLE, STRANGERS = 40, 30
 
@@ -54,7 +47,7 @@ def number(person: str, i: int) -> str:
 
 
 def write_lists(root: Path, rng: np.random.Generator) -> tuple[str, ...]:
-    """LFW's lists for forty people of three photos and thirty strangers of one; returns the files they name."""
+    """Write LFW's lists for forty people with three photos and thirty strangers with one; return their files."""
     people, strangers = [f"P{i}" for i in range(PEOPLE)], sorted(DOUBTFUL_STRANGERS) + [f"S{i}" for i in range(25)]
 
     def pairs(count: int) -> str:
@@ -77,16 +70,16 @@ def write_lists(root: Path, rng: np.random.Generator) -> tuple[str, ...]:
 
 @pytest.fixture
 def embeddings(tmp_path: Path, rng: np.random.Generator) -> Embeddings:
-    """Vectors near one another where the person is the same; in the fifth photo no face was found."""
+    """Return similar vectors for photos of one person; the fifth photo has no face."""
     files = write_lists(tmp_path, rng)
-    centre = {person: rng.normal(size=16) for person in sorted({file.split("/")[0] for file in files})}
-    vectors = np.array([centre[file.split("/")[0]] + rng.normal(size=16) for file in files])
+    center = {person: rng.normal(size=16) for person in sorted({file.split("/")[0] for file in files})}
+    vectors = np.array([center[file.split("/")[0]] + rng.normal(size=16) for file in files])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     found = np.arange(len(files)) != 4
     return Embeddings(files, (vectors * found[:, None]).astype(np.float32), found)
 
 
-def test_view_1_is_judged_by_the_threshold_of_its_training_pairs(embeddings: Embeddings, tmp_path: Path) -> None:
+def test_view_1_uses_the_threshold_of_its_training_pairs(embeddings: Embeddings, tmp_path: Path) -> None:
     vector = dict(zip(embeddings.files, embeddings.vectors.astype(np.float64), strict=True))
 
     def scores(name: str) -> tuple[list[float], list[bool]]:
@@ -97,23 +90,23 @@ def test_view_1_is_judged_by_the_threshold_of_its_training_pairs(embeddings: Emb
             same.append(len(fields) == 3)
         return similarities, same
 
-    judgement = judge_embeddings(embeddings, tmp_path, ["view1"])
-    assert judgement.view2 is None
-    assert judgement.open_set is None
-    assert judgement.view1 is not None
+    judgment = evaluate_lfw_embeddings(embeddings, tmp_path, ["view1"])
+    assert judgment.view2 is None
+    assert judgment.open_set is None
+    assert judgment.view1 is not None
     train, train_same = scores("pairsDevTrain.txt")
     test, test_same = scores("pairsDevTest.txt")
     threshold = best_threshold(np.array(train), np.array(train_same))
-    assert judgement.view1.threshold == pytest.approx(threshold)
-    assert judgement.view1.accuracy == np.mean([(s >= threshold) == k for s, k in zip(test, test_same, strict=True)])
+    assert judgment.view1.threshold == pytest.approx(threshold)
+    assert judgment.view1.accuracy == np.mean([(s >= threshold) == k for s, k in zip(test, test_same, strict=True)])
     best = max(np.mean([(s >= t) == k for s, k in zip(test, test_same, strict=True)]) for t in [*test, 2])
-    assert judgement.view1.best_accuracy == best
-    assert judgement.view1.accuracy < best
+    assert judgment.view1.best_accuracy == best
+    assert judgment.view1.accuracy < best
 
 
-def test_intervals_hold_their_figures(embeddings: Embeddings, tmp_path: Path) -> None:
-    judgement = judge_embeddings(embeddings, tmp_path)
-    view2, wide = judgement.view2, judgement.open_set
+def test_intervals_contain_their_figures(embeddings: Embeddings, tmp_path: Path) -> None:
+    judgment = evaluate_lfw_embeddings(embeddings, tmp_path)
+    view2, wide = judgment.view2, judgment.open_set
     assert view2 is not None
     assert wide is not None
     assert view2.photos_without_face == 1
@@ -128,25 +121,25 @@ def test_intervals_hold_their_figures(embeddings: Embeddings, tmp_path: Path) ->
     assert wide.rank1_interval[0] < wide.rank1 < wide.rank1_interval[1]
     assert wide.fnir_intervals[0.1][0] < wide.fnir[0.1] < wide.fnir_intervals[0.1][1]
     assert verify(embeddings, read_pairs(tmp_path / "pairsDevTest.txt")).intervals == {}
-    assert json.loads(json.dumps(judgement.as_dict()))["open_set"]["fnir"]["0.1"] == wide.fnir[0.1]
+    assert json.loads(json.dumps(judgment.as_dict()))["open_set"]["fnir"]["0.1"] == wide.fnir[0.1]
 
 
-def test_doubtful_strangers_are_left_out_beside_the_full_figure(embeddings: Embeddings, tmp_path: Path) -> None:
+def test_fnir_is_also_reported_without_doubtful_strangers(embeddings: Embeddings, tmp_path: Path) -> None:
     protocol = read_open_set(tmp_path / "openset_protocol.json")
-    # The doubtful are gallery people: the same vectors.
+    # Doubtful strangers are gallery people: same vectors.
     vectors = embeddings.vectors.copy()
     vectors[embeddings.rows(protocol.strangers[:5])] = vectors[embeddings.rows(protocol.gallery[5:10])]
-    wide = judge_embeddings(replace(embeddings, vectors=vectors), tmp_path, ["open_set"]).open_set
+    wide = evaluate_lfw_embeddings(replace(embeddings, vectors=vectors), tmp_path, ["open_set"]).open_set
     assert wide is not None
     gallery, mated, sure = (
         vectors[embeddings.rows(files)].astype(np.float64)
         for files in (protocol.gallery, protocol.mated, protocol.strangers[5:])
     )
-    assert wide.fnir_without_doubtful == open_set(gallery, mated, protocol.mates(), sure).fnir
+    assert wide.fnir_without_doubtful == measure_open_set(gallery, mated, protocol.mates(), sure).fnir
     assert wide.fnir[0.1] > wide.fnir_without_doubtful[0.1]
 
 
-def test_the_doubtful_are_strangers_of_the_real_protocol(data: Path) -> None:
+def test_doubtful_strangers_are_in_the_protocol(data: Path) -> None:
     strangers = read_open_set(data / "lfw" / "openset_protocol.json").strangers
     assert {file.split("/")[0] for file in strangers} >= DOUBTFUL_STRANGERS
 
@@ -154,23 +147,23 @@ def test_the_doubtful_are_strangers_of_the_real_protocol(data: Path) -> None:
 def test_a_report_shows_intervals_where_they_were_measured(
     pack: ModelPack, embeddings: Embeddings, tmp_path: Path
 ) -> None:
-    judgement = judge_embeddings(embeddings, tmp_path)
-    assert judgement.view2 is not None
-    assert judgement.open_set is not None
-    measured = {**pack.metrics, "lfw_view2": asdict(judgement.view2), "lfw_open_set": asdict(judgement.open_set)}
+    judgment = evaluate_lfw_embeddings(embeddings, tmp_path)
+    assert judgment.view2 is not None
+    assert judgment.open_set is not None
+    measured = {**pack.metrics, "lfw_view2": asdict(judgment.view2), "lfw_open_set": asdict(judgment.open_set)}
     for metrics in (measured, json.loads(json.dumps(measured))):
-        table = dict(rows(replace(pack, metrics=metrics)))
-        low, high = judgement.view2.intervals["accuracy"]
+        table = dict(pack_rows(replace(pack, metrics=metrics)))
+        low, high = judgment.view2.intervals["accuracy"]
         assert table["LFW View 2 accuracy"].endswith(f"(95 %: {low:.2%} to {high:.2%})")
-        low, high = judgement.open_set.fnir_intervals[0.01]
+        low, high = judgment.open_set.fnir_intervals[0.01]
         assert table["LFW open set FNIR at FPIR 1.0%"].endswith(f"(95 %: {low:.1%} to {high:.1%})")
         assert "LFW open set FNIR at FPIR 0.1% without five doubtful strangers" in table
     bare = replace(pack, metrics={**pack.metrics, **before_intervals(pack)})
-    assert not any("95 %" in value or "doubtful" in name for name, value in rows(bare))
+    assert not any("95 %" in value or "doubtful" in name for name, value in pack_rows(bare))
 
 
 def before_intervals(pack: ModelPack) -> dict[str, object]:
-    """Metrics as packs had them before intervals."""
+    """Return metrics without intervals."""
     view2, wide = pack.metrics["lfw_view2"], pack.metrics["lfw_open_set"]
     found, central = pack.metrics["wider_val"], pack.metrics["lfw_central_faces"]
     return {
@@ -181,8 +174,8 @@ def before_intervals(pack: ModelPack) -> dict[str, object]:
     }
 
 
-def mean_colours(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """A network of a kind: mean colours of the left, which a mirror changes, and of the whole."""
+def mean_colors(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Embed crops as mean colors of the left half, which a mirror changes, and of the whole."""
     wide = crops_NHWC.astype(np.float64) + 1
     vectors = np.concatenate([wide[:, :, :20].mean((1, 2)), wide.mean((1, 2))], 1)
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
@@ -191,33 +184,33 @@ def mean_colours(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.float32]:
 def test_flipped_crops_are_mirror_images(rng: np.random.Generator) -> None:
     crops = rng.integers(0, 255, (70, 112, 112, 3), dtype=np.uint8)  # more than one batch
     mirrored = np.stack([cv2.flip(crop, 1) for crop in crops]).astype(np.uint8)
-    expected = mean_colours(crops) + mean_colours(mirrored)
+    expected = mean_colors(crops) + mean_colors(mirrored)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    assert embed_crops(mean_colours, crops, flip=True) == pytest.approx(expected, abs=1e-6)
-    assert np.array_equal(embed_crops(mean_colours, crops), mean_colours(crops))
+    assert embed_crops(mean_colors, crops, flip=True) == pytest.approx(expected, abs=1e-6)
+    assert np.array_equal(embed_crops(mean_colors, crops), mean_colors(crops))
 
 
-def test_parts_are_judged_on_their_own_photos(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_parts_use_their_own_photos(tmp_path: Path, rng: np.random.Generator) -> None:
     files = write_lists(tmp_path, rng)
     crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
     crops[:, ::2] //= rng.integers(1, 9, (len(files), 1, 1, 3), dtype=np.uint8)
     found = np.arange(len(files)) != 4
     lfw = LfwCrops(tmp_path, PARTS, files, crops, found)
-    some = embed_lfw(mean_colours, lfw, parts=["view1"])
+    some = embed_lfw(mean_colors, lfw, parts=["view1"])
     lists = [read_pairs(tmp_path / f"pairsDev{kind}.txt") for kind in ("Train", "Test")]
     assert set(some.files) == {file for pairs in lists for file in (*pairs.first, *pairs.second)}
-    everything = embed_lfw(mean_colours, lfw)
+    everything = embed_lfw(mean_colors, lfw)
     assert np.array_equal(everything.vectors[everything.rows(some.files)], some.vectors)
     assert not everything.vectors[4].any()
-    assert judge(mean_colours, lfw, parts=["view1"]).view1 == judge(mean_colours, lfw).view1
+    assert evaluate_lfw(mean_colors, lfw, parts=["view1"]).view1 == evaluate_lfw(mean_colors, lfw).view1
 
 
 def test_a_bin_set_has_ten_contiguous_folds(rng: np.random.Generator) -> None:
     crops = rng.integers(0, 255, (2 * 57, 112, 112, 3), dtype=np.uint8)
     crops[:, ::2] //= rng.integers(1, 9, (2 * 57, 1, 1, 3), dtype=np.uint8)
     same = rng.random(57) < 0.5
-    result = judge_bin(mean_colours, VerificationSet(crops, same))
-    vectors = mean_colours(crops).astype(np.float64)
+    result = evaluate_bin(mean_colors, VerificationSet(crops, same))
+    vectors = mean_colors(crops).astype(np.float64)
     similarities = np.array([vectors[2 * p] @ vectors[2 * p + 1] for p in range(57)])
     folds = np.zeros(57, np.int64)
     for fold, (_, held_out) in enumerate(KFold(10, shuffle=False).split(folds)):
@@ -228,7 +221,7 @@ def test_a_bin_set_has_ten_contiguous_folds(rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def small_lfw(data: Path, tmp_path: Path) -> Path:
-    """View 1 with twelve pairs a list and one photo without a face, on links to the real photos."""
+    """Create View 1 with twelve pairs per list and one photo without a face, linking the real photos."""
     root = tmp_path / "lfw"
     for kind in ("Train", "Test"):
         lines = (data / "lfw" / f"pairsDev{kind}.txt").read_text().splitlines()[1:]
@@ -246,44 +239,44 @@ def small_lfw(data: Path, tmp_path: Path) -> Path:
 
 
 def test_cached_crops_give_the_packs_own_figures(
-    small_lfw: Path, pack: ModelPack, recogniser: Recogniser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_lfw: Path, pack: ModelPack, recognizer: Recognizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crops = load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
     assert crops.found.sum() == len(crops.files) - 1
     pairs = read_pairs(small_lfw / "pairsDevTest.txt")
     direct = verify(Embedder(pack).embeddings(sorted({*pairs.first, *pairs.second}), small_lfw / "images"), pairs)
-    assert verify(embed_lfw(recogniser.embed, crops), pairs) == direct
+    assert verify(embed_lfw(recognizer.embed, crops), pairs) == direct
     assert direct.photos_without_face == 1
 
-    # A second look neither detects nor decodes.
+    # The second call uses the cache.
     def refuse(detector: Detector, files: object, alignment: Alignment) -> None:
         raise AssertionError("aligned again")
 
-    monkeypatch.setattr(benchmarks, "central_crops", refuse)
+    monkeypatch.setattr(lfw_module, "central_crops", refuse)
     again = load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
     assert np.array_equal(again.crops_NHWC, crops.crops_NHWC)
     assert np.array_equal(again.found, crops.found)
-    # Other photos, or a detector that sees them otherwise, do.
+    # Other photos or detector settings do not use the cache.
     with pytest.raises(AssertionError, match="aligned again"):
         load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], min_score=0.6)
     with pytest.raises(AssertionError, match="aligned again"):
-        load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], alignment=standard(150))
+        load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"], alignment=standard_alignment(150))
     changed = small_lfw / "images" / pairs.first[-1]
     changed.write_bytes(changed.read_bytes() + b"\0")
     with pytest.raises(AssertionError, match="aligned again"):
         load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
 
 
-def test_an_alignment_cut_short_leaves_no_cache(small_lfw: Path, pack: ModelPack, tmp_path: Path) -> None:
+def test_a_failed_alignment_leaves_no_cache(small_lfw: Path, pack: ModelPack, tmp_path: Path) -> None:
     (small_lfw / "images" / read_pairs(small_lfw / "pairsDevTest.txt").first[-1]).write_bytes(b"not a photo")
     for _ in range(2):
         with pytest.raises(ConfigError, match="cannot be decoded"):
             load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
 
 
-def test_absent_photos_are_named(tmp_path: Path, rng: np.random.Generator, pack: ModelPack) -> None:
+def test_missing_photos_are_named(tmp_path: Path, rng: np.random.Generator, pack: ModelPack) -> None:
     write_lists(tmp_path, rng)
-    with pytest.raises(ConfigError, match=r"Carlos_Ruckauf_0001\.jpg does not exist"):
+    with pytest.raises(ConfigError, match=r"missing, first .*Carlos_Ruckauf_0001\.jpg"):
         load_lfw_crops(tmp_path, pack.detection, tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"openset_protocol\.json does not exist"):
         load_lfw_crops(tmp_path / "nowhere", pack.detection, tmp_path / "cache", ["open_set"])
@@ -305,7 +298,7 @@ def test_ijb_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1 20\n", "1 x 0\n", "1 20 2\n"])
-def test_malformed_ijb_lists_are_refused(tmp_path: Path, text: str) -> None:
+def test_malformed_ijb_lists_are_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pairs.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"pairs\.txt"):
@@ -318,12 +311,12 @@ def test_ijb_and_distractors_from_the_command_line(
     data: Path,
     pack: ModelPack,
     detector: Detector,
-    recogniser: Recogniser,
+    recognizer: Recognizer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Six people of LFW as templates of two photos, and searched for among six others."""
+    """Six people of LFW as templates of two photos, searched among six others."""
     people = sorted(p for p in (data / "lfw" / "images").iterdir() if len(list(p.iterdir())) >= 4)[:12]
     folder = tmp_path / "ijb"
     (folder / "loose_crop").mkdir(parents=True)
@@ -347,14 +340,14 @@ def test_ijb_and_distractors_from_the_command_line(
     monkeypatch.chdir(tmp_path)
     app(["evaluate", str(pack.directory), *map(str, options), "--bin", "twins.bin"], standalone_mode=False)
     printed = capsys.readouterr().out
-    judged = judge_ijb(recogniser.embed, detector, folder)
-    assert judged.pairs == 36
-    # The same by a plain loop.
+    result = evaluate_ijb(recognizer.embed, detector, folder)
+    assert result.pairs == 36
+    # Reference: a plain loop.
     vectors: dict[int, dict[int, list[NDArray[np.float32]]]] = {}
     for line in media:
         file, template, medium = line.split()
-        ((_, crops),) = central_crops(detector, [folder / "loose_crop" / file], STANDARD)
-        vectors.setdefault(int(template), {}).setdefault(int(medium), []).append(recogniser.embed(crops)[0])
+        ((_, crops),) = central_crops(detector, [folder / "loose_crop" / file], STANDARD_ALIGNMENT)
+        vectors.setdefault(int(template), {}).setdefault(int(medium), []).append(recognizer.embed(crops)[0])
     unit = {t: np.mean([np.mean(v, 0) for v in m.values()], 0) for t, m in vectors.items()}
     scores = [
         (float(unit[int(a)] @ unit[int(b)] / np.linalg.norm(unit[int(a)]) / np.linalg.norm(unit[int(b)])), label == "1")
@@ -362,18 +355,18 @@ def test_ijb_and_distractors_from_the_command_line(
     ]
     impostors = sorted((s for s, same in scores if not same), reverse=True)
     expected = np.mean([s > impostors[3] for s, same in scores if same])
-    assert judged.tar_at_far[1e-1] == pytest.approx(expected)
+    assert result.tar_at_far[1e-1] == pytest.approx(expected)
     assert f"TAR at FAR 0.1 │ {expected:.2%}" in " ".join(printed.split())
     assert "Rank-1 among 10 distractors" in printed
     assert "twins accuracy" in printed
 
 
-def test_a_folder_that_is_no_ijb_is_refused(tmp_path: Path, detector: Detector) -> None:
-    with pytest.raises(ConfigError, match="must hold one file"):
-        judge_ijb(lambda crops: np.zeros((len(crops), 4), np.float32), detector, tmp_path)
+def test_a_folder_without_ijb_lists_is_rejected(tmp_path: Path, detector: Detector) -> None:
+    with pytest.raises(ConfigError, match="must contain exactly one file"):
+        evaluate_ijb(lambda crops: np.zeros((len(crops), 4), np.float32), detector, tmp_path)
 
 
-def test_a_set_of_one_kind_of_pairs_is_refused() -> None:
+def test_a_set_with_one_kind_of_pairs_is_rejected() -> None:
     crops = np.zeros((4, 112, 112, 3), np.uint8)
-    with pytest.raises(ConfigError, match="pairs of two"):
-        judge_bin(lambda c: np.ones((len(c), 4), np.float32), VerificationSet(crops, np.array([True, True])))
+    with pytest.raises(ConfigError, match="different-person pairs"):
+        evaluate_bin(lambda c: np.ones((len(c), 4), np.float32), VerificationSet(crops, np.array([True, True])))

@@ -1,4 +1,4 @@
-"""The helpers for scale and margin agree with what they are bounds of."""
+"""Bounds of scale and margin agree with numerical optima."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASIA = 10_575
 
 
 def test_normfaces_bound_is_reached_by_a_simplex() -> None:
-    """C unit vectors as far apart as they can be (a regular simplex), features on their weights."""
+    """Features lie on their weights, C unit vectors of a regular simplex."""
     for classes, length in ((3, 1.0), (10, 2.0), (50, 4.5)):
         simplex = np.eye(classes) - 1 / classes
         simplex /= np.linalg.norm(simplex, axis=1, keepdims=True)
@@ -46,7 +46,7 @@ def test_cosfaces_margin() -> None:
 def test_l2_softmax_length_reaches_the_wanted_probability() -> None:
     for classes, probability in ((10, 0.9), (CASIA, 0.9)):
         alpha = bounds.l2_softmax_alpha_bound(classes, probability)
-        # Their eq. 8: one centre at -x, the other C - 2 at right angles.
+        # Their eq. 8: one center at -x, the other C - 2 at right angles.
         p = math.exp(alpha) / (math.exp(alpha) + classes - 2)
         assert p == pytest.approx(probability, rel=1e-9)
 
@@ -77,7 +77,7 @@ def test_scales_at_casias_size() -> None:
     assert bounds.inflection_scale(CASIA) == pytest.approx(12.79, abs=0.005)
 
 
-def test_bounds_that_do_not_exist_are_refused() -> None:
+def test_impossible_bounds_are_rejected() -> None:
     calls: list[Callable[[], float]] = [
         lambda: bounds.inflection_scale(10),
         lambda: bounds.fixed_scale(2),

@@ -1,4 +1,4 @@
-"""`kith-train calibrate` on real photos: anybody's pack answers at a risk, by evidence of anybody's people."""
+"""`kith-train calibrate` on real photos: any pack gets thresholds from any set of people."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import cv2
 import numpy as np
 import pytest
 
-from models.alignment import align
-from models.detection import Detector
+from kith import Kith
 from models.errors import PackError
-from models.pack import BUNDLED, load_pack
-from models.risk import Calibration
-from service.client import Kith
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.risk.calibration import Calibration
+from models.vision.alignment import align
+from models.vision.detection import Detector
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT, photo_array
-from training.calibrate import calibrate, distinct
 from training.cli import app
 from training.config import ConfigError
+from training.export.calibrate import calibrate, find_distinct_photos
 
 PEOPLE = 80
 
@@ -35,8 +35,8 @@ def call(*words: object) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The bundled pack without its calibration."""
-    pack = Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+    """Copy the bundled pack without its calibration."""
+    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
     (pack / "calibration.json").unlink()
     document = json.loads((pack / "manifest.json").read_text())
     del document["calibration"]
@@ -47,8 +47,8 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def people(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder per person: 80 of LFW with two photos each; one of them has a copy, one a photo of nothing, and one is
-    filed under a second name as well."""
+    """Create a folder per person: 80 of LFW with two photos each, plus one duplicate, one photo without a face and one
+    mislabeled photo."""
     root = tmp_path_factory.mktemp("photos") / "staff"
     named = [d for d in sorted((data / "lfw" / "images").iterdir()) if len(list(d.iterdir())) >= 2][:PEOPLE]
     for person in named:
@@ -71,13 +71,14 @@ def test_a_pack_without_calibration_gets_one(
     pack = load_pack(copy)
     found = pack.calibration
     assert found is not None
-    assert (found["data"], found["note"], found["recogniser"]) == (
+    assert (found["data"], found["note"], found["recognizer"]) == (
         "staff",
         "badges of 2026",
         pack.recognition.fingerprint(),
     )
     assert str(people.parent) not in (copy / "calibration.json").read_text()
-    # 160 photos, the copy, the photo of nothing, the misfiled one: the copy goes, and both photos of the third's.
+    # 160 photos plus the duplicate, the faceless and the mislabeled photo. The duplicate is dropped, and so are both
+    # copies of the mislabeled photo.
     assert (found["photos_without_face"], found["copies"]) == (1, 3)
     assert (found["people"], found["images"]) == (PEOPLE, 2 * PEOPLE - 1)
     assert found["genuine_pairs"] == PEOPLE - 1
@@ -87,8 +88,8 @@ def test_a_pack_without_calibration_gets_one(
     assert "(extrapolated)" in printed
     assert "Photos without face │ 1" in printed
     assert "EER" in printed
-    # Like the shipped evidence, which other people of LFW gave.
-    shipped = load_pack(BUNDLED).calibration
+    # Close to the shipped evidence, from other people of LFW.
+    shipped = load_pack(BUNDLED_PACK).calibration
     assert shipped is not None
     own, others = (Calibration.from_document(document) for document in (found, shipped))
     assert own.threshold_at_fmr(0.01).similarity == pytest.approx(others.threshold_at_fmr(0.01).similarity, abs=0.1)
@@ -96,26 +97,26 @@ def test_a_pack_without_calibration_gets_one(
         assert kith.model().calibrated
 
 
-def test_an_unversioned_directory_keeps_it_beside_its_networks(people: Path, reference: Path, tmp_path: Path) -> None:
+def test_an_unversioned_directory_stores_it_beside_its_networks(people: Path, reference: Path, tmp_path: Path) -> None:
     directory = tmp_path / "byo"
     directory.mkdir()
-    shutil.copy(BUNDLED / "detector.onnx", directory)
+    shutil.copy(BUNDLED_PACK / "detector.onnx", directory)
     shutil.copy(reference / "recognizer.onnx", directory / "mine.onnx")
     assert load_pack(directory).calibration is None
     call("calibrate", directory, "--data", people, "--folder", "--max-photos-per-person", 2)
     found = load_pack(directory).calibration
     assert found is not None
-    assert found["recogniser"] == load_pack(directory).recognition.fingerprint()
+    assert found["recognizer"] == load_pack(directory).recognition.fingerprint()
     assert sorted(file.name for file in directory.iterdir()) == ["calibration.json", "detector.onnx", "mine.onnx"]
     Calibration.from_document(found)
-    # Another recogniser in its place is not answered for by the evidence of this one.
-    shutil.copy(BUNDLED / "recogniser.onnx", directory / "mine.onnx")
-    with pytest.raises(PackError, match="another recogniser") as raised:
+    # The evidence does not apply to another recognizer.
+    shutil.copy(BUNDLED_PACK / "recognizer.onnx", directory / "mine.onnx")
+    with pytest.raises(PackError, match="another recognizer") as raised:
         load_pack(directory).verify()
     assert raised.value.field == "calibration"
 
 
-def test_aligned_crops_are_taken_as_they_are(copy: Path, people: Path, detector: Detector, tmp_path: Path) -> None:
+def test_aligned_crops_are_not_detected_again(copy: Path, people: Path, detector: Detector, tmp_path: Path) -> None:
     crops = tmp_path / "crops"
     crops.mkdir()
     with (crops / "manifest.csv").open("w", newline="") as stream:
@@ -135,11 +136,11 @@ def test_aligned_crops_are_taken_as_they_are(copy: Path, people: Path, detector:
     assert by_photos is not None
     assert by_crops["impostor_pairs"] == by_photos["impostor_pairs"]
     np.testing.assert_allclose(by_crops["largest_impostors"], by_photos["largest_impostors"], atol=1e-4)
-    with pytest.raises(ConfigError, match="not all images are 112x112 crops"):
+    with pytest.raises(ConfigError, match="Not all images are 112x112 crops"):
         call("calibrate", copy, "--data", people, "--folder", "--aligned")
 
 
-def test_what_it_refuses_leaves_the_pack_as_it_was(copy: Path, people: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_the_pack_unchanged(copy: Path, people: Path, tmp_path: Path) -> None:
     def files() -> dict[Path, bytes]:
         return {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
 
@@ -148,60 +149,60 @@ def test_what_it_refuses_leaves_the_pack_as_it_was(copy: Path, people: Path, tmp
     for person in sorted(people.iterdir())[:3]:
         shutil.copytree(person, few / person.name)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"too few to calibrate: 10,000 and 30 are needed, as 75 people"):
+    with pytest.raises(ConfigError, match=r"too few to calibrate\. The minimum is 10,000 and 30, such as 75 people"):
         call("calibrate", copy, "--data", few, "--folder")
     with pytest.raises(ConfigError, match="fewer than two people have an image"):
         call("calibrate", copy, "--data", tmp_path / "empty", "--folder")
-    with pytest.raises(ConfigError, match="say --folder"):
+    with pytest.raises(ConfigError, match="pass --folder"):
         call("calibrate", copy, "--data", people)
     with pytest.raises(PackError, match="not a directory"):
         call("calibrate", tmp_path / "none", "--data", people, "--folder")
     assert files() == before
 
 
-def test_a_calibration_of_another_recogniser_is_refused(tmp_path: Path) -> None:
-    pack = Path(shutil.copytree(BUNDLED, tmp_path / "pack"))
+def test_a_calibration_of_another_recognizer_is_rejected(tmp_path: Path) -> None:
+    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
     evidence = json.loads((pack / "calibration.json").read_text())
-    (pack / "calibration.json").write_text(json.dumps({**evidence, "recogniser": "0" * 32}))
-    with pytest.raises(PackError, match="measured with another recogniser") as raised:
+    (pack / "calibration.json").write_text(json.dumps({**evidence, "recognizer": "0" * 32}))
+    with pytest.raises(PackError, match="measured with another recognizer") as raised:
         load_pack(pack).verify()
     assert raised.value.field == "calibration"
-    own = load_pack(BUNDLED).recognition.fingerprint()
-    (pack / "calibration.json").write_text(json.dumps({**evidence, "recogniser": own}))
+    own = load_pack(BUNDLED_PACK).recognition.fingerprint()
+    (pack / "calibration.json").write_text(json.dumps({**evidence, "recognizer": own}))
     load_pack(pack).verify()
 
 
-def test_copies_poison_nothing() -> None:
+def test_duplicates_do_not_distort_the_calibration() -> None:
     rng = np.random.default_rng(3)
     vectors = rng.normal(size=(300, 64))
-    # Mates that are alike, or nothing would be poisoned.
+    # Similar mates; otherwise duplicates would have no effect.
     vectors[1::2] = vectors[::2] + 0.5 * vectors[1::2]
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     labels = [str(i // 2) for i in range(300)]
     clean = calibrate(vectors[:298], labels[:298], "test")
-    # The last person's photos twice under its own name, and once under somebody else's.
+    # The last person's photos twice under the same label, and once under another label.
     again: Any = np.concatenate([vectors, vectors[298:], vectors[298:]])
     spoilt = calibrate(again, [*labels, "149", "149", "0", "0"], "test")
     assert spoilt["copies"] == 6
     assert {**spoilt, "copies": 0} == {**clean, "copies": 0}
 
 
-def test_of_copies_one_is_kept_and_none_under_two_names() -> None:
+def test_one_copy_is_kept_unless_labels_conflict() -> None:
     a, b, c = np.eye(8, dtype=np.float32)[:3]
     who = np.array([0, 0, 1, 2, 2])
-    assert distinct(np.stack([a, a, b, c, b]), who).tolist() == [0, 3]
-    assert distinct(np.stack([a, a, b, c, c]), who).tolist() == [0, 2, 3]
-    assert distinct(np.eye(5, dtype=np.float32), who).tolist() == [0, 1, 2, 3, 4]
+    assert find_distinct_photos(np.stack([a, a, b, c, b]), who).tolist() == [0, 3]
+    assert find_distinct_photos(np.stack([a, a, b, c, c]), who).tolist() == [0, 2, 3]
+    assert find_distinct_photos(np.eye(5, dtype=np.float32), who).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_manifest_of_the_document_makes_a_pack_of_two_files(tmp_path: Path) -> None:
     (block,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
     manifest = json.loads(block)
     (tmp_path / "manifest.json").write_text(block)
-    for task, network in (("detection", "detector.onnx"), ("recognition", "recogniser.onnx")):
-        shutil.copy(BUNDLED / network, tmp_path / manifest["tasks"][task]["file"])
+    for task, network in (("detection", "detector.onnx"), ("recognition", "recognizer.onnx")):
+        shutil.copy(BUNDLED_PACK / network, tmp_path / manifest["tasks"][task]["file"])
     pack = load_pack(tmp_path)
     pack.verify()
     assert pack.recognition.path.name == "mine.onnx"
-    assert pack.recognition.normalisation.colour == "BGR"
+    assert pack.recognition.normalization.color == "BGR"
     assert pack.calibration is None

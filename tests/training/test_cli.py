@@ -1,4 +1,4 @@
-"""What `kith-train` says to settings it cannot use, in a word each; and what it prints."""
+"""Error messages and output of `kith-train`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from models.pack import ModelPack
+from models.pack.manifest import ModelPack
 from tests.training.runs import tiny_run, write_people
 from training.cli import app
 from training.config import ConfigError
 from training.losses import HEADS, TERMS
+from training.optimization.run_folder import write_run_config
 from training.recipes import PUBLISHED_LOSSES, compared
-from training.run import train_recogniser
-from training.run_folder import record_config
+from training.run.train import train_recognizer
 
 
 def call(*words: object) -> None:
@@ -25,25 +25,30 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "large", "--data", ".", "--output", "runs/x"), "no recipe 'large'; known are distilled"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: distilled"),
         (("run", "distilled", "--data", ".", "--output", "runs/x"), "needs a --teacher"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
-        (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"), "no setting 'loop.epoch'"),
+        (
+            ("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"),
+            "unknown setting 'loop.epoch'",
+        ),
         (("resume", "."), "train first"),
-        (("evaluate", "."), "name something to measure on"),
-        (("evaluate", ".", "--probes", "."), "go together"),
+        (("evaluate", "."), "Name a benchmark"),
+        (("evaluate", ".", "--probes", "."), "need each other"),
         (("evaluate", ".", "--bin", "a.bin", "--flip"), "are for runs"),
-        (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh writes a pack's figures"),
-        (("evaluate", ".", "--data", ".", "--note", "a note"), "are for --refresh"),
+        (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
+        (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16, int8"),
-        (("pack", "--recogniser", ".", "--data", ".", "--output", "p"), "either --detector"),
-        (("compare", "softmaxx", "--data", ".", "--output", "runs"), "no loss softmaxx"),
-        (("plot", "scale", "--output", "figures"), "no figure 'scale'"),
+        (("pack", "--recognizer", ".", "--data", ".", "--output", "p"), "either --detector"),
+        (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
+        (("plot", "scale", "--output", "figures"), "unknown figure 'scale'"),
         (("bounds", "--classes", "10", "--probability", "1"), "between 0 and 1"),
     ],
 )
-def test_what_it_refuses(words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_rejected(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         call(*words)
@@ -59,7 +64,7 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_int8_needs_a_benchmark(tmp_path: Path, pack: ModelPack) -> None:
-    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
     with pytest.raises(ConfigError, match="--data"):
         call("export", tmp_path / "run", "--output", tmp_path / "r.onnx", "--precision", "int8")
     assert not (tmp_path / "r.onnx").exists()
@@ -80,13 +85,13 @@ def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "inflection" not in capsys.readouterr().out
 
 
-def test_a_comparison_is_not_continued_on_another_budget(
+def test_a_comparison_does_not_continue_with_another_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: ModelPack
 ) -> None:
     (tmp_path / "celeba").mkdir()
     loss = next(iter(PUBLISHED_LOSSES))
     begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
-    record_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
-    monkeypatch.setattr("training.run.load_lfw_crops", lambda *_: None)
+    write_run_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
+    monkeypatch.setattr("training.run.train.load_lfw_crops", lambda *_: None)
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         call("compare", loss, "--data", tmp_path, "--output", tmp_path / "out", "--epochs", "8")

@@ -1,4 +1,4 @@
-"""Settings: refused by name when no run could use them, changed by text, written and read back as they were."""
+"""Settings are validated by name, overridden by text, and round-trip through JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: LoopConfig(batch_size=1),
         lambda: LoopConfig(learning_rate=0),
         lambda: LoopConfig(schedule="step"),  # type: ignore[arg-type]
-        lambda: LoopConfig(optimiser="lion"),  # type: ignore[arg-type]
+        lambda: LoopConfig(optimizer="lion"),  # type: ignore[arg-type]
         lambda: LoopConfig(precision="int4"),  # type: ignore[arg-type]
         lambda: LoopConfig(class_sampling=1.5),
         lambda: LoopConfig(ema_decay=1.0),
@@ -66,7 +66,7 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: AugmentConfig(morph=1.5),
     ],
 )
-def test_bad_settings_are_refused_with_their_name(make: Callable[[], object]) -> None:
+def test_invalid_settings_are_named(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError, match=r"(loop|head|data|backbone|augment|terms|distill)\."):
         make()
 
@@ -79,11 +79,11 @@ def test_a_run_is_written_and_read_back(config: RunConfig) -> None:
         assert RunConfig.from_dict(made.as_dict()) == made
 
 
-def test_settings_change_by_text(config: RunConfig) -> None:
+def test_settings_are_overridden_by_text(config: RunConfig) -> None:
     changed = config.overridden(
         {
             "loop.epochs": "3",
-            "loop.optimiser": "adamw",
+            "loop.optimizer": "adamw",
             "head.margin": "0.4",
             "head.scale": "32",
             "terms.intra": "0.5",
@@ -94,7 +94,7 @@ def test_settings_change_by_text(config: RunConfig) -> None:
             "distill.teacher": str(config.data.root),
         }
     )
-    assert (changed.loop.epochs, changed.loop.optimiser) == (3, "adamw")
+    assert (changed.loop.epochs, changed.loop.optimizer) == (3, "adamw")
     assert changed.head.options == {"margin": 0.4, "scale": 32}
     assert changed.terms == (TermConfig("intra", 0.5), TermConfig("triplet", 1.0, {"margin": 0.2}))
     assert changed.backbone.widths == (16, 16, 24)
@@ -103,7 +103,7 @@ def test_settings_change_by_text(config: RunConfig) -> None:
     assert changed.overridden({"terms.intra": "0"}).terms == (TermConfig("triplet", 1.0, {"margin": 0.2}),)
     assert config.overridden({"head.scale": "20", "head.name": "cosface"}).head == HeadConfig("cosface", {"scale": 20})
     assert config.overridden({"name": "b"}).name == "b"
-    # Another head's options would not be this one's.
+    # Options of another head must not carry over.
     assert changed.overridden({"head.name": "cosface"}).head == HeadConfig("cosface")
     assert config == config.overridden({})
 
@@ -111,12 +111,12 @@ def test_settings_change_by_text(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("loop.epoch", "3", "no setting 'loop.epoch'; known are"),
+        ("loop.epoch", "3", "unknown setting 'loop.epoch'. Settings"),
         ("loop.epochs", "many", "loop.epochs"),
         ("loop.epochs", "1.5", "loop.epochs"),
-        ("loop.optimiser", "lion", "loop.optimiser"),
-        ("loop.batch_size", "1", "batch norm needs company"),
-        ("loops.epochs", "1", "no setting"),
+        ("loop.optimizer", "lion", "loop.optimizer"),
+        ("loop.batch_size", "1", "for batch norm"),
+        ("loops.epochs", "1", "unknown setting"),
         ("backbone.widths", "[8]", "backbone.widths"),
         ("data.root", "/no/such", "does not exist"),
         ("terms.intra", "-1", "positive weight"),
@@ -124,19 +124,19 @@ def test_settings_change_by_text(config: RunConfig) -> None:
         ("data.images_per_person", "3", "multiple of 3"),
     ],
 )
-def test_text_that_is_no_setting_is_refused(config: RunConfig, key: str, text: str, message: str) -> None:
+def test_unknown_settings_are_rejected(config: RunConfig, key: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.overridden({key: text})
 
 
-def test_unknown_keys_of_a_written_run_are_refused(config: RunConfig) -> None:
+def test_unknown_keys_in_config_json_are_rejected(config: RunConfig) -> None:
     document = config.as_dict()
     document["loop"]["epoch"] = 3
     with pytest.raises(ConfigError, match=r"loop\.epoch"):
         RunConfig.from_dict(document)
 
 
-def test_what_is_shared_says_nothing_of_places(config: RunConfig, tmp_path: Path) -> None:
+def test_shared_settings_contain_no_paths(config: RunConfig, tmp_path: Path) -> None:
     assert str(tmp_path.parent) not in json.dumps(config.shareable())
 
 

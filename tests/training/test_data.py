@@ -1,4 +1,4 @@
-"""Face sets: folder, manifest and record file are read alike; what is wrong with a set is named, all of it at once."""
+"""Folder, manifest and record file give equal data; all problems of a set are reported."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.detection import Detector
+from models.vision.detection import Detector
+from tests.training.mxnet_files import write_bin, write_faces
 from training.config import ConfigError, DataConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.preflight import contact_sheet, preflight
-from training.data.recordio import write_faces
-from training.data.verification import read_bin, write_bin
+from training.data.verification import read_bin
 
 SKIN_RGB = (200, 150, 120)
 
@@ -33,7 +33,7 @@ def encoded(image_rgb: NDArray[np.uint8], suffix: str = ".png") -> bytes:
 
 @pytest.fixture
 def crops(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """24 noisy crops, redder than blue; four for each of six people."""
+    """Return 24 noisy crops, redder than blue, four for each of six people."""
     return np.clip(SKIN_RGB + rng.normal(0, 20, (24, 112, 112, 3)), 0, 255).astype(np.uint8)
 
 
@@ -78,11 +78,11 @@ def test_sharp_images_of_a_manifest_are_shown_more_often(folder: Path, tmp_path:
 @pytest.mark.parametrize("header", ["file,name", ""])
 def test_a_manifest_without_its_columns(folder: Path, header: str) -> None:
     (folder / "manifest.csv").write_text(header + "\n")
-    with pytest.raises(ConfigError, match="lacks the column"):
+    with pytest.raises(ConfigError, match="has no column"):
         list_identities(DataConfig(folder))
 
 
-def test_people_with_too_few_images_are_left_out(folder: Path) -> None:
+def test_people_with_too_few_images_are_excluded(folder: Path) -> None:
     shutil.rmtree(folder / "p0")
     (folder / "p1" / "0.png").unlink()
     listed = list_identities(replace(by_folder(folder), min_images=4))
@@ -130,7 +130,7 @@ def test_photos_are_aligned_by_a_detector(
     with pytest.raises(ConfigError, match="need a detector"):
         load_identities(config, tmp_path / "empty")
     assert preflight(config).warnings == (
-        f"1 images are shown as more than one person, first {tmp_path}/photos/a/2.png = {tmp_path}/photos/b/2.png: "
+        f"1 images are labeled as more than one person, first {tmp_path}/photos/a/2.png = {tmp_path}/photos/b/2.png: "
         "correct the labels, or merge the people if they are one",
     )
 
@@ -145,9 +145,9 @@ def test_a_record_file_gives_the_crops_of_its_images(tmp_path: Path, crops: NDAr
     order = np.argsort(labels, kind="stable")
     if suffix == ".png":
         assert np.array_equal(data.crops_NHWC, crops[order])
-    else:  # lossy: its colours are near, while swapped channels would differ by 80
-        colours = data.crops_NHWC.mean((1, 2)), crops[order].mean((1, 2))
-        assert np.abs(colours[0] - colours[1]).max() < 3
+    else:  # lossy: its colors are near, while swapped channels would differ by 80
+        colors = data.crops_NHWC.mean((1, 2)), crops[order].mean((1, 2))
+        assert np.abs(colors[0] - colors[1]).max() < 3
 
 
 def test_a_record_of_another_size_is_named(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_the_cache_is_built_once_and_again_when_an_image_changes(
     assert np.array_equal(load_identities(config, cache).crops_NHWC[0], 255 - crops[0])
 
 
-def test_a_sound_set_gives_no_warning(folder: Path) -> None:
+def test_a_valid_set_gives_no_warning(folder: Path) -> None:
     found = preflight(by_folder(folder))
     assert (found.people, found.images, found.checked, found.images_per_person) == (6, 24, 24, (4, 4.0, 4))
-    assert found.colour == "RGB"
+    assert found.color == "RGB"
     assert found.warnings == ()
 
 
@@ -196,21 +196,21 @@ def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint
     assert preflight(replace(by_folder(folder), aligned=False)).wrong_size == ()
 
 
-def test_preflight_guesses_the_order_of_channels(folder: Path, crops: NDArray[np.uint8]) -> None:
-    swapped, grey = crops[..., ::-1], np.repeat(crops[..., :1], 3, axis=3)
-    for varied, colour, advice in ((swapped, "probably BGR", "as RGB"), (grey, "grey", "get colour images")):
+def test_preflight_detects_swapped_channels(folder: Path, crops: NDArray[np.uint8]) -> None:
+    swapped, gray = crops[..., ::-1], np.repeat(crops[..., :1], 3, axis=3)
+    for varied, color, advice in ((swapped, "probably BGR", "as RGB"), (gray, "gray", "Use color images")):
         for i, crop in enumerate(varied):
             (folder / f"p{i // 4}" / f"{i % 4}.png").write_bytes(encoded(np.ascontiguousarray(crop)))
         found = preflight(by_folder(folder))
-        assert found.colour == colour
+        assert found.color == color
         assert advice in found.warnings[0]
 
 
-def test_preflight_counts_the_holes_between_labels(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
+def test_preflight_counts_unused_labels(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
     write_faces(tmp_path / "train.rec", [encoded(c) for c in crops[:8]], [0, 0, 1, 1, 4, 4, 6, 6])
     found = preflight(DataConfig(tmp_path / "train.rec"))
-    assert found.label_holes == 3
-    assert found.warnings[0].startswith("3 labels below the greatest have no image")
+    assert found.unused_labels == 3
+    assert found.warnings[0].startswith("3 labels have no image")
 
 
 def test_preflight_of_a_sample(folder: Path) -> None:
@@ -223,7 +223,7 @@ def test_preflight_of_a_sample(folder: Path) -> None:
 
 
 def test_faces_of_a_real_set_are_redder_than_blue(data: Path) -> None:
-    assert preflight(DataConfig(data / "celeba"), sample=300).colour == "RGB"
+    assert preflight(DataConfig(data / "celeba"), sample=300).color == "RGB"
 
 
 def test_a_contact_sheet_shows_some_people_and_survives_a_damaged_image(
@@ -243,7 +243,7 @@ def test_a_contact_sheet_shows_some_people_and_survives_a_damaged_image(
 
 
 def as_python2(pickled: bytes) -> bytes:
-    """A pickle of protocol 3 with all text and bytes written as Python 2 wrote its strings."""
+    """Rewrite a pickle of protocol 3 with Python 2 strings."""
     operations = list(pickletools.genops(pickled))
     ends = [begin for _, _, begin in operations[1:]] + [len(pickled)]
     out = pickle.PROTO + b"\x02"
@@ -293,7 +293,7 @@ def test_a_pickle_of_an_older_numpy(tmp_path: Path, crops: NDArray[np.uint8]) ->
 
 
 class Malice:
-    """What a pickle can do to whoever loads it with pickle.load."""
+    """Object whose pickle runs code when loaded with pickle.load."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -302,12 +302,12 @@ class Malice:
         return Path.touch, (self.target,)
 
 
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_that_runs_code_is_rejected(tmp_path: Path) -> None:
     target = tmp_path / "touched"
     for protocol in range(6):
         payload = pickle.dumps(([Malice(target)], [True]), protocol)
         (tmp_path / "evil.bin").write_bytes(payload)
-        with pytest.raises(ConfigError, match=r"evil\.bin: refused: the file wants to run"):
+        with pytest.raises(ConfigError, match=r"evil\.bin: rejected: the file calls"):
             read_bin(tmp_path / "evil.bin")
         assert not target.exists()
         pickle.loads(payload)  # noqa: S301  (it was indeed dangerous)
@@ -317,18 +317,18 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no verification set"),
-        (b"no pickle", "no verification set"),
+        (b"", "not a verification set"),
+        (b"no pickle", "not a verification set"),
         (pickle.dumps(([b"a"], [True])), "1 images for 1 pairs"),
         (pickle.dumps(([b"a", b"b"], [True])), "image 0 cannot be decoded"),
         (pickle.dumps((["a", "b"], [True])), "must hold encoded images"),
         (pickle.dumps(([np.zeros(3), b"b"], [True])), "must hold encoded images"),
-        (pickle.dumps(([b"a", b"b"], [0.5])), "a truth for each pair"),
+        (pickle.dumps(([b"a", b"b"], [0.5])), "one flag per pair"),
         (pickle.dumps(([encoded(np.zeros((96, 112, 3), np.uint8))] * 2, [True])), "image 0 is 112x96"),
-        (pickle.dumps([b"a"] * 3), "no verification set"),
+        (pickle.dumps([b"a"] * 3), "not a verification set"),
     ],
 )
-def test_a_file_that_is_no_verification_set(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_verification_set_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "lfw.bin").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_bin(tmp_path / "lfw.bin")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.detection import Detector
+from models.vision.detection import Detector
 from training.detection.data import AnnotatedPhoto, texture, training_crop
-from training.detection.fit import DetectorLoopConfig, batches
+from training.detection.fit import DetectorLoopConfig, load_batches
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_a_mosaics_faces_stay_in_their_piece(photo: AnnotatedPhoto) -> None:
                 assert end <= 128 or start >= 128
 
 
-def test_textures_have_the_photos_colours_and_no_face(photo: AnnotatedPhoto, detector: Detector) -> None:
-    """The detector that finds the face in the photo finds hardly any in what is left of it."""
+def test_textures_have_the_photos_colors_and_no_face(photo: AnnotatedPhoto, detector: Detector) -> None:
+    """The detector finds the face in the photo, and almost none in its textures."""
     (face,) = photo.boxes
     found = 0
     for seed in range(12):
@@ -64,8 +64,8 @@ def test_textures_have_the_photos_colours_and_no_face(photo: AnnotatedPhoto, det
     assert found <= 4
 
 
-def test_where_a_face_could_hide_in_a_tile_nothing_is_shuffled() -> None:
-    """Each pixel of this picture is one of a kind: tiles would keep them all."""
+def test_photos_with_faces_smaller_than_tiles_are_not_shuffled() -> None:
+    """All pixels of the image are distinct, so shuffled tiles would keep them."""
     image = np.arange(64 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 64, 3)
     whole = np.sort(image.reshape(-1, 3), axis=0)
 
@@ -77,8 +77,8 @@ def test_where_a_face_could_hide_in_a_tile_nothing_is_shuffled() -> None:
     assert not any(kept(seed, 20.0) for seed in range(12))
 
 
-def test_batches_hold_as_many_pixels_whatever_the_size(photo: AnnotatedPhoto) -> None:
+def test_batches_of_all_sizes_have_equal_pixels(photo: AnnotatedPhoto) -> None:
     config = DetectorLoopConfig(steps=6, batch_size=8)
-    shapes = [tuple(images.shape) for images, _ in batches([photo], config, 0)]
+    shapes = [tuple(images.shape) for images, _ in load_batches([photo], config, 0)]
     assert [shape[0] for shape in shapes] == [8, 8, 4, 8, 8, 2]
     assert [shape[2] for shape in shapes] == list(config.crop_sizes_px)

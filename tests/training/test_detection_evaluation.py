@@ -1,4 +1,4 @@
-"""Detectors are judged by what they report: matched once, ignored where nobody can say; and without faces."""
+"""Detections match each box once; doubtful faces are ignored; false alarms are counted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.detection import Detector, Faces
-from models.pack import ModelPack
-from models.runtime import OnnxNetwork
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import Detector, Faces
 from training.detection.data import AnnotatedPhoto
-from training.detection.evaluation import (
-    EVERY_UPSIDE_DOWN,
+from training.evaluation.detection import (
     FACE_SIZES_PX,
-    SIZED_CANVAS_PX,
+    SCALED_CANVAS_PX,
+    UPSIDE_DOWN_INTERVAL,
     evaluate_detector,
     evaluate_false_alarms,
     evaluate_sizes,
@@ -40,7 +40,7 @@ def faces(boxes: list[list[float]], scores: list[float]) -> Faces:
     )
 
 
-def test_what_counts() -> None:
+def test_doubtful_and_small_faces_are_ignored() -> None:
     image = np.zeros((200, 400, 3), np.uint8)
     boxes = np.array([[0, 0, 50, 50], [100, 0, 120, 20], [200, 0, 250, 50]], np.float32)  # counted, small, doubtful
     found = faces(
@@ -49,7 +49,7 @@ def test_what_counts() -> None:
     )
     matches = match(found, annotated(image, boxes, doubtful=1), 32)
     assert matches.faces == 1
-    # The face, its duplicate, and the large one that is nobody; the rest counts neither way.
+    # The face, its duplicate, and a large false positive count. The others are ignored.
     assert matches.scores == pytest.approx([0.9, 0.8, 0.5])
     assert matches.hits.tolist() == [True, False, False]
     none = match(faces([], []), annotated(image, boxes[:0]), 32)
@@ -67,7 +67,7 @@ def test_recall_and_precision_of_a_real_photo(detector: Detector, group: NDArray
     assert (perfect.faces, perfect.recall, perfect.precision) == (n, 1, 1)
     assert one_missed.recall == pytest.approx(n / (n + 1))
     assert one_too_many.precision == pytest.approx((n - 1) / n)
-    # Its best face is nobody's: no score keeps precision.
+    # The best detection is a false positive: no threshold keeps precision.
     assert one_too_many.recall_at_precision_95 == 0
     assert perfect.recall_at_precision_95 == 1
     assert detector.min_score == 0.5
@@ -77,14 +77,14 @@ def test_intervals_are_over_photos(detector: Detector, group: NDArray[np.uint8],
     (found,) = detector.detect([group])
     hidden = np.array([[5, 5, 105, 105]], np.float32)
     photos = [annotated(group, found.boxes_xyxy), annotated(nobody, hidden)]
-    judged = evaluate_detector(detector, photos)
-    low, high = judged.intervals["recall"]
+    result = evaluate_detector(detector, photos)
+    low, high = result.intervals["recall"]
     assert low == 0
     assert high == 1
-    assert low < judged.recall < high
+    assert low < result.recall < high
 
 
-def test_pictures_without_faces_are_the_same_every_time(tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
+def test_synthetic_images_are_reproducible(tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
     first, second = (list(noise(2, np.random.default_rng(0))) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     photo = tmp_path / "photo.png"
@@ -106,16 +106,16 @@ def listed(tmp_path: Path, detector: Detector, astronaut: NDArray[np.uint8]) -> 
     cv2.imwrite(str(tmp_path / "A" / "A.png"), cv2.cvtColor(astronaut, cv2.COLOR_RGB2BGR))
     names = ["file", "score", "x0", "y0", "x1", "y1", *(f"l{axis}{i}" for i in range(1, 6) for axis in "xy")]
     row = ["A/A.png", "0.9", *(f"{v:.2f}" for v in (*box, *points.ravel()))]
-    (tmp_path / "list.csv").write_text("\n".join([",".join(names), *[",".join(row)] * EVERY_UPSIDE_DOWN]) + "\n")
+    (tmp_path / "list.csv").write_text("\n".join([",".join(names), *[",".join(row)] * UPSIDE_DOWN_INTERVAL]) + "\n")
     return tmp_path / "list.csv"
 
 
 def test_sizes_and_false_alarms(detector: Detector, pack: ModelPack, listed: Path) -> None:
-    assert len(read_reference_faces(listed)) == EVERY_UPSIDE_DOWN
+    assert len(read_reference_faces(listed)) == UPSIDE_DOWN_INTERVAL
     sizes = evaluate_sizes(detector, listed, listed.parent)
     assert list(sizes) == [str(size) for size in FACE_SIZES_PX]
     assert sizes["128"] == sizes["256"] == 1
-    assert max(FACE_SIZES_PX) <= SIZED_CANVAS_PX
+    assert max(FACE_SIZES_PX) <= SCALED_CANVAS_PX
     never, always = (Detector(OnnxNetwork(pack.detection.path), pack.detection, score) for score in (1.0, 1e-4))
     assert evaluate_false_alarms(never, listed, listed.parent, made=2).noise == 0
     everywhere = evaluate_false_alarms(always, listed, listed.parent, made=2)

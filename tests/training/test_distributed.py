@@ -1,4 +1,4 @@
-"""Two ranks, started by torchrun as a user would, do what one process does with the same global batch."""
+"""Two ranks under torchrun equal one process with the same global batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training import distributed
 from training.config import RunConfig
 from training.losses import PartialFC, build_head
 from training.recipes import smoke
-from training.run import train_recogniser
+from training.run.train import train_recognizer
 
 COMMON = {
     "data.max_identities": "6",
@@ -31,7 +31,7 @@ COMMON = {
     "loop.learning_rate": "0.0005",
     "loop.precision": "fp32",
     "loop.checkpoint_seconds": "0",
-    # Clipping would hide a factor that is common to all gradients.
+    # Clipping would hide a common factor of all gradients.
     "loop.gradient_clip": "1e6",
 }
 TIMEOUT_S = 150
@@ -52,7 +52,7 @@ def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
 
 def one_rank(folder: Path, output: Path, settings: dict[str, str]) -> RunConfig:
     config = replace(smoke(folder, output).overridden(settings), output=output)
-    train_recogniser(config)
+    train_recognizer(config)
     return config
 
 
@@ -72,7 +72,7 @@ def values(output: Path) -> list[tuple[float, float]]:
             "terms.ring": "0.1",
         },
         {"head.name": "adaface", "head.scale": "4", "loop.class_sampling": "1.0"},
-        # Five classes over two ranks, and a regulariser of the head's own.
+        # Five classes over two ranks, with a regularizer of the head.
         {
             "head.name": "magface",
             "head.scale": "4",
@@ -85,21 +85,21 @@ def values(output: Path) -> list[tuple[float, float]]:
     ],
     ids=["replicated", "partial_fc", "partial_fc_odd"],
 )
-def test_two_ranks_are_one(tmp_path: Path, special: dict[str, str], request: pytest.FixtureRequest) -> None:
+def test_two_ranks_equal_one_process(tmp_path: Path, special: dict[str, str], request: pytest.FixtureRequest) -> None:
     folder = write_people(tmp_path / "people")
     settings = {**COMMON, **special}
     one_rank(folder, tmp_path / "one", settings)
     two_ranks(folder, tmp_path / "two", settings)
     one, two = (values(tmp_path / name) for name in ("one", "two"))
     assert len(one) == (12 if "partial_fc_odd" not in request.node.name else 8)
-    # Sums in another order differ in the last digit; batch norm over crops of one colour multiplies that at every step.
+    # Sums in another order differ in the last digit, which batch norm over crops of one color amplifies.
     for step, (expected, actual) in enumerate(zip(one, two, strict=True)):
         assert actual == pytest.approx(expected, rel=1e-5 if step < 2 else 1e-2), step
     states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two")]
     for part in ("backbone", "averaged", "head"):
         for key, value in states[0][part].items():
             assert torch.allclose(value.float(), states[1][part][key].float(), atol=1e-2, rtol=1e-2), (part, key)
-    # What two ranks wrote one process takes up, optimiser and all.
+    # One process resumes a checkpoint of two ranks, including the optimizer.
     further = {**settings, "loop.epochs": "5"}
     one_rank(folder, tmp_path / "one", further)
     one_rank(folder, tmp_path / "two", further)
@@ -108,24 +108,24 @@ def test_two_ranks_are_one(tmp_path: Path, special: dict[str, str], request: pyt
     assert ends[1] == pytest.approx(ends[0], rel=2e-2)
 
 
-def test_shares_are_contiguous_and_cover_everything() -> None:
+def test_parts_are_contiguous_and_complete() -> None:
     for count, world in ((10, 3), (4, 4), (7, 2), (3, 5)):
-        parts = [distributed.share(count, rank, world) for rank in range(world)]
+        parts = [distributed.split_evenly(count, rank, world) for rank in range(world)]
         assert [i for part in parts for i in range(count)[part]] == list(range(count))
         sizes = [part.stop - part.start for part in parts]
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_one_process_is_all_ranks() -> None:
+def test_collectives_of_one_process_are_the_identity() -> None:
     rows = torch.randn(3, 2, requires_grad=True)
-    assert torch.equal(distributed.gathered(rows), rows)
-    assert distributed.gathered_with_gradient(rows) is rows
-    assert distributed.agree(True)
-    assert not distributed.agree(False)
-    assert float(distributed.total(torch.tensor(2.0))) == 2.0
+    assert torch.equal(distributed.all_gather(rows), rows)
+    assert distributed.all_gather_sum_grad(rows) is rows
+    assert distributed.broadcast_decision(True)
+    assert not distributed.broadcast_decision(False)
+    assert float(distributed.all_reduce_sum(torch.tensor(2.0))) == 2.0
 
 
-def test_a_split_head_needs_enough_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sharded_head_needs_enough_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     head = build_head(smoke(tmp_path, tmp_path).overridden({"head.name": "cosface"}).head, 8, 3)
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
     with pytest.raises(ValueError, match="3 classes cannot be split over 4 ranks"):

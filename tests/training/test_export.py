@@ -1,4 +1,4 @@
-"""What comes after training: exports that agree with torch; and the detector's data and targets."""
+"""Exports agree with torch; detector targets and data follow their rules."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import onnx
 import pytest
 import torch
 
-from models.pack import ModelPack
-from models.runtime import OnnxNetwork
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import ThinIResNet
 from training.detection.network import FaceDetector
-from training.detection.targets import Faces, assign, box_overlap
-from training.evaluate import read_pairs
-from training.export import Centred, Embed, ParityError, export_detector, export_int8, export_recogniser, widen
-from training.loop import to_tensor
+from training.detection.targets import FaceTargets, assign_faces, box_overlap
+from training.evaluation.embedding import Embed
+from training.evaluation.lfw import read_pairs
+from training.export.onnx_export import (
+    Centered,
+    ParityError,
+    export_detector,
+    export_int8,
+    export_recognizer,
+    restore_fp32_weights,
+)
+from training.optimization.loop import to_tensor
 
 
 def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random.Generator) -> None:
     crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))
     backbone = ThinIResNet()
     backbone(crops)  # give batch norm statistics of its own
-    worst = export_recogniser(backbone, crops, tmp_path / "r.onnx", {})
+    worst = export_recognizer(backbone, crops, tmp_path / "r.onnx", {})
     assert worst >= 0.999
     assert (tmp_path / "r.onnx").stat().st_size < 4_000_000
     network = OnnxNetwork(tmp_path / "r.onnx")
@@ -33,24 +41,24 @@ def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random
     assert np.allclose(network.run(crops.numpy())[0], expected, atol=0.02)
 
 
-def test_widened_weights_compute_the_same(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
-    widen(pack.recognition.path, tmp_path / "wide.onnx")
+def test_restored_fp32_weights_give_equal_results(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    restore_fp32_weights(pack.recognition.path, tmp_path / "wide.onnx")
     graph = onnx.load(str(tmp_path / "wide.onnx")).graph
     assert {tensor.data_type for tensor in graph.initializer} & {onnx.TensorProto.FLOAT16} == set()
     assert "Cast" not in {node.op_type for node in graph.node}
     assert (tmp_path / "wide.onnx").stat().st_size > 1.8 * pack.recognition.path.stat().st_size
     crops = rng.normal(size=(3, 3, 112, 112)).astype(np.float32)
-    halved, wide = (OnnxNetwork(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
-    assert wide == pytest.approx(halved, abs=1e-5)
+    fp16_weights, wide = (OnnxNetwork(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
+    assert wide == pytest.approx(fp16_weights, abs=1e-5)
 
 
-def test_nothing_is_written_where_onnx_disagrees(
+def test_a_parity_error_leaves_no_file(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))
-    monkeypatch.setattr("training.export.MIN_COSINE_FP16", 1.1)
+    monkeypatch.setattr("training.export.onnx_export.MIN_COSINE_FP16", 1.1)
     with pytest.raises(ParityError, match="fp16"):
-        export_recogniser(ThinIResNet(), crops, tmp_path / "r.onnx", {})
+        export_recognizer(ThinIResNet(), crops, tmp_path / "r.onnx", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,8 +73,10 @@ def test_a_detector_exports_with_free_sides(tmp_path: Path) -> None:
 
 def test_detector_targets() -> None:
     boxes = torch.tensor([[20.0, 20, 52, 52], [100, 100, 228, 228], [2, 2, 20, 20]])
-    faces = Faces(boxes, torch.zeros(3, 5, 2), torch.zeros(3, dtype=torch.bool), torch.tensor([False, False, True]))
-    owners, ignored = assign(faces, 256, 256)
+    faces = FaceTargets(
+        boxes, torch.zeros(3, 5, 2), torch.zeros(3, dtype=torch.bool), torch.tensor([False, False, True])
+    )
+    owners, ignored = assign_faces(faces, 256, 256)
     assert set(owners.tolist()) == {-1, 0, 1}
     first = 32 * 32 * 2
     assert (owners[:first] == 0).any()
@@ -88,7 +98,7 @@ def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
     assert len(read_pairs(data / "lfw" / "pairsDevTest.txt").same) == 1000
 
 
-def test_int8_is_quartered_and_judged_by_a_benchmark(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_int8_is_a_quarter_in_size_and_checked_on_a_benchmark(tmp_path: Path, rng: np.random.Generator) -> None:
     crops = to_tensor(rng.integers(0, 255, (16, 112, 112, 3), dtype=np.uint8))
     backbone = ThinIResNet()
     backbone(crops)
@@ -103,7 +113,7 @@ def test_int8_is_quartered_and_judged_by_a_benchmark(tmp_path: Path, rng: np.ran
     falls = 0.004
     worst = export_int8(backbone, crops, crops, tmp_path / "r.onnx", {"kith.run": "x"}, accuracy)
     assert 0.8 < worst < 1
-    export_recogniser(backbone, crops, tmp_path / "whole.onnx", {}, "fp32")
+    export_recognizer(backbone, crops, tmp_path / "whole.onnx", {}, "fp32")
     assert (tmp_path / "r.onnx").stat().st_size < 0.35 * (tmp_path / "whole.onnx").stat().st_size
     written = onnx.load(str(tmp_path / "r.onnx"))
     assert {p.key: p.value for p in written.metadata_props} == {"kith.run": "x"}
@@ -116,11 +126,11 @@ def test_int8_is_quartered_and_judged_by_a_benchmark(tmp_path: Path, rng: np.ran
     assert [p.name for p in tmp_path.iterdir()] == ["whole.onnx"]
 
 
-def test_a_constant_is_taken_off_every_embedding(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_centering_subtracts_a_constant_from_embeddings(tmp_path: Path, rng: np.random.Generator) -> None:
     crops = to_tensor(rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8))
     backbone = ThinIResNet(8, widths=(16, 16, 16), depths=(1, 1, 1)).eval()
     offset = torch.arange(8.0)
-    export_recogniser(Centred(backbone, offset).eval(), crops, tmp_path / "net.onnx", {}, "fp32")
+    export_recognizer(Centered(backbone, offset).eval(), crops, tmp_path / "net.onnx", {}, "fp32")
     with torch.no_grad():
         plain = backbone(crops)
     np.testing.assert_allclose(

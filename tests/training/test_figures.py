@@ -1,4 +1,4 @@
-"""The papers' figures come from the heads, and say what the papers say of them."""
+"""The papers' figures are drawn from the heads and match the papers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.training.runs import tiny_run, write_people
-from training import figures
 from training.config import ConfigError
+from training.evaluation import figures
 from training.losses import ArcFace, CosFace, NormFace, SphereFace
 from training.losses.bounds import fixed_scale
-from training.run import train_recogniser
+from training.run.train import train_recognizer
 
 
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
-    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
     drawn = figures.draw("all", tmp_path / "figures", 10_575, tmp_path / "run")
     assert {p.stem for p in drawn} == {*figures.FIGURES, "adacos-scale"}
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
@@ -28,7 +28,7 @@ def test_probability_is_the_papers() -> None:
     for s, m in ((13.1, 0.0), (30.0, 0.4)):
         e = np.exp(s * np.cos(theta + m))
         np.testing.assert_allclose(figures.probability(theta, s, m, 10_575), e / (e + 10_574), rtol=1e-9)
-    # A small s never reaches 1, a large one calls angles near a right angle right (AdaCos, section 3.1).
+    # A small s never reaches 1, and a large s accepts angles near 90 degrees (AdaCos, section 3.1).
     assert figures.probability(np.array([0.001]), 5.0, 0.0, 10_575)[0] < 0.05
     assert figures.probability(np.array([math.radians(75)]), 64.0, 0.0, 10_575)[0] > 0.95
     assert figures.probability(np.array([math.pi / 4]), fixed_scale(10_575), 0.0, 10_575)[0] == pytest.approx(0.5)
@@ -52,7 +52,7 @@ def test_a_margin_opens_between_the_classes() -> None:
     between = [float((figures.acceptance(head, angles) == 0).mean()) for head in heads]
     assert between[0] == 0
     assert 0.2 < between[1] < 0.5 < between[2] < 0.6
-    # ArcFace's margin is a band of one width, 0.5 radians to either side; CosFace's is wider near the centre.
+    # ArcFace's margin has constant width, 0.5 radians to either side; CosFace's is wider near the center.
     row = figures.acceptance(ArcFace(2, 2), angles)[60]  # the angle to class 2 is 60.5 degrees
     assert np.count_nonzero(row == 0) == pytest.approx(np.degrees(0.5) + 29.5, abs=1.5)
     assert (row[: int(60.5 - np.degrees(0.5))] == 1).all()
@@ -60,11 +60,11 @@ def test_a_margin_opens_between_the_classes() -> None:
     assert (cosface[30] == 0).sum() > (cosface[60] == 0).sum()
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="known are scales"):
+def test_unknown_figures_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Figures: scales"):
         figures.draw("scale", tmp_path, 100, None)
     with pytest.raises(ConfigError, match="needs --run"):
         figures.draw("adacos-scale", tmp_path, 100, None)
-    train_recogniser(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "softmax", epochs=1))
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "softmax", epochs=1))
     with pytest.raises(ConfigError, match="no column scale"):
         figures.draw("adacos-scale", tmp_path, 100, tmp_path / "run")

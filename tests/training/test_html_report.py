@@ -1,4 +1,4 @@
-"""A report is one file that needs nothing else, and its figures draw what was measured."""
+"""Reports are self-contained and show the measured figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.stats import norm
 
-from tests.training.test_benchmarks import mean_colours, write_lists
-from training import html_report, plots
-from training.benchmarks import LfwCrops, judge_embeddings
+from tests.training.test_benchmarks import mean_colors, write_lists
 from training.config import ConfigError
-from training.evaluate import PARTS, Embeddings, read_pairs
-from training.html_report import LfwEvidence, headline_rows, write_report
-from training.metrics import FnirCurve, Roc, fnir_curve, roc
+from training.evaluation import plots
+from training.evaluation.embedding import Embeddings
+from training.evaluation.lfw import PARTS, LfwCrops, evaluate_lfw_embeddings, read_pairs
+from training.evaluation.metrics import FnirCurve, Roc, fnir_curve, roc
+from training.run import html_report
+from training.run.html_report import LfwResults, headline_rows, write_report
 
 
 class Page(HTMLParser):
@@ -46,21 +47,21 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def lfw(tmp_path: Path, rng: np.random.Generator) -> LfwEvidence:
-    """Noise in a colour of each person's own, judged by its colour; no face was found in the fifth photo."""
+def lfw(tmp_path: Path, rng: np.random.Generator) -> LfwResults:
+    """Noise in a color of each person's own, judged by its color; no face was found in the fifth photo."""
     files = write_lists(tmp_path / "lfw", rng)
     people = [file.split("/")[0] for file in files]
-    colours = {person: rng.integers(0, 200, 3) for person in people}
-    crops = np.stack([colours[p] + rng.integers(0, 56, (112, 112, 3)) + rng.integers(-60, 60, 3) for p in people])
+    colors = {person: rng.integers(0, 200, 3) for person in people}
+    crops = np.stack([colors[p] + rng.integers(0, 56, (112, 112, 3)) + rng.integers(-60, 60, 3) for p in people])
     crops = np.clip(crops, 0, 255).astype(np.uint8)
     found = np.arange(len(files)) != 4
     crops[4] = 0
-    vectors = mean_colours(crops) * found[:, None]
+    vectors = mean_colors(crops) * found[:, None]
     embeddings = Embeddings(files, vectors.astype(np.float32), found)
-    return LfwEvidence(
+    return LfwResults(
         LfwCrops(tmp_path / "lfw", PARTS, files, crops, found),
         embeddings,
-        judge_embeddings(embeddings, tmp_path / "lfw"),
+        evaluate_lfw_embeddings(embeddings, tmp_path / "lfw"),
     )
 
 
@@ -72,7 +73,7 @@ def losses(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_report_is_one_file_that_needs_nothing_else(lfw: LfwEvidence, losses: Path, tmp_path: Path) -> None:
+def test_a_report_is_one_file_that_needs_nothing_else(lfw: LfwResults, losses: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
     write_report(path, "A <run> & more", [("Head", "<script>")], losses, lfw, lfw.crops.crops_NHWC[:11])
     page = Page(path.read_text(encoding="utf-8"))
@@ -87,14 +88,14 @@ def test_a_report_is_one_file_that_needs_nothing_else(lfw: LfwEvidence, losses: 
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
-def test_a_report_states_every_figure(lfw: LfwEvidence, tmp_path: Path) -> None:
+def test_a_report_states_every_figure(lfw: LfwResults, tmp_path: Path) -> None:
     write_report(tmp_path / "r.html", "r", lfw=lfw)
     page = Page((tmp_path / "r.html").read_text())
-    rows = headline_rows(lfw.judgement)
+    rows = headline_rows(lfw.judgment)
     for row in rows:
         assert all(cell in page.text for cell in row)
     table = {name: (value, interval) for name, value, interval in rows}
-    view2 = lfw.judgement.view2
+    view2 = lfw.judgment.view2
     assert view2 is not None
     low, high = view2.intervals["eer"]
     assert table["LFW View 2 EER"] == (f"{view2.eer:.2%}", f"{low:.2%} to {high:.2%}")
@@ -103,7 +104,7 @@ def test_a_report_states_every_figure(lfw: LfwEvidence, tmp_path: Path) -> None:
     assert {"ROC curve", "DET curve", "FNIR against FPIR", "CMC curve"} <= set(alts)
 
 
-def test_the_worst_pairs_are_shown_worst_first(lfw: LfwEvidence, tmp_path: Path) -> None:
+def test_the_worst_pairs_are_shown_worst_first(lfw: LfwResults, tmp_path: Path) -> None:
     write_report(tmp_path / "r.html", "r", lfw=lfw)
     shown = [(alt, image) for alt, image in Page((tmp_path / "r.html").read_text()).images if image.size == (224, 112)]
     pairs = read_pairs(lfw.crops.root / "pairs.txt")
@@ -128,9 +129,7 @@ def test_the_worst_pairs_are_shown_worst_first(lfw: LfwEvidence, tmp_path: Path)
             assert np.asarray(image).mean((0, 1)) == pytest.approx(side_by_side.mean((0, 1)), abs=4)
 
 
-def test_a_report_that_fails_leaves_the_old_one(
-    lfw: LfwEvidence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_report_keeps_the_old_file(lfw: LfwResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     write_report(path, "old", [("Head", "arcface")])
     with pytest.raises(ConfigError, match=r"nowhere\.csv does not exist"):
@@ -141,9 +140,9 @@ def test_a_report_that_fails_leaves_the_old_one(
     assert "arcface" in path.read_text()
 
 
-def test_parts_that_were_not_judged_are_left_out(lfw: LfwEvidence, tmp_path: Path) -> None:
-    only_view1 = judge_embeddings(lfw.embeddings, lfw.crops.root, ["view1"])
-    write_report(tmp_path / "r.html", "r", lfw=replace(lfw, judgement=only_view1))
+def test_skipped_parts_are_omitted(lfw: LfwResults, tmp_path: Path) -> None:
+    only_view1 = evaluate_lfw_embeddings(lfw.embeddings, lfw.crops.root, ["view1"])
+    write_report(tmp_path / "r.html", "r", lfw=replace(lfw, judgment=only_view1))
     page = Page((tmp_path / "r.html").read_text())
     assert "View 1 accuracy" in page.text
     assert "View 2" not in page.text
@@ -176,7 +175,7 @@ def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], ND
     assert line(plots.cmc_curve(np.array([0.5, 0.7, 0.9]))).tolist() == [[1, 0.5], [2, 0.7], [3, 0.9]]
 
 
-def test_error_against_reject_has_a_line_a_measure() -> None:
+def test_error_against_reject_has_one_line_per_measure() -> None:
     shares = np.array([0.0, 0.1, 0.2])
     figure = plots.error_against_reject(
         shares,
@@ -219,7 +218,7 @@ def test_extreme_networks_can_be_drawn(perfect: bool) -> None:
         assert plots.png(figure, dpi=40).startswith(b"\x89PNG")
 
 
-def test_loss_curves_have_a_panel_a_column(losses: Path) -> None:
+def test_loss_curves_have_one_panel_per_column(losses: Path) -> None:
     figure = plots.loss_curves(losses)
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning rate", "scale"]
     assert line(figure)[:, 1] == pytest.approx([10 / step for step in range(1, 101)])
@@ -230,7 +229,7 @@ def test_loss_curves_have_a_panel_a_column(losses: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "step,loss\n", "loss\n1\n", "step\n1\n", "step,loss\n1,much\n", "step,loss\n1\n"])
-def test_a_malformed_csv_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_malformed_csv_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "losses.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"losses\.csv"):

@@ -1,4 +1,4 @@
-"""A run: every head and option of the loop trains, resumes to the bit, stops where it must."""
+"""The training loop trains every head, resumes bit for bit, and stops on errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import torch
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.training.mxnet_files import write_bin
 from tests.training.runs import PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
-from training.data.verification import write_bin
-from training.logs import cut_back
-from training.loop import Checkpoint, fit, in_memory_of, learning_rate, margin_share
 from training.losses import HEADS, TERMS, PartialFC
-from training.objective import build_objective
-from training.run import train_recogniser
-from training.state import NonFiniteLossError, TrainingState, update_average
+from training.optimization.logs import truncate_log
+from training.optimization.loop import Checkpoint, copy_to_device, fit, learning_rate, margin_share
+from training.optimization.objective import build_objective
+from training.optimization.state import NonFiniteLossError, TrainingState, update_ema
+from training.run.train import train_recognizer
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, epoch: int, position: int) -> None:
 
 
 def gentle(config: RunConfig, head: str = "normface") -> RunConfig:
-    """With steps so small that rounding stays rounding."""
+    """Tiny learning rate, so that rounding errors do not grow."""
     options = {"scale": 4.0}
     loop = replace(config.loop, learning_rate=0.005)
     return replace(config, head=HeadConfig(head, options), loop=loop, augment=PLAIN)
@@ -75,7 +75,7 @@ def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
         config = replace(config, loop=replace(config.loop, margin_warmup_steps=4))
     torch.manual_seed(config.loop.seed)
     before, objective = build_backbone(TINY), build_objective(config, PEOPLE)
-    checkpoint = train_recogniser(config)
+    checkpoint = train_recognizer(config)
     assert checkpoint.step == 2 * STEPS_PER_EPOCH == len(losses(tmp_path / "run"))
     for old, new in ((before, checkpoint.backbone), (objective.head, checkpoint.head)):
         for (name, a), b in zip(old.named_parameters(), new.parameters(), strict=True):
@@ -89,7 +89,7 @@ def test_training_learns(folder: Path, tmp_path: Path, head: str) -> None:
     config = replace(config, head=HeadConfig(head, options))
     if head == "none":
         config = replace(config, terms=(TermConfig("triplet"),), data=replace(config.data, images_per_person=2))
-    train_recogniser(config)
+    train_recognizer(config)
     curve = [float(v) for _, v in losses(tmp_path / "run")]
     assert np.mean(curve[-6:]) < 0.7 * np.mean(curve[:6])
 
@@ -98,7 +98,7 @@ def test_training_learns(folder: Path, tmp_path: Path, head: str) -> None:
 def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
     config = replace(config, terms=(TermConfig(term, 0.5),), data=replace(config.data, images_per_person=2))
-    train_recogniser(config)
+    train_recognizer(config)
     with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
@@ -110,7 +110,7 @@ def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str
     "settings",
     [
         {},
-        {"loop.optimiser": "adamw", "loop.learning_rate": "0.001", "loop.schedule": "poly"},
+        {"loop.optimizer": "adamw", "loop.learning_rate": "0.001", "loop.schedule": "poly"},
         {"loop.class_sampling": "0.5", "head.name": "cosface"},
         {"head.name": "elasticface", "terms.center": "0.01", "terms.ring": "0.01"},
         {"loop.gradient_checkpointing": "true", "loop.precision": "bf16", "data.images_per_person": "2"},
@@ -118,26 +118,26 @@ def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str
     ],
     ids=["adacos", "adamw", "partial_fc", "drawn_margins", "checkpointing", "fp16"],
 )
-def test_a_run_cut_short_resumes_with_the_same_losses(
+def test_an_interrupted_run_resumes_with_equal_losses(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
-    # Not every step, so that some are run, and logged, twice.
-    monkeypatch.setattr("training.loop._time_to_save", lambda step, due: step % 3 == 2)
+    # Save at some steps only, so that others are repeated and logged twice.
+    monkeypatch.setattr("training.optimization.loop._time_to_save", lambda step, due: step % 3 == 2)
 
     def config(name: str) -> RunConfig:
         return replace(tiny_run(folder, tmp_path / name).overridden(settings), output=tmp_path / name)
 
-    whole = train_recogniser(config("whole"))
+    whole = train_recognizer(config("whole"))
     with monkeypatch.context() as patch:
         cut_at(patch, epoch=2, position=1)
         with pytest.raises(InterruptedRunError):
-            train_recogniser(config("cut"))
-    resumed = train_recogniser(config("cut"))
+            train_recognizer(config("cut"))
+    resumed = train_recognizer(config("cut"))
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert same_networks(whole, resumed)
 
 
-def test_a_run_killed_outright_resumes_with_the_same_losses(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_equal_losses(folder: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "kith-train")]
     settings = {"backbone.widths": "[16,16,16]", "backbone.stem": "16", "backbone.depths": "[1,1,1]"}
     settings |= {"loop.batch_size": "8", "loop.checkpoint_seconds": "0.2", "data.max_identities": "6"}
@@ -168,17 +168,15 @@ def test_a_run_killed_outright_resumes_with_the_same_losses(folder: Path, tmp_pa
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
-def test_a_run_is_resumed_only_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
-    train_recogniser(tiny_run(folder, tmp_path / "run", "cosface", epochs=1))
+def test_a_run_resumes_only_with_equal_settings(folder: Path, tmp_path: Path) -> None:
+    train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=1))
     with pytest.raises(ConfigError, match=r"head\.name"):
-        train_recogniser(tiny_run(folder, tmp_path / "run", "arcface", epochs=1))
-    assert train_recogniser(tiny_run(folder, tmp_path / "run", "cosface", epochs=2)).step == 2 * STEPS_PER_EPOCH
+        train_recognizer(tiny_run(folder, tmp_path / "run", "arcface", epochs=1))
+    assert train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=2)).step == 2 * STEPS_PER_EPOCH
 
 
-def test_a_checkpoint_is_the_old_one_or_the_new_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train_recogniser(tiny_run(folder, tmp_path / "run", epochs=1))
+def test_checkpoints_are_written_atomically(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_recognizer(tiny_run(folder, tmp_path / "run", epochs=1))
     before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
 
     def torn(state: Any, stream: Any) -> None:
@@ -188,18 +186,18 @@ def test_a_checkpoint_is_the_old_one_or_the_new_one(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", torn)
         with pytest.raises(OSError, match="No space"):
-            train_recogniser(tiny_run(folder, tmp_path / "run", epochs=2))
+            train_recognizer(tiny_run(folder, tmp_path / "run", epochs=2))
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
-    assert train_recogniser(tiny_run(folder, tmp_path / "run", epochs=2)).step == 2 * STEPS_PER_EPOCH
+    assert train_recognizer(tiny_run(folder, tmp_path / "run", epochs=2)).step == 2 * STEPS_PER_EPOCH
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(folder: Path, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_the_run_and_names_the_cause(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface")
     data = load_identities(config.data, tmp_path / "cache")
     objective = build_objective(config, data.num_classes)
     with torch.no_grad():
         objective.head.weight[0, 0] = float("nan")  # type: ignore[operator]
-    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; the batch begins with rows \[\d+"):
+    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; first rows of the batch: \[\d+"):
         fit(build_backbone(TINY), objective, data, config)
     backbone = build_backbone(TINY)
     with torch.no_grad():
@@ -209,9 +207,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(folder: Path, tm
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_recomputed_activations_change_nothing(folder: Path, tmp_path: Path) -> None:
-    plain = train_recogniser(tiny_run(folder, tmp_path / "plain", epochs=1))
-    less = train_recogniser(tiny_run(folder, tmp_path / "less", epochs=1, gradient_checkpointing=True))
+def test_gradient_checkpointing_gives_equal_losses(folder: Path, tmp_path: Path) -> None:
+    plain = train_recognizer(tiny_run(folder, tmp_path / "plain", epochs=1))
+    less = train_recognizer(tiny_run(folder, tmp_path / "less", epochs=1, gradient_checkpointing=True))
     assert losses(tmp_path / "less") == losses(tmp_path / "plain")
     assert same_networks(plain, less)
 
@@ -219,31 +217,31 @@ def test_recomputed_activations_change_nothing(folder: Path, tmp_path: Path) -> 
 def test_bf16_learns_as_fp32_does(folder: Path, tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
         config = gentle(tiny_run(folder, tmp_path / precision, epochs=6, precision=precision))
-        train_recogniser(config)
+        train_recognizer(config)
     exact, rounded = (np.array([float(v) for _, v in losses(tmp_path / p)]) for p in ("fp32", "bf16"))
     assert abs(exact - rounded).max() < 0.05 * exact.max()
     assert not np.array_equal(exact, rounded)
     assert exact[-3:].mean() < exact[:3].mean()
 
 
-def test_a_compiled_backbone_trains_alike(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Traced without a C++ compiler: what is tested is that the loop, the state and the average see through it.
+def test_a_compiled_backbone_trains_equally(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced without a C++ compiler: the test covers loop, state and EMA.
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda network: compiled(network, backend="eager"))
-    plain = train_recogniser(tiny_run(folder, tmp_path / "plain", epochs=1))
-    traced = train_recogniser(tiny_run(folder, tmp_path / "traced", epochs=1, compile=True))
+    plain = train_recognizer(tiny_run(folder, tmp_path / "plain", epochs=1))
+    traced = train_recognizer(tiny_run(folder, tmp_path / "traced", epochs=1, compile=True))
     assert losses(tmp_path / "traced") == losses(tmp_path / "plain")
     assert same_networks(plain, traced)
 
 
-def test_the_average_follows_every_step() -> None:
+def test_the_ema_follows_every_step() -> None:
     model, averaged = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
     expected = {name: value.clone() for name, value in averaged.state_dict().items()}
     for step in range(4):
         model(torch.randn(8, 2))
         with torch.no_grad():
             model.weight.add_(step)
-        update_average(averaged, model, 0.9)
+        update_ema(averaged, model, 0.9)
         for name, value in model.state_dict().items():
             floating = value.is_floating_point()
             expected[name] = 0.9 * expected[name] + 0.1 * value if floating else value.clone()
@@ -276,11 +274,11 @@ def test_schedules() -> None:
     assert margin_share(0, LoopConfig()) == 1
 
 
-def test_what_a_run_leaves_behind(folder: Path, tmp_path: Path) -> None:
+def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 112, 112, 3), dtype=np.uint8)
     write_bin(tmp_path / "odd.bin", [cv2.imencode(".png", p)[1].tobytes() for p in pixels], [True, False] * 10)
     config = replace(tiny_run(folder, tmp_path / "run", epochs=4), validation=(tmp_path / "odd.bin",))
-    train_recogniser(config)
+    train_recognizer(config)
     run = tmp_path / "run"
     assert json.loads((run / "config.json").read_text())["head"]["name"] == "adacos"
     assert (run / "losses.png").read_bytes().startswith(b"\x89PNG")
@@ -288,9 +286,9 @@ def test_what_a_run_leaves_behind(folder: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert set(rows[0]) == {"step", "loss", "learning_rate", "scale"}
     with (run / "validation.csv").open(newline="") as stream:
-        judged = list(csv.DictReader(stream))
-    assert [int(row["step"]) for row in judged] == [STEPS_PER_EPOCH * e for e in (1, 2, 3, 4)]
-    assert {row["measure"] for row in judged} == {"odd accuracy"}
+        figures = list(csv.DictReader(stream))
+    assert [int(row["step"]) for row in figures] == [STEPS_PER_EPOCH * e for e in (1, 2, 3, 4)]
+    assert {row["measure"] for row in figures} == {"odd accuracy"}
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert {"loss", "scale", "learning_rate", "odd accuracy"} <= set(events.Tags()["scalars"])
     (at_ten,) = [e.value for e in events.Scalars("loss") if e.step == 10]
@@ -300,27 +298,27 @@ def test_what_a_run_leaves_behind(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"head.name": "none"}, "learns nothing alone"),
+        ({"head.name": "none"}, "needs a term"),
         ({"head.name": "adacos", "loop.class_sampling": "1"}, "AdaCos needs all classes at once"),
-        ({"head.name": "softmax", "loop.class_sampling": "1"}, "for cosine heads"),
+        ({"head.name": "softmax", "loop.class_sampling": "1"}, "needs a cosine head"),
         ({"head.name": "cosface", "loop.class_sampling": "1", "terms.inter": "1"}, "class weights"),
-        ({"loop.batch_size": "64"}, "lower loop.batch_size"),
+        ({"loop.batch_size": "64"}, "Lower loop.batch_size"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_incompatible_settings_are_rejected(
     folder: Path, tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        train_recogniser(tiny_run(folder, tmp_path / "run").overridden(settings))
+        train_recognizer(tiny_run(folder, tmp_path / "run").overridden(settings))
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_sampling_no_classes_away_is_the_full_classifier(folder: Path, tmp_path: Path) -> None:
+def test_sampling_all_classes_equals_the_full_classifier(folder: Path, tmp_path: Path) -> None:
     """Partial FC at 1.0 in one process; with several, see test_distributed."""
     for head in ("cosface", "arcface", "magface", "adaface", "sphereface"):
         base = gentle(tiny_run(folder, tmp_path / f"{head}-full", epochs=2), head)
-        full = train_recogniser(base)
-        part = train_recogniser(
+        full = train_recognizer(base)
+        part = train_recognizer(
             replace(base, output=tmp_path / f"{head}-part", loop=replace(base.loop, class_sampling=1.0))
         )
         one, other = ([float(v) for _, v in losses(tmp_path / f"{head}-{kind}")] for kind in ("full", "part"))
@@ -329,10 +327,10 @@ def test_sampling_no_classes_away_is_the_full_classifier(folder: Path, tmp_path:
         assert torch.allclose(kept[0], kept[1], atol=1e-5), head
 
 
-def test_a_split_run_and_a_whole_one_share_checkpoints(folder: Path, tmp_path: Path) -> None:
-    """Also the optimiser's memory: what one began the other ends with the losses of an uninterrupted run."""
+def test_sharded_and_full_runs_share_checkpoints(folder: Path, tmp_path: Path) -> None:
+    """Also the optimizer's memory: what one began the other ends with the losses of an uninterrupted run."""
     whole = gentle(tiny_run(folder, tmp_path / "whole", epochs=4), "cosface")
-    train_recogniser(whole)
+    train_recognizer(whole)
     for first, second in ((0.0, 1.0), (1.0, 0.0)):
         output = tmp_path / f"{first}"
         config = replace(whole, output=output)
@@ -364,28 +362,28 @@ def test_sampled_classes_are_those_of_the_batch_and_some_others(folder: Path, tm
     head = objective.head.train()
     assert isinstance(head, PartialFC)
     before = head.table_PD.clone()
-    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
     labels = torch.tensor([3, 50, 99, 3])
     head(torch.randn(4, 16), labels).backward()
-    with head.stepping(optimiser):
-        optimiser.step()
+    with head.optimizer_step(optimizer):
+        optimizer.step()
     moved = (head.table_PD != before).any(1)
     assert moved[labels].all()
-    # At s = 64 a far class's gradient may be smaller than its weight's last digit.
+    # At s = 64 the gradient of a far class may be below the precision of its weight.
     assert 3 < int(moved.sum()) <= 50
 
 
-def test_heads_options_are_checked_before_anything_is_decoded(folder: Path, tmp_path: Path) -> None:
+def test_head_options_are_checked_before_decoding(folder: Path, tmp_path: Path) -> None:
     config = replace(tiny_run(folder, tmp_path / "run"), head=HeadConfig("cosface", {"marjin": 0.2}))
     with pytest.raises(ConfigError, match="marjin"):
-        train_recogniser(config)
+        train_recognizer(config)
     assert not (tmp_path / "cache").exists()
     assert not (tmp_path / "run").exists()
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_a_non_finite_gradient_changes_nothing(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
-    train_recogniser(config)
+    train_recognizer(config)
     saved = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     longer = replace(config, loop=replace(config.loop, epochs=2))
     data = load_identities(config.data, tmp_path / "cache")
@@ -397,7 +395,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder: Path, tmp_path: P
     assert all(bool(torch.isfinite(p).all()) for p in backbone.parameters())
 
 
-def test_fp16_leaves_out_a_step_that_overflows(folder: Path, tmp_path: Path) -> None:
+def test_fp16_skips_a_step_that_overflows(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", precision="fp16")
     objective = build_objective(config, PEOPLE)
     state = TrainingState(build_backbone(TINY), objective, config.loop, torch.device("cpu"))
@@ -409,27 +407,27 @@ def test_fp16_leaves_out_a_step_that_overflows(folder: Path, tmp_path: Path) -> 
     assert state.scaler.get_scale() == scale / 2
 
 
-def test_a_log_is_cut_back_and_loses_torn_lines(tmp_path: Path) -> None:
+def test_a_log_is_truncated_and_loses_incomplete_lines(tmp_path: Path) -> None:
     log = tmp_path / "losses.csv"
     log.write_text("step,loss\n1,0.5\n\n2,0.25\n3,0.1\n4")
-    cut_back(log, 2, ("step", "loss"))
+    truncate_log(log, 2, ("step", "loss"))
     assert log.read_text().split() == ["step,loss", "1,0.5", "2,0.25"]
-    cut_back(tmp_path / "new.csv", 0, ("step", "loss"))
+    truncate_log(tmp_path / "new.csv", 0, ("step", "loss"))
     assert (tmp_path / "new.csv").read_text().split() == ["step,loss"]
 
 
 def test_a_memory_map_is_copied_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
     np.save(tmp_path / "crops.npy", rng.integers(0, 255, (11, 4, 4, 3), dtype=np.uint8))
     crops = np.load(tmp_path / "crops.npy", mmap_mode="r")
-    assert np.array_equal(in_memory_of(torch.device("cpu"), crops, at_once=3).numpy(), crops)
+    assert np.array_equal(copy_to_device(torch.device("cpu"), crops, block=3).numpy(), crops)
 
 
-def test_a_split_head_goes_where_it_is_sent_and_fits_what_was_saved(folder: Path, tmp_path: Path) -> None:
+def test_a_sharded_head_moves_devices_and_checks_saved_classes(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", class_sampling=1.0)
     head = build_objective(config, 10).head
     assert isinstance(head, PartialFC)
     smaller = build_objective(config, 8).head
-    with pytest.raises(ValueError, match="10 classes were saved, there are 8"):
-        smaller.load_whole_state(head.whole_state())
+    with pytest.raises(ValueError, match="10 classes were saved, and the head has 8"):
+        smaller.load_full_state(head.full_state())
     head.to("meta")
     assert head.table_PD.device.type == head.head.weight.device.type == "meta"

@@ -1,4 +1,4 @@
-"""Metrics agree with plain loops, and with scikit-learn where it has them."""
+"""Metrics agree with plain loops and with scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from training import metrics
-from training.metrics import (
+from training.evaluation import metrics
+from training.evaluation.metrics import (
     angle_statistics,
     best_threshold,
     bootstrap,
+    build_templates,
     cmc,
     distractor_identification,
     distractor_verification,
@@ -26,12 +27,11 @@ from training.metrics import (
     fold_accuracy,
     fold_decisions,
     mate_ranks,
-    open_set,
+    measure_open_set,
     roc,
-    search,
+    search_gallery,
     tar_at_far,
     template_similarities,
-    templates,
 )
 
 
@@ -49,7 +49,7 @@ def test_best_threshold(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDA
     assert ours == loop
 
 
-def test_each_fold_is_judged_by_the_others(
+def test_each_fold_uses_the_threshold_of_the_others(
     pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]],
 ) -> None:
     similarities, same, folds = pairs
@@ -91,7 +91,7 @@ def test_open_set(rng: np.random.Generator) -> None:
     mates = rng.integers(20, size=300)
     mated = gallery[mates] + 0.25 * rng.normal(size=(300, 16))
     mated /= np.linalg.norm(mated, axis=1, keepdims=True)
-    result = open_set(gallery, mated, mates, strangers)
+    result = measure_open_set(gallery, mated, mates, strangers)
     for rate, threshold in result.thresholds.items():
         alarms = sum(max(float(s @ g) for g in gallery) >= threshold for s in strangers)
         assert alarms == int(rate * 500)
@@ -117,7 +117,7 @@ def rounded_units(rng: np.random.Generator, n: int, d: int = 3) -> NDArray[np.fl
     return np.asarray(v / np.linalg.norm(v, axis=1, keepdims=True))
 
 
-def test_roc_is_scikit_learns(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
+def test_roc_equals_scikit_learn(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
     similarities, same, _ = pairs
     ours = roc(similarities, same)
     fmr, tar, thresholds = roc_curve(same, similarities, drop_intermediate=False)
@@ -134,7 +134,7 @@ def test_the_fnir_curve_passes_through_every_threshold(rng: np.random.Generator)
     mates = rng.integers(10, size=80)
     mated = gallery[mates] + 0.6 * rounded_units(rng, 80, 6)
     mated /= np.linalg.norm(mated, axis=1, keepdims=True)
-    hits, alarms = search(gallery, mated, mates, strangers)
+    hits, alarms = search_gallery(gallery, mated, mates, strangers)
     curve = fnir_curve(hits, alarms)
     scores_MG, scores_SG = mated @ gallery.T, strangers @ gallery.T
     reached = {float(row.max()) for row, m in zip(scores_MG, mates, strict=True) if np.argmax(row) == m}
@@ -145,7 +145,7 @@ def test_the_fnir_curve_passes_through_every_threshold(rng: np.random.Generator)
         missed = sum(np.argmax(row) != m or max(row) < threshold for row, m in zip(scores_MG, mates, strict=True))
         assert fnir == pytest.approx(missed / 80, abs=1e-15)
     assert 0 < curve.fnir[-1] < 1, "some mates are never the best candidate"
-    plain = open_set(gallery, mated, mates, strangers, (0.1, 0.02))
+    plain = measure_open_set(gallery, mated, mates, strangers, (0.1, 0.02))
     for rate, fnir in plain.fnir.items():
         assert fnir == fnir_at_fpir(hits, alarms, rate) == min(curve.fnir[curve.fpir <= rate])
 
@@ -163,7 +163,7 @@ def test_cmc_counts_ties_against_the_mate(rng: np.random.Generator) -> None:
 
 
 def test_identification_among_distractors(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 150)  # three probes at a time
+    monkeypatch.setattr(metrics, "MAX_BLOCK_CELLS", 150)  # three probes at a time
     probes, distractors = whole_numbers(rng, 14, 3), whole_numbers(rng, 50, 3)
     people = np.array([0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 4, 0, 1])
     ours = distractor_identification(probes, people, distractors, (10, 20, 50), (2, 6))
@@ -181,14 +181,14 @@ def test_identification_among_distractors(rng: np.random.Generator, monkeypatch:
                         outcomes.append(1 + above <= rank)
             assert ours[i, j] == np.mean(outcomes)
     assert len(np.unique(ours)) >= 3
-    with pytest.raises(ValueError, match="50 distractors"):
+    with pytest.raises(ValueError, match="there are 50"):
         distractor_identification(probes, people, distractors, (51,))
     with pytest.raises(ValueError, match="two photos"):
         distractor_identification(probes[:2], np.array([0, 1]), distractors, (5,))
 
 
 def test_verification_against_distractors(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 150)
+    monkeypatch.setattr(metrics, "MAX_BLOCK_CELLS", 150)
     probes, distractors = whole_numbers(rng, 14, 5), whole_numbers(rng, 50, 5)
     people = np.arange(14) // 3
     mated = [probes[i] @ probes[j] for i, j in combinations(range(14), 2) if people[i] == people[j]]
@@ -201,10 +201,10 @@ def test_verification_against_distractors(rng: np.random.Generator, monkeypatch:
         assert tar == tar_at_far(similarities, same, far)
 
 
-def test_templates_weigh_media_not_frames(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_weight_media_instead_of_frames(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = rng.normal(size=(40, 8)).astype(np.float32)
     template_ids, media_ids = rng.choice([3, 7, 11, 90], 40), rng.integers(5, size=40)
-    ids, ours = templates(vectors, template_ids, media_ids)
+    ids, ours = build_templates(vectors, template_ids, media_ids)
     assert ids.tolist() == [3, 7, 11, 90]
     for template, vector in zip(ids, ours, strict=True):
         media = sorted({m for t, m in zip(template_ids, media_ids, strict=True) if t == template})
@@ -217,11 +217,11 @@ def test_templates_weigh_media_not_frames(rng: np.random.Generator, monkeypatch:
         mean = np.mean(means, 0)
         assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
 
-    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 16)  # two pairs at a time
+    monkeypatch.setattr(metrics, "MAX_BLOCK_CELLS", 16)  # two pairs at a time
     listed = np.array([[3, 90], [7, 7], [90, 11], [11, 3], [3, 7]])
     of = dict(zip(ids.tolist(), ours, strict=True))
     assert template_similarities(ids, ours, listed) == pytest.approx([float(of[a] @ of[b]) for a, b in listed.tolist()])
-    with pytest.raises(ValueError, match="no template 8"):
+    with pytest.raises(ValueError, match="unknown template 8"):
         template_similarities(ids, ours, np.array([[3, 8]]))
 
 
@@ -233,33 +233,33 @@ def test_flip_averages_have_unit_length(rng: np.random.Generator) -> None:
 
 
 def test_angle_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "CELLS_AT_ONCE", 14)  # two or three rows at a time
-    labels = np.array([0, 2, 2, 5, 5, 5, 1, 0, 4, 4])  # nobody is 3
+    monkeypatch.setattr(metrics, "MAX_BLOCK_CELLS", 14)  # two or three rows at a time
+    labels = np.array([0, 2, 2, 5, 5, 5, 1, 0, 4, 4])  # no row has label 3
     weights = rng.normal(size=(6, 4))
     vectors = weights[labels] + 0.5 * rng.normal(size=(10, 4))
 
     def angle(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
         return math.degrees(math.acos(min(1.0, sum(a * b) / math.hypot(*a) / math.hypot(*b))))
 
-    centres = {
+    centers = {
         j: np.mean([v / math.hypot(*v) for v, k in zip(vectors, labels, strict=True) if k == j], 0)
         for j in sorted(set(labels.tolist()))
     }
     ours = angle_statistics(vectors, labels, weights)
-    assert ours.w_ec == pytest.approx(np.mean([angle(weights[j], c) for j, c in centres.items()]))
+    assert ours.w_ec == pytest.approx(np.mean([angle(weights[j], c) for j, c in centers.items()]))
     assert ours.w_inter == pytest.approx(
         np.mean([min(angle(weights[j], weights[k]) for k in range(6) if k != j) for j in range(6)])
     )
     assert ours.intra == pytest.approx(
-        np.mean([angle(v, centres[k]) for v, k in zip(vectors, labels.tolist(), strict=True)])
+        np.mean([angle(v, centers[k]) for v, k in zip(vectors, labels.tolist(), strict=True)])
     )
     assert ours.inter == pytest.approx(
-        np.mean([min(angle(c, centres[k]) for k in centres if k != j) for j, c in centres.items()])
+        np.mean([min(angle(c, centers[k]) for k in centers if k != j) for j, c in centers.items()])
     )
     without = angle_statistics(vectors, labels)
     assert (without.w_ec, without.w_inter) == (None, None)
     assert (without.intra, without.inter) == (ours.intra, ours.inter)
-    with pytest.raises(ValueError, match="direction"):
+    with pytest.raises(ValueError, match="finite and not zero"):
         angle_statistics(np.zeros((2, 4)), np.array([0, 1]))
 
 
@@ -296,14 +296,14 @@ def test_intervals_cover_the_truth_where_people_differ(rng: np.random.Generator)
     assert covered["photos"] <= 60
 
 
-def test_the_width_of_an_interval_is_the_textbooks(rng: np.random.Generator) -> None:
+def test_the_width_of_an_interval_matches_the_formula(rng: np.random.Generator) -> None:
     values = rng.normal(size=2000)
     low, high = bootstrap(lambda rows: np.array([values[rows].mean(), -values[rows].mean()]), np.arange(2000))
     assert high[0] - low[0] == pytest.approx(2 * 1.96 * values.std() / math.sqrt(2000), rel=0.1)
     assert (low[1], high[1]) == (pytest.approx(-high[0]), pytest.approx(-low[0]))
 
 
-def test_decisions_of_folds_are_their_accuracy(
+def test_fold_decisions_match_fold_accuracy(
     pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]],
 ) -> None:
     similarities, same, folds = pairs

@@ -1,4 +1,4 @@
-"""Record files: what is written is read, in MXNet's own layout, and what is damaged is named with its place."""
+"""Record files follow MXNet's layout, and damage is reported with its position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.mxnet_files import pack, write_faces, write_records
 from training.config import ConfigError
-from training.data.recordio import MAGIC_BYTES, FaceRecords, RecordFile, pack, unpack, write_faces, write_records
+from training.data.recordio import MAGIC_BYTES, FaceRecords, RecordFile, unpack
 
 # One whole record of five bytes, then one that holds the magic and is cut there: by hand, from dmlc-core's recordio.h.
 WHOLE = bytes.fromhex("0a23d7ce 05000000") + b"abcde" + bytes(3)
@@ -35,7 +36,7 @@ def test_the_bytes_are_those_of_the_format(path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([MAGIC_BYTES, b"", b"a", b"bc", b"def", b"ghij"])).map(b"".join), min_size=1))
-def test_any_bytes_survive(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
+def test_any_bytes_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("records") / "train.rec"
     write_records(path, enumerate(records))
     file = RecordFile(path)
@@ -52,7 +53,7 @@ def test_the_image_header_is_that_of_mxnet() -> None:
 
 
 @pytest.mark.parametrize("record", [b"short", pack([1.0, 2.0], b"", 0)[:-1]])
-def test_a_record_that_is_no_image(record: bytes) -> None:
+def test_an_invalid_image_record_is_rejected(record: bytes) -> None:
     with pytest.raises(ConfigError, match=f"{len(record)} bytes"):
         unpack(record)
 
@@ -63,21 +64,21 @@ def test_a_face_set_of_insightface(path: Path) -> None:
     faces = FaceRecords(path)
     assert faces.keys.tolist() == [1, 2, 3, 4, 5, 6]
     assert faces.labels.tolist() == [0, 0, 1, 1, 1, 2]
-    assert [faces.encoded(i)[0] for i in range(6)] == [1, 4, 0, 3, 5, 2]
+    assert [faces.read_encoded(i)[0] for i in range(6)] == [1, 4, 0, 3, 5, 2]
     assert faces.name(0) == f"{path}, record 1"
     file = RecordFile(path)
     assert unpack(file.read(0))[0].tolist() == [7, 10]
     assert [unpack(file.read(row))[0].tolist() for row in (7, 8, 9)] == [[1, 3], [3, 6], [6, 7]]
 
 
-def test_a_set_without_a_header_is_all_images(path: Path) -> None:
+def test_a_set_without_record_0_is_all_images(path: Path) -> None:
     """The first of several labels is the person; a magic in the id or the image cuts the record and loses nothing."""
     magic = struct.unpack("<I", MAGIC_BYTES)[0]
     records = [pack(4.0, b"a", 0), pack([2.0, 9.0], MAGIC_BYTES, 1), pack([3.0, 8.0], b"c", magic)]
     write_records(path, enumerate(records))
     faces = FaceRecords(path)
     assert faces.labels.tolist() == [4, 2, 3]
-    assert [faces.encoded(i) for i in range(3)] == [b"a", MAGIC_BYTES, b"c"]
+    assert [faces.read_encoded(i) for i in range(3)] == [b"a", MAGIC_BYTES, b"c"]
 
 
 def test_images_that_the_header_counts_and_the_index_lacks(path: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_label_that_is_no_class_is_named(path: Path, label: float) -> None:
         FaceRecords(path)
 
 
-def test_damage_is_named_with_its_place(path: Path) -> None:
+def test_damage_is_reported_with_its_position(path: Path) -> None:
     write_records(path, enumerate([pack(0.0, b"a" * 50, 0), pack(1.0, b"b" * 50, 1)]))
     whole, second = path.read_bytes(), 84
     path.write_bytes(whole[:-10])
@@ -122,9 +123,15 @@ def test_an_index_into_the_middle_of_a_record(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "missing"), ("", "is empty"), ("0\tx\n", "no index"), ("0\t1\t2\n", "3 columns"), ("0\t-1\n", "outside")],
+    [
+        (None, "missing"),
+        ("", "is empty"),
+        ("0\tx\n", "not an index"),
+        ("0\t1\t2\n", "3 columns"),
+        ("0\t-1\n", "outside"),
+    ],
 )
-def test_an_index_that_is_none(path: Path, text: str | None, message: str) -> None:
+def test_an_invalid_index_is_rejected(path: Path, text: str | None, message: str) -> None:
     path.write_bytes(WHOLE)
     if text is not None:
         path.with_suffix(".idx").write_text(text)
@@ -132,7 +139,7 @@ def test_an_index_that_is_none(path: Path, text: str | None, message: str) -> No
         RecordFile(path)
 
 
-def test_threads_read_what_one_would(path: Path, rng: np.random.Generator) -> None:
+def test_concurrent_reads_are_correct(path: Path, rng: np.random.Generator) -> None:
     records = [rng.bytes(int(n)) for n in rng.integers(1, 5000, 200)]
     write_records(path, enumerate(records))
     file = RecordFile(path)

@@ -1,4 +1,4 @@
-"""Batches: every image in its turn, everybody equally often, any step at any time."""
+"""Batches cover every image, balance people, and are reproducible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.config import ConfigError
-from training.data.sampling import BatchSampler, turns_of_people
+from training.data.sampling import BatchSampler, schedule_people
 
 COUNTS = np.array([2, 3, 4, 5, 9, 17, 4, 6, 1, 4, 8])
 LABELS = np.random.default_rng(2).permutation(np.repeat(np.arange(len(COUNTS)), COUNTS))
@@ -35,7 +35,7 @@ def test_some_rows_are_shown_more_often() -> None:
 
 
 @pytest.mark.parametrize("images_per_person", [0, 3])
-def test_rows_depend_on_seed_epoch_and_position_alone(images_per_person: int) -> None:
+def test_rows_depend_only_on_seed_epoch_and_position(images_per_person: int) -> None:
     sampler = BatchSampler(LABELS, 12, seed=1, images_per_person=images_per_person)
     forward = {(epoch, position): sampler.rows(epoch, position) for epoch in range(3) for position in range(5)}
     for (epoch, position), rows in reversed(forward.items()):
@@ -70,15 +70,15 @@ def test_a_class_without_images_is_never_drawn() -> None:
 
 
 @given(st.integers(1, 30), st.data())
-def test_nobody_comes_twice_in_a_group(people: int, data: st.DataObject) -> None:
+def test_no_person_repeats_within_a_group(people: int, data: st.DataObject) -> None:
     group, groups = data.draw(st.integers(1, people)), data.draw(st.integers(1, 20))
-    turns = turns_of_people(people, group, group * groups, np.random.default_rng(0))
+    turns = schedule_people(people, group, group * groups, np.random.default_rng(0))
     assert all(len(set(row)) == group for row in turns.reshape(groups, group).tolist())
     assert np.ptp(np.bincount(turns, minlength=people)) <= 1
 
 
-def test_a_set_too_small_for_a_batch() -> None:
-    with pytest.raises(ConfigError, match=r"63 images are fewer than one batch of 64; lower loop\.batch_size"):
+def test_a_set_smaller_than_a_batch_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"63 images are fewer than one batch of 64\. Lower loop\.batch_size"):
         BatchSampler(LABELS, 64, seed=1)
-    with pytest.raises(ConfigError, match=r"needs 24 people and there are 11.*data\.images_per_person"):
+    with pytest.raises(ConfigError, match=r"needs 24 people, but there are 11.*data\.images_per_person"):
         BatchSampler(LABELS, 48, seed=1, images_per_person=2)

@@ -1,4 +1,4 @@
-"""Two ranks with a part of the batch each compute what one process computes with all of it."""
+"""Two ranks with half of the batch each equal one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.backbones import ThinIResNet, checkpoint_blocks, synchronise
+from training.backbones import ThinIResNet, checkpoint_blocks, synchronize_batch_norm
 
 ROWS = (slice(0, 3), slice(3, 8))
-"""Unequal, so that ranks cannot be averaged as though they were not."""
+"""Unequal sizes, which a plain average over ranks would get wrong."""
 TIMEOUT = timedelta(seconds=60)
 
 
 def network() -> nn.Module:
-    """In double precision: what differs is a mistake, not rounding."""
+    """Return a network in double precision, so that differences are bugs."""
     torch.manual_seed(0)
     return ThinIResNet(16, widths=(8, 8, 16), depths=(1, 1, 1), stem=8).double()
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """(8, 3, 112, 112) far from zero mean, and (8, 16) to weigh the outputs by."""
+    """Return (8, 3, 112, 112) images far from zero mean, and (8, 16) output weights."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, 3, 112, 112, generator=generator, dtype=torch.double) + torch.arange(8).view(-1, 1, 1, 1)
     return images, torch.randn(8, 16, generator=generator, dtype=torch.double)
 
 
 def outcome(backbone: nn.Module, rows: slice) -> dict[str, Tensor]:
-    """Outputs, gradients and state after two steps on some rows of the batch; the loss is the mean over all of it."""
+    """Return outputs, gradients and state after two steps on some rows; the loss is the mean over the whole batch."""
     images, weights = batch()
     part = images[rows].requires_grad_()
     for _ in range(2):
@@ -47,21 +47,21 @@ def outcome(backbone: nn.Module, rows: slice) -> dict[str, Tensor]:
     }
 
 
-def one_rank(rank: int, folder: Path, recomputed: bool) -> None:
+def one_rank(rank: int, folder: Path, checkpointed: bool) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder / 'meeting'}", TIMEOUT, len(ROWS), rank)
-    backbone = synchronise(network())
-    if recomputed:
+    backbone = synchronize_batch_norm(network())
+    if checkpointed:
         checkpoint_blocks(backbone)
     torch.save(outcome(backbone, ROWS[rank]), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("recomputed", [False, True], ids=["remembered", "recomputed"])
-def test_two_ranks_are_one_process_with_the_whole_batch(tmp_path: Path, recomputed: bool) -> None:
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["remembered", "recomputed"])
+def test_two_ranks_equal_one_process(tmp_path: Path, checkpointed: bool) -> None:
     spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=one_rank, args=(rank, tmp_path, recomputed)) for rank in range(len(ROWS))]
+    ranks = [spawn.Process(target=one_rank, args=(rank, tmp_path, checkpointed)) for rank in range(len(ROWS))]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -84,14 +84,14 @@ def test_two_ranks_are_one_process_with_the_whole_batch(tmp_path: Path, recomput
                 torch.testing.assert_close(share, expected, rtol=1e-8, atol=1e-10, msg=name)
 
 
-def test_alone_nothing_changes() -> None:
-    plain, synchronised = outcome(network(), slice(None)), outcome(synchronise(network()), slice(None))
-    assert list(synchronised) == list(plain)
-    assert all(torch.equal(synchronised[name], plain[name]) for name in plain)
+def test_one_process_is_unchanged() -> None:
+    plain, synchronized = outcome(network(), slice(None)), outcome(synchronize_batch_norm(network()), slice(None))
+    assert list(synchronized) == list(plain)
+    assert all(torch.equal(synchronized[name], plain[name]) for name in plain)
 
 
-def test_an_optimiser_keeps_its_parameters() -> None:
+def test_an_optimizer_keeps_its_parameters() -> None:
     backbone = network()
     before = list(backbone.parameters())
-    after = list(synchronise(backbone).parameters())
+    after = list(synchronize_batch_norm(backbone).parameters())
     assert all(a is b for a, b in zip(after, before, strict=True))

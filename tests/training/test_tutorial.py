@@ -1,4 +1,4 @@
-"""Every command of docs/training.md, in its order, as it stands there, on a small subset of the real data."""
+"""Every command of docs/training.md runs, in order, on a small subset of the real data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import httpx2 as httpx
 import pytest
 import torch
 
-from models.pack import load_pack
+from models.pack.loading import load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
 from training.cli import app
-from training.compare import COLUMNS
+from training.run.compare import COLUMNS
 
 SMALL_RUN = (
     "--epochs 1 --threads 1 --set data.max_identities=12 --set loop.batch_size=8 --set loop.warmup_steps=2 "
@@ -36,12 +36,12 @@ SMALLER = {
     "kith-train detector": "--steps 2 --threads 1",
     "kith-train compare": "softmax triplet --epochs 1 --people 40 --threads 1",
 }
-"""What is added to a command so that it takes seconds. Nothing is taken away."""
+"""Arguments added to commands to make them fast."""
 
 
 @pytest.fixture(scope="module")
 def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PHOTOS and a small DATA, beside the packs."""
+    """Create PHOTOS and a small DATA beside the packs."""
     root = tmp_path_factory.mktemp("tutorial")
     (root / "models").symlink_to(ROOT / "models")
     _small_celeba(data / "celeba", root / "DATA" / "celeba")
@@ -69,7 +69,7 @@ def _people(crops: Path) -> list[list[dict[str, str]]]:
 
 
 def _photos(crops: Path, target: Path) -> None:
-    """Twelve people's crops with room around them: photos in which a face must be found first."""
+    """Write twelve people's crops with margins, as photos that need detection."""
     for rows in _people(crops)[:12]:
         (target / rows[0]["identity"]).mkdir(parents=True)
         for i, row in enumerate(rows[:5]):
@@ -135,7 +135,7 @@ def test_the_tutorial_from_photos_to_a_served_pack(
             _run_outside(longer(command))
         else:
             app(shlex.split(longer(command))[1:], standalone_mode=False)
-            # Commands that use all cores leave torch so.
+            # Commands that use all cores change the thread count of torch.
             torch.set_num_threads(1)
         outputs[command.split(" --")[0]] = capsys.readouterr().out
     runs = workplace / "runs"
@@ -149,17 +149,17 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert "View 2" in outputs["kith-train evaluate runs/mine"]
     assert "</html>" in (runs / "mine" / "report.html").read_text()
     assert {p.stem for p in (runs / "figures").iterdir()} > {"scales", "adacos-scale"}
-    assert (runs / "mine" / "recogniser.onnx").stat().st_size > 10_000
+    assert (runs / "mine" / "recognizer.onnx").stat().st_size > 10_000
     pack = load_pack(runs / "pack")
     pack.verify()
     evidence = json.loads((runs / "evidence.json").read_text())
-    assert evidence["recogniser"] == pack.recognition.fingerprint()
+    assert evidence["recognizer"] == pack.recognition.fingerprint()
     assert pack.calibration is not None
     assert evidence["calibration"]["histograms"] == pack.calibration["histograms"]
     assert evidence["metrics"]["lfw_view2"] == pack.metrics["lfw_view2"]
     card = (pack.directory / "MODEL_CARD.md").read_text()
     assert "60 aligned" in card.replace("\n", " ")
-    assert "were not stated" in card
+    assert "terms of the training photos are unknown" in card
     assert "CelebA's terms" not in card
     assert "</html>" in (runs / "pack.html").read_text()
     assert outputs["kith-train compare"].startswith(f"| {' | '.join(COLUMNS)} |")

@@ -1,4 +1,4 @@
-"""Networks from a 112x112 crop to an embedding."""
+"""Backbones: networks from a 112x112 crop to an embedding."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import nn
 from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.iresnet import DEPTHS, IResNet
 from training.backbones.mobilefacenet import MobileFaceNet
-from training.backbones.sync_batch_norm import synchronise
+from training.backbones.sync_batch_norm import synchronize_batch_norm
 from training.backbones.thin_iresnet import ThinIResNet
 from training.config import BackboneConfig
 
-__all__ = ["IResNet", "MobileFaceNet", "ThinIResNet", "build_backbone", "checkpoint_blocks", "synchronise"]
+__all__ = ["IResNet", "MobileFaceNet", "ThinIResNet", "build_backbone", "checkpoint_blocks", "synchronize_batch_norm"]
 
 
 def build_backbone(config: BackboneConfig) -> nn.Module:
-    """The network ``config`` names, with fresh weights: (B, 3, 112, 112) in [-1, 1] to (B, embedding_dim)."""
+    """Build the network of ``config`` with new weights: (B, 3, 112, 112) in [-1, 1] to (B, embedding_dim)."""
     match config.name:
         case "thin_iresnet":
             return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem)

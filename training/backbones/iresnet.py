@@ -1,8 +1,8 @@
-"""The improved residual networks of ArcFace: IResNet-18, 34, 50 and 100.
+"""IResNet-18, 34, 50 and 100, the improved residual networks of ArcFace.
 
-J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019, section 2.2.2 of the first
-version ("improved residual unit", and option E for the head); D. Han et al., "Deep Pyramidal Residual Networks", 2017,
-section 3.3, for the unit itself. Parameter counts are those of the public insightface networks.
+J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019, first version, section 2.2.2
+("improved residual unit", option E for the head). D. Han et al., "Deep Pyramidal Residual Networks", 2017, section 3.3,
+for the unit. Parameter counts equal those of InsightFace's networks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from models.alignment import CROP_SIZE_PX
-from training.backbones.checkpointing import Recomputable
+from models.vision.alignment import CROP_SIZE_PX
+from training.backbones.checkpointing import CheckpointedBlock
 
 WIDTHS: Final = (64, 128, 256, 512)
 DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
@@ -24,12 +24,11 @@ DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
 }
 
 
-class Block(Recomputable):
-    """BN-Conv-BN-PReLU-Conv-BN beside a shortcut: (B, channels_in, H, W) to (B, channels, H/stride, W/stride).
+class Block(CheckpointedBlock):
+    """Residual block BN-Conv-BN-PReLU-Conv-BN: (B, channels_in, H, W) to (B, channels, H/stride, W/stride).
 
     Args:
-        stride_first: the first convolution strides, so that both compute the small map alone: cheaper. The papers'
-            networks stride in the second.
+        stride_first: stride in the first convolution, which is cheaper. The papers' networks stride in the second.
     """
 
     def __init__(self, channels_in: int, channels: int, stride: int, stride_first: bool = False) -> None:
@@ -55,7 +54,7 @@ class Block(Recomputable):
 
 
 def stages(channels_in: int, widths: Sequence[int], depths: Sequence[int], stride_first: bool = False) -> nn.Sequential:
-    """Blocks in a row; each stage's first halves the side and brings the stage's width."""
+    """Build stages of blocks. The first block of a stage halves the side and sets the stage's width."""
     blocks = []
     for width, depth in zip(widths, depths, strict=True):
         for index in range(depth):
@@ -65,11 +64,11 @@ def stages(channels_in: int, widths: Sequence[int], depths: Sequence[int], strid
 
 
 class IResNet(nn.Module):
-    """(B, 3, 112, 112) in [-1, 1], RGB, to (B, embedding_dim), not normalised.
+    """IResNet: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized.
 
     Args:
         depths: blocks of the stages at 56x56, 28x28, 14x14 and 7x7.
-        dropout: probability in [0, 1) of dropping an activation before the last layer; ArcFace's is 0.4.
+        dropout: probability in [0, 1) of dropping an activation before the last layer; 0.4 in ArcFace.
     """
 
     def __init__(self, depths: Sequence[int], embedding_dim: int = 512, dropout: float = 0.0) -> None:
@@ -80,8 +79,8 @@ class IResNet(nn.Module):
         self.body = stages(WIDTHS[0], WIDTHS, depths)
         map_size = CROP_SIZE_PX // 2 ** len(WIDTHS)
         features = nn.BatchNorm1d(embedding_dim)
-        # Cosine sees the direction alone. With a gain of its own a dimension could fade from it; with all of them held
-        # at 1 each keeps an equal share.
+        # A learned gain could shrink a dimension to zero. A fixed gain of 1 gives each dimension an equal share of the
+        # direction.
         features.weight.requires_grad_(False)
         self.head = nn.Sequential(
             nn.BatchNorm2d(WIDTHS[-1]),
@@ -90,8 +89,8 @@ class IResNet(nn.Module):
             nn.Linear(WIDTHS[-1] * map_size**2, embedding_dim),
             features,
         )
-        # The public networks' start. A batch norm follows each convolution, so that the size changes no output; it
-        # divides the steps the weights take, and published learning rates count on it.
+        # Initialization of the public networks. Batch norm cancels the size of the weights in the output, but the size
+        # sets the effective step, on which published learning rates depend.
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.1)

@@ -1,5 +1,8 @@
-"""MobileFaceNet: S. Chen et al., "MobileFaceNets: Efficient CNNs for Accurate Real-Time Face Verification on Mobile
-Devices", 2018, Table 1. A million parameters, 221 million multiply-adds."""
+"""MobileFaceNet: 1 million parameters, 221 million multiply-adds.
+
+S. Chen et al., "MobileFaceNets: Efficient CNNs for Accurate Real-Time Face Verification on Mobile Devices", 2018, Table
+1.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from models.alignment import CROP_SIZE_PX
-from training.backbones.checkpointing import Recomputable
+from models.vision.alignment import CROP_SIZE_PX
+from training.backbones.checkpointing import CheckpointedBlock
 
 # Table 1: expansion t of the block's input, channels c, repetitions n, stride s of the first repetition.
 BOTTLENECKS: Final = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
 
 
-class Bottleneck(Recomputable):
-    """MobileNetV2's block with PReLU: expand by 1x1, filter each channel by 3x3, project linearly by 1x1; (B,
-    channels_in, H, W) to (B, channels, H/stride, W/stride). Blocks that keep the shape add their input."""
+class Bottleneck(CheckpointedBlock):
+    """MobileNetV2 block with PReLU: 1x1 expansion, 3x3 depthwise convolution, linear 1x1 projection.
+
+    (B, channels_in, H, W) to (B, channels, H/stride, W/stride). Blocks that keep the shape add their input.
+    """
 
     def __init__(self, channels_in: int, expanded: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -34,7 +39,7 @@ class Bottleneck(Recomputable):
 
 
 class MobileFaceNet(nn.Module):
-    """(B, 3, 112, 112) in [-1, 1], RGB, to (B, embedding_dim), not normalised."""
+    """MobileFaceNet: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
 
     def __init__(self, embedding_dim: int = 128) -> None:
         super().__init__()
@@ -54,8 +59,11 @@ class MobileFaceNet(nn.Module):
 
 
 def gdc_head(channels: int, embedding_dim: int) -> nn.Sequential:
-    """(B, channels, 7, 7) to (B, embedding_dim): section 3.1's global depthwise convolution, which weighs each place
-    of a map where average pooling would not, and the linear 1x1 convolution of Table 1."""
+    """Build the head (B, channels, 7, 7) to (B, embedding_dim): global depthwise convolution and linear 1x1
+    convolution.
+
+    Section 3.1 and Table 1. Unlike average pooling, it learns a weight per map position.
+    """
     map_size = CROP_SIZE_PX // 16
     return nn.Sequential(
         nn.Conv2d(channels, channels, map_size, groups=channels, bias=False),

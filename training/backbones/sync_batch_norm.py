@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, on a CPU too: torch's own needs a GPU."""
+"""Batch normalization over the global batch, on CPUs too, where torch's implementation does not run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronise(backbone: nn.Module) -> nn.Module:
-    """Make the batch norms of ``backbone`` normalise by the global batch, in place, and return it.
+def synchronize_batch_norm(backbone: nn.Module) -> nn.Module:
+    """Replace the batch norms of ``backbone`` in place by ones over the global batch, and return it.
 
-    Parameters, buffers and state-dict keys stay the same. Ranks may hold batches of unequal size. Without a process
-    group, in a group of one and in evaluation nothing changes.
+    Parameters, buffers and state-dict keys stay the same. Ranks may hold batches of unequal size. Evaluation and a
+    single process are unaffected.
     """
     if next(backbone.parameters()).is_cuda:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(backbone)  # type: ignore[no-untyped-call]
@@ -22,18 +22,20 @@ def synchronise(backbone: nn.Module) -> nn.Module:
     for module in list(backbone.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-                setattr(module, name, GlobalBatchNorm.of(child))
+                setattr(module, name, GlobalBatchNorm.from_batch_norm(child))
     return backbone
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithm 1, where the mini-batch is that of all ranks:
-    (B, C) or (B, C, H, W) to the same shape and dtype. Statistics are computed in fp32 or better."""
+    """Batch norm whose mini-batch is that of all ranks: (B, C) or (B, C, H, W) to the same shape and dtype.
+
+    S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithm 1. Statistics are computed in at least fp32.
+    """
 
     @classmethod
-    def of(cls, plain: _BatchNorm) -> GlobalBatchNorm:
+    def from_batch_norm(cls, plain: _BatchNorm) -> GlobalBatchNorm:
         module = cls(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
-        # The very parameters and buffers: an optimiser may hold them already.
+        # Share parameters and buffers: an optimizer may already hold them.
         module.__dict__.update(plain.__dict__)
         return module
 
@@ -43,14 +45,14 @@ class GlobalBatchNorm(_BatchNorm):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         others = [d for d in range(x.ndim) if d != 1]
         per_channel = (1, -1) + (1,) * (x.ndim - 2)
-        # Two passes, for the mean of squares less the squared mean cancels where the mean is large.
+        # Two passes: mean(x^2) - mean(x)^2 loses precision where the mean is large.
         sums = _sum_over_ranks(torch.cat([exact.sum(others), exact.new_tensor([x.numel() / x.shape[1]])]))
         count = sums[-1].detach()
         mean_C = sums[:-1] / count
-        centred = exact - mean_C.view(per_channel)
-        variance_C = _sum_over_ranks(centred.square().sum(others)) / count
+        centered = exact - mean_C.view(per_channel)
+        variance_C = _sum_over_ranks(centered.square().sum(others)) / count
         self._track(mean_C.detach(), variance_C.detach() * count / (count - 1))
-        out = centred * torch.rsqrt(variance_C + self.eps).view(per_channel)
+        out = centered * torch.rsqrt(variance_C + self.eps).view(per_channel)
         if self.affine:
             out = out * self.weight.view(per_channel) + self.bias.view(per_channel)
         return out.to(x.dtype)
@@ -59,7 +61,7 @@ class GlobalBatchNorm(_BatchNorm):
     def _track(self, mean_C: Tensor, unbiased_variance_C: Tensor) -> None:
         if self.track_running_stats:
             seen = self.get_buffer("num_batches_tracked").add_(1)
-            # torch reads None as the plain average of all batches.
+            # In torch, None means the plain average of all batches.
             share = 1 / float(seen) if self.momentum is None else self.momentum
             for name, value_C in (("running_mean", mean_C), ("running_var", unbiased_variance_C)):
                 buffer_C = self.get_buffer(name)
@@ -71,7 +73,7 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Every rank's result holds every rank's x, so that x receives the gradients of all ranks."""
+    """Sum over ranks whose gradient is also summed over ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A thin improved-residual network of plain 3x3 convolutions, for processors without tensor cores.
+"""Thin IResNet of plain 3x3 convolutions, for CPUs.
 
-ArcFace's block between a short stem and MobileFaceNet's head. The stride sits in a block's first convolution and
-nothing but the stem runs at 56x56: on a CPU such maps cost more in memory traffic than they give.
+ArcFace's block between a short stem and MobileFaceNet's head. Blocks stride in their first convolution, and only the
+stem runs at 56x56: on a CPU, memory traffic of larger maps costs too much.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from training.backbones.mobilefacenet import gdc_head
 
 
 class ThinIResNet(nn.Module):
-    """(B, 3, 112, 112) in [-1, 1], RGB, to (B, embedding_dim), not normalised.
+    """Thin IResNet: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized.
 
     Args:
         widths: channels of the stages at 28x28, 14x14 and 7x7.
@@ -32,7 +32,7 @@ class ThinIResNet(nn.Module):
     ) -> None:
         super().__init__()
         if len(widths) != 3 or len(depths) != 3 or min(*widths, *depths, stem) < 1:
-            raise ValueError("a thin IResNet has three stages, each at least one block of one channel")
+            raise ValueError("a thin IResNet needs three stages with at least one block and one channel each")
         self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, 1, bias=False), nn.BatchNorm2d(stem), nn.PReLU(stem))
         self.body = stages(stem, widths, depths, stride_first=True)
         self.head = gdc_head(widths[-1], embedding_dim)

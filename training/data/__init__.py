@@ -1,1 +1,1 @@
-"""Labelled faces: where they are, how they are decoded once, how they are varied."""
+"""Labeled face sets: reading, caching, sampling and augmentation."""

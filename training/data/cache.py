@@ -1,4 +1,4 @@
-"""Crops decoded once: a memory-mapped array and a small one beside it, complete or not there at all."""
+"""Cache of decoded crops: a memory-mapped array and a companion array."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.alignment import CROP_SIZE_PX
+from models.vision.alignment import CROP_SIZE_PX
 
 
 @contextmanager
-def new_crops(
-    cache: Path, beside: Path, count: int, size_px: int = CROP_SIZE_PX
+def create_crop_cache(
+    cache: Path, companion: Path, count: int, size_px: int = CROP_SIZE_PX
 ) -> Iterator[tuple[NDArray[np.uint8], Callable[[NDArray[np.generic]], None]]]:
-    """Yield (count, size_px, size_px, 3) to fill, and a function that takes the array for ``beside``.
+    """Yield a (count, size_px, size_px, 3) array to fill, and a function that saves the ``companion`` array.
 
-    Both appear under their names once the block is left without an error. Two processes may build the same cache at
-    once: each writes files of its own, and the last to end wins.
+    Both files appear under their names only after the block ends without error. Processes may build the same cache
+    concurrently: each writes its own files, and the last one wins.
     """
     cache.parent.mkdir(parents=True, exist_ok=True)
-    partial, partial_beside = (path.with_name(f"{path.name}.{os.getpid()}.partial") for path in (cache, beside))
+    partial, partial_companion = (path.with_name(f"{path.name}.{os.getpid()}.partial") for path in (cache, companion))
     shape = (count, size_px, size_px, 3)
     try:
         crops_NHWC = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
 
-        def put_beside(values: NDArray[np.generic]) -> None:
-            with partial_beside.open("wb") as stream:
+        def save_companion(values: NDArray[np.generic]) -> None:
+            with partial_companion.open("wb") as stream:
                 np.save(stream, values)
 
-        yield crops_NHWC, put_beside
+        yield crops_NHWC, save_companion
         crops_NHWC.flush()
-        partial_beside.replace(beside)
+        partial_companion.replace(companion)
         partial.replace(cache)
     finally:
         partial.unlink(missing_ok=True)
-        partial_beside.unlink(missing_ok=True)
+        partial_companion.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Identity-labelled face crops from a manifest, a folder or a record file, decoded once into a uint8 cache."""
+"""Identity-labeled crops from a manifest, a folder or a record file, decoded once into a uint8 cache."""
 
 from __future__ import annotations
 
@@ -17,56 +17,62 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.alignment import CROP_SIZE_PX, align
-from models.detection import Detector
+from models.vision.alignment import CROP_SIZE_PX, align
+from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
-from training.data.cache import new_crops
+from training.data.cache import create_crop_cache
 from training.data.recordio import FaceRecords
 
 PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
-READ_AHEAD = 64
-"""Images decoded and not yet used: bounds memory where photos are large and detection is slow."""
+MAX_READ_AHEAD = 64
+"""Decoded images waiting for use. Bounds memory where photos are large and detection is slow."""
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
 class ImageSource(Protocol):
-    """Encoded images by number."""
+    """Encoded images by index."""
 
     def name(self, i: int) -> str:
-        """What messages call image ``i``."""
+        """Return the name of image ``i`` for messages."""
         ...
 
-    def encoded(self, i: int) -> bytes:
-        """Raises ConfigError where it cannot be read."""
+    def read_encoded(self, i: int) -> bytes:
+        """Return the encoded bytes of image ``i``. Raises ConfigError if the image cannot be read."""
         ...
 
-    def stamp(self, rows: NDArray[np.int64]) -> str:
-        """A text that is another one if these are other images, or were written anew."""
+    def fingerprint(self, rows: NDArray[np.int64]) -> str:
+        """Return a text that changes if the selected images change."""
         ...
 
 
 @dataclass(frozen=True)
 class PhotoFiles:
-    """Images that are files of their own."""
+    """Images in separate files."""
 
     paths: tuple[Path, ...]
 
     def name(self, i: int) -> str:
         return str(self.paths[i])
 
-    def encoded(self, i: int) -> bytes:
+    def read_encoded(self, i: int) -> bytes:
         return _read_bytes(self.paths[i])
 
-    def stamp(self, rows: NDArray[np.int64]) -> str:
+    def fingerprint(self, rows: NDArray[np.int64]) -> str:
         return "\n".join(_file_stamp(self.paths[i]) for i in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class IdentityList:
-    """Which image shows whom: ``labels`` (n,) are 0..C-1, in the order of ``names``; ``rows`` (n,) number the images
-    in ``source``; ``dropped`` people had fewer than ``min_images``; ``repeats`` (n,): how often an epoch shows each."""
+    """Images with labels, not yet decoded.
+
+    Attributes:
+        rows: (n,) index of each image in ``source``.
+        labels: (n,) class 0..C-1, in the order of ``names``.
+        dropped: number of people with fewer than ``min_images``.
+        repeats: (n,) times that an epoch shows each image.
+    """
 
     source: ImageSource
     rows: NDArray[np.int64]
@@ -81,22 +87,20 @@ class IdentityList:
     def name(self, i: int) -> str:
         return self.source.name(int(self.rows[i]))
 
-    def encoded(self, i: int) -> bytes:
-        return self.source.encoded(int(self.rows[i]))
+    def read_encoded(self, i: int) -> bytes:
+        return self.source.read_encoded(int(self.rows[i]))
 
     def read(self, i: int) -> NDArray[np.uint8]:
-        """Image ``i`` as (H, W, 3) uint8 RGB.
-
-        Raises:
-            ConfigError: it cannot be read as an image.
-        """
-        return decode_rgb(self.encoded(i), self.name(i))
+        """Decode image ``i`` to (H, W, 3) uint8 RGB. Raises ConfigError if the image cannot be decoded."""
+        return decode_rgb(self.read_encoded(i), self.name(i))
 
 
 @dataclass(frozen=True)
 class IdentitySet:
-    """Decoded crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1; an epoch shows each
-    ``repeats`` (n,) times, once where it is None."""
+    """Decoded crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1.
+
+    An epoch shows each image ``repeats`` (n,) times; None means once.
+    """
 
     crops_NHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -112,18 +116,15 @@ class IdentitySet:
 
 
 def list_identities(config: DataConfig) -> IdentityList:
-    """Read the manifest, the folder or the record file; drop people with too few images.
-
-    Raises:
-        ConfigError: nothing usable was found, the manifest lacks a column, or the record file is damaged.
-    """
+    """Read the manifest, folder or record file, without people who have too few images. Raises ConfigError on no usable
+    images, a missing manifest column, or a damaged record file."""
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
     if config.root.suffix == ".rec":
         source = FaceRecords(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
-        pairs = list(_from_manifest(config) if config.manifest else _from_folder(config.root))
+        pairs = list(_read_manifest(config) if config.manifest else _read_folder(config.root))
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
         people = np.array([name for _, name, _ in pairs], np.str_)
         repeats = np.array([times for _, _, times in pairs], np.int64)
@@ -146,22 +147,22 @@ def list_identities(config: DataConfig) -> IdentityList:
     )
 
 
-def _from_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
+def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
     manifest = config.root / str(config.manifest)
     if not manifest.is_file():
-        raise ConfigError(f"manifest {manifest} does not exist; for a folder per person say --folder")
+        raise ConfigError(f"manifest {manifest} does not exist. For one folder per person, pass --folder")
     with manifest.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        needed = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
-        missing = needed - set(reader.fieldnames or ())
+        required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
+        missing = required - set(reader.fieldnames or ())
         if missing:
-            raise ConfigError(f"manifest {manifest} lacks the column(s) {', '.join(sorted(missing))}")
+            raise ConfigError(f"manifest {manifest} has no column {', '.join(sorted(missing))}")
         for row in reader:
             sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
             yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
 
 
-def _from_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
+def _read_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
     for person in sorted(p for p in root.iterdir() if p.is_dir()):
         for file in sorted(person.iterdir()):
             if file.suffix.lower() in PHOTO_SUFFIXES:
@@ -169,11 +170,7 @@ def _from_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:
-    """Decode one photo to (H, W, 3) uint8 RGB.
-
-    Raises:
-        ConfigError: the file cannot be read as an image.
-    """
+    """Decode one photo to (H, W, 3) uint8 RGB. Raises ConfigError if the file cannot be read or decoded."""
     return decode_rgb(_read_bytes(file), str(file))
 
 
@@ -181,65 +178,63 @@ def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise _read_error(file, error) from error
 
 
 def _file_stamp(file: Path) -> str:
     try:
         stat = file.stat()
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise _read_error(file, error) from error
     return f"{file} {stat.st_size} {stat.st_mtime_ns}"
 
 
-def _unreadable(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{file} cannot be read ({error.strerror}); restore it or take it off the list")
+def _read_error(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{file} cannot be read ({error.strerror}). Restore it or remove it from the list")
 
 
 def decode_rgb(encoded: bytes, name: str) -> NDArray[np.uint8]:
-    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB.
-
-    Raises:
-        ConfigError: it is no image; the message calls it ``name``.
-    """
+    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB. Raises ConfigError if decoding failed; the message contains
+    ``name``."""
     try:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:  # no bytes at all, or a header that promises more pixels than OpenCV allows
+    except cv2.error:  # empty input, or more pixels than OpenCV allows
         image = None
     if image is None:
-        raise ConfigError(f"{name} cannot be decoded as an image; remove it or fix it")
+        raise ConfigError(f"{name} cannot be decoded as an image. Remove or repair it")
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | None = None) -> IdentitySet:
-    """Return every crop decoded, from a memory-mapped cache that is built on first use.
+    """Return all crops from a memory-mapped cache, built on first use.
 
-    A photo set that is not aligned needs ``detector``: the largest face of each photo is cut out, and photos without
-    a face are dropped with a warning. Of several processes, let one come here first: the cache has one builder.
+    Unaligned photos need ``detector``: the largest face of each photo is aligned, and photos without a face are
+    dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
+    `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
-    listing = f"{config.root} {config.aligned} {listed.source.stamp(listed.rows)}"
+    listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
-        _build_cache(listed, cache, kept_file, None if config.aligned else _need(detector))
+        _build_cache(listed, cache, kept_file, None if config.aligned else _require_detector(detector))
     kept = np.load(kept_file)
     return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names, listed.repeats[kept])
 
 
-def _need(detector: Detector | None) -> Detector:
+def _require_detector(detector: Detector | None) -> Detector:
     if detector is None:
-        raise ConfigError("photos that are not aligned crops need a detector: name a pack with --align-with")
+        raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
     return detector
 
 
-def in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """``map`` in threads, in order, at most READ_AHEAD results ahead of their use."""
+def map_in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Map in threads, in order, at most MAX_READ_AHEAD results ahead of their use."""
     with ThreadPoolExecutor() as pool:
         pending: deque[Future[R]] = deque()
         for item in items:
             pending.append(pool.submit(task, item))
-            if len(pending) > READ_AHEAD:
+            if len(pending) > MAX_READ_AHEAD:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -247,18 +242,18 @@ def in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: Detector | None) -> None:
     kept: list[int] = []
-    with new_crops(cache, kept_file, len(listed)) as (crops, put_beside):
-        images = in_threads(listed.read, range(len(listed)))
+    with create_crop_cache(cache, kept_file, len(listed)) as (crops, save_companion):
+        images = map_in_threads(listed.read, range(len(listed)))
         for i, image in enumerate(tqdm(images, total=len(listed), desc="decode", unit="img")):
             if detector is None:
                 if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
-                    raise ConfigError(f"{listed.name(i)} is not a 112x112 crop; name a pack with --align-with")
+                    raise ConfigError(f"{listed.name(i)} is not a 112x112 crop. Name a pack with --align-with")
                 crops[len(kept)] = image
             else:
                 faces = detector.detect([image])[0]
                 if not len(faces):
-                    log.warning("no face in %s: dropped", listed.name(i))
+                    log.warning("dropped %s: no face found", listed.name(i))
                     continue
                 crops[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None])[0]
             kept.append(i)
-        put_beside(np.array(kept, np.int64))
+        save_companion(np.array(kept, np.int64))

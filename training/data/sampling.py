@@ -1,4 +1,4 @@
-"""Which rows make up a batch: a function of (seed, epoch, position), so that any step can be returned to."""
+"""Batch sampling as a function of seed, epoch and position, so that any step can be replayed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from training.config import ConfigError
 
 
 class BatchSampler:
-    """The order in which a set is shown.
+    """Batches of an epoch, shuffled or identity-balanced.
 
-    With ``images_per_person`` = 0 every image comes once an epoch (or ``repeats`` times), in a shuffled order; the
-    last, partial batch is left out. With k > 0 a batch holds k images of each of ``batch_size / k`` different people:
-    people come by turns, so that within an epoch nobody has more than one turn more than another, and a person's
-    images come by turns too; an image is repeated within a batch only where its person has fewer than k. An epoch is
-    as many images as the set holds, repeats counted.
+    With ``images_per_person`` = 0, every image comes once per epoch (or ``repeats`` times), shuffled; the last partial
+    batch is dropped. With k > 0, a batch holds k images of each of ``batch_size / k`` people. Within an epoch, the
+    number of turns of two people differs by at most one. An image repeats within a batch only if its person has fewer
+    than k. An epoch has as many images as the set, repeats included.
 
     Args:
         labels: (n,) class of each row.
-        batch_size: of all ranks together; a multiple of ``images_per_person``.
-        repeats: (n,) times that each row comes in an epoch of unbalanced batches; None: once.
+        batch_size: size of the global batch; a multiple of ``images_per_person``.
+        repeats: (n,) times that each row comes in an unbalanced epoch; None means once.
 
     Raises:
         ConfigError: the set is too small for one batch.
@@ -35,56 +34,55 @@ class BatchSampler:
         repeats: NDArray[np.int64] | None = None,
     ) -> None:
         self._batch_size, self._seed, self._k = batch_size, seed, images_per_person
-        # Renumbered: a class is empty where no face was found in any of its photos.
+        # Renumber: a class is empty if no face was found in its photos.
         _, self._labels, self._counts = np.unique(labels, return_inverse=True, return_counts=True)
-        self._shown = np.arange(len(labels)) if repeats is None else np.repeat(np.arange(len(labels)), repeats)
-        self._remembered: tuple[int, NDArray[np.int64]] | None = None
+        self._rows_per_epoch = np.arange(len(labels)) if repeats is None else np.repeat(np.arange(len(labels)), repeats)
+        self._order_of_epoch: tuple[int, NDArray[np.int64]] | None = None
         if len(labels) < batch_size:
-            raise ConfigError(f"{len(labels)} images are fewer than one batch of {batch_size}; lower loop.batch_size")
+            raise ConfigError(f"{len(labels)} images are fewer than one batch of {batch_size}. Lower loop.batch_size")
         if images_per_person and len(self._counts) * images_per_person < batch_size:
             raise ConfigError(
                 f"a batch of {batch_size} with {images_per_person} images a person needs "
-                f"{batch_size // images_per_person} people and there are {len(self._counts)}; lower loop.batch_size or "
-                "raise data.images_per_person"
+                f"{batch_size // images_per_person} people, but there are {len(self._counts)}. Lower loop.batch_size "
+                "or raise data.images_per_person"
             )
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._shown) // self._batch_size
+        return len(self._rows_per_epoch) // self._batch_size
 
     def rows(self, epoch: int, position: int) -> NDArray[np.int64]:
-        """(batch_size,) rows of batch ``position`` of an epoch, ascending: a memory map is read in its order."""
-        if self._remembered is None or self._remembered[0] != epoch:
+        """Return (batch_size,) rows of batch ``position`` of an epoch, ascending for sequential memory-map reads."""
+        if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
             rng = np.random.default_rng((self._seed, epoch))
-            order = self._balanced(rng) if self._k else rng.permutation(self._shown)
-            self._remembered = epoch, order
+            order = self._balanced(rng) if self._k else rng.permutation(self._rows_per_epoch)
+            self._order_of_epoch = epoch, order
         start = position * self._batch_size
-        return np.sort(self._remembered[1][start : start + self._batch_size])
+        return np.sort(self._order_of_epoch[1][start : start + self._batch_size])
 
     def _balanced(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Rows of all batches of an epoch, k of a person side by side."""
+        """Return the rows of all batches of an epoch, k of a person side by side."""
         turns = self.steps_per_epoch * self._batch_size // self._k
-        people = turns_of_people(len(self._counts), self._batch_size // self._k, turns, rng)
-        shuffled = np.lexsort((rng.random(len(self._labels)), self._labels))  # by person, in random order within
+        people = schedule_people(len(self._counts), self._batch_size // self._k, turns, rng)
+        shuffled = np.lexsort((rng.random(len(self._labels)), self._labels))  # by person, shuffled within each person
         starts = np.cumsum(self._counts) - self._counts
-        # Everybody has one turn a pass: the pass is how many turns a person has had, and its images go round.
+        # Each person has one turn per pass, so the pass number selects the next images of that person.
         taken = np.arange(turns)[:, None] // len(self._counts) * self._k + np.arange(self._k)
         return np.asarray(shuffled[starts[people, None] + taken % self._counts[people, None]].ravel(), np.int64)
 
 
-def turns_of_people(people: int, group: int, turns: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(turns,) people: shuffled passes over all of them, cut into groups in which nobody comes twice.
+def schedule_people(people: int, group: int, turns: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return (turns,) people: shuffled passes over all of them, in groups without repetition.
 
-    A group may begin in one pass and end in the next; whoever closed the old pass then waits in the new one until that
-    group is full.
+    A group may span two passes. People at the end of the old pass then come after that group in the new pass.
     """
     passes = [rng.permutation(people)]
     for number in range(1, -(-turns // people)):
-        begun = number * people % group
+        started = number * people % group
         following = rng.permutation(people)
-        if begun:
-            waiting = np.isin(following, passes[-1][people - begun :])
-            first = following[~waiting][: group - begun]
+        if started:
+            waiting = np.isin(following, passes[-1][people - started :])
+            first = following[~waiting][: group - started]
             following = np.concatenate([first, following[~np.isin(following, first)]])
         passes.append(following)
     return np.concatenate(passes)[:turns]

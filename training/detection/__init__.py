@@ -1,1 +1,1 @@
-"""A compact five-point face detector with SCRFD-style outputs."""
+"""Face detector: network, targets, training data and training loop."""

@@ -1,4 +1,4 @@
-"""Annotated photos as training crops: every crop shows a face at a size drawn evenly over the octaves."""
+"""Training crops of annotated photos, with face sizes uniform on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ from numpy.typing import NDArray
 
 from training.config import ConfigError
 from training.data.identities import read_rgb
-from training.detection.targets import Faces
+from training.detection.targets import FaceTargets
 
-SMALLEST_PX = 8.0
-"""Smaller faces are neither learned nor punished."""
+MIN_LEARNED_FACE_PX = 8.0
+"""Smaller faces count neither as face nor as background."""
 NO_FACE_SHARE = 0.08
 TEXTURE_SHARE = 0.06
-"""Crops that are turned into something with a photo's colours and no face."""
+"""Share of crops replaced by face-free textures with the colors of a photo."""
 TILE_SIZES_PX = (12, 24)
-MOSAIC_BELOW = 0.6
-"""Of a crop's area: black borders teach little."""
-SHREDDED_FROM = 2.5
-"""A photo is cut into tiles only where every face is this many times as large as a tile."""
-MIRRORED = [1, 0, 2, 4, 3]
+MIN_COVERED_SHARE = 0.6
+"""Share of the crop below which four photos form a mosaic instead of one photo with black borders."""
+MIN_FACE_TILES = 2.5
+"""Minimum face size, in tiles, for shuffling a photo: no tile may contain a face."""
+MIRRORED_LANDMARKS = [1, 0, 2, 4, 3]
 
 
-NOBODY = Faces(
+NO_FACES = FaceTargets(
     torch.zeros(0, 4), torch.zeros(0, 5, 2), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
 )
 
 
 @dataclass(frozen=True)
 class AnnotatedPhoto:
-    """One photo: ``image`` (H, W, 3) uint8 RGB; boxes (n, 4) x0, y0, x1, y1; points (n, 5, 2), NaN where unknown;
-    ``doubtful`` (n,): faces a second detector sees and the annotation lacks."""
+    """One photo with its faces.
+
+    Attributes:
+        image: (H, W, 3) uint8 RGB.
+        boxes: (n, 4) x0, y0, x1, y1 in pixels.
+        points: (n, 5, 2) landmarks in pixels, NaN where unknown.
+        doubtful: (n,) faces found by the reference detector but not annotated.
+    """
 
     file: Path
     image: NDArray[np.uint8]
@@ -50,11 +56,11 @@ class AnnotatedPhoto:
 
 
 def load_annotated(root: Path, split: str | None = None) -> list[AnnotatedPhoto]:
-    """Read ``root/annotations.jsonl``: boxes where annotated by people (``boxes_xyxy``), landmarks from the listed
-    detector's faces that overlap them; a photo without annotated boxes takes the detector's.
+    """Read ``root/annotations.jsonl`` and its photos.
 
-    Raises:
-        ConfigError: the annotations are absent or a photo cannot be decoded.
+    Boxes are manual annotations (``boxes_xyxy``) where present, else those of the reference detector (``yunet``).
+    Landmarks come from overlapping faces of the reference detector. Raises ConfigError if the annotations are missing
+    or a photo cannot be decoded.
     """
     annotations = root / "annotations.jsonl"
     if not annotations.is_file():
@@ -89,7 +95,7 @@ def _annotated(file: Path, image: NDArray[np.uint8], row: dict[str, Any]) -> Ann
 
 
 def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n, 4) and (m, 4) boxes to (n, m) intersection over union."""
+    """Return (n, m) intersection over union of (n, 4) and (m, 4) boxes."""
     lower = np.maximum(a[:, None, :2], b[None, :, :2])
     upper = np.minimum(a[:, None, 2:], b[None, :, 2:])
     shared = np.clip(upper - lower, 0, None).prod(2)
@@ -102,66 +108,71 @@ def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.flo
 
 def training_crop(
     photos: Sequence[AnnotatedPhoto], size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
-) -> tuple[NDArray[np.uint8], Faces]:
-    """Cut one varied (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recoloured. One face, chosen
-    by chance, gets a size drawn evenly over the octaves of ``face_sizes_px``; where its photo would then cover little
-    of the crop, four photos share it."""
+) -> tuple[NDArray[np.uint8], FaceTargets]:
+    """Cut one augmented (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recolored.
+
+    One random face gets a size drawn log-uniformly from ``face_sizes_px``. If its photo would cover little of the crop,
+    four photos share it.
+    """
     low, high = face_sizes_px
-    wanted_px = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
-    image, faces, covered = _placed(_any(photos, rng), size_px, wanted_px, rng)
-    if covered < MOSAIC_BELOW:
+    face_px = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
+    image, faces, covered = _cut_square(_random_photo(photos, rng), size_px, face_px, rng)
+    if covered < MIN_COVERED_SHARE:
         half = size_px // 2
-        quarters = [_placed(_any(photos, rng), half, min(wanted_px, half * 0.7), rng)[:2] for _ in range(4)]
+        quarters = [_cut_square(_random_photo(photos, rng), half, min(face_px, half * 0.7), rng)[:2] for _ in range(4)]
         image, faces = _mosaic(quarters)
     if rng.random() < TEXTURE_SHARE:
         smallest_px = float((faces.boxes[:, 2:] - faces.boxes[:, :2]).numpy().min(initial=np.inf))
-        return _recolour(texture(image, smallest_px, rng), rng), NOBODY
-    return _recolour(image, rng), faces
+        return _recolor(texture(image, smallest_px, rng), rng), NO_FACES
+    return _recolor(image, rng), faces
 
 
-def _any(photos: Sequence[AnnotatedPhoto], rng: np.random.Generator) -> AnnotatedPhoto:
+def _random_photo(photos: Sequence[AnnotatedPhoto], rng: np.random.Generator) -> AnnotatedPhoto:
     return photos[int(rng.integers(len(photos)))]
 
 
-def _mosaic(quarters: Sequence[tuple[NDArray[np.uint8], Faces]]) -> tuple[NDArray[np.uint8], Faces]:
-    """Four square pieces side by side; boxes end where their piece does."""
+def _mosaic(quarters: Sequence[tuple[NDArray[np.uint8], FaceTargets]]) -> tuple[NDArray[np.uint8], FaceTargets]:
+    """Join four square pieces, with boxes clipped to their piece."""
     half = len(quarters[0][0])
     (a, _), (b, _), (c, _), (d, _) = quarters
     shifts = [torch.tensor([x, y], dtype=torch.float32) for y in (0, half) for x in (0, half)]
     parts = [faces for _, faces in quarters]
-    return np.vstack([np.hstack([a, b]), np.hstack([c, d])]), Faces(
-        torch.cat([p.boxes.clamp(0, half) + by.repeat(2) for p, by in zip(parts, shifts, strict=True)]),
-        torch.cat([p.points + by for p, by in zip(parts, shifts, strict=True)]),
+    return np.vstack([np.hstack([a, b]), np.hstack([c, d])]), FaceTargets(
+        torch.cat([p.boxes.clamp(0, half) + offset.repeat(2) for p, offset in zip(parts, shifts, strict=True)]),
+        torch.cat([p.points + offset for p, offset in zip(parts, shifts, strict=True)]),
         torch.cat([p.has_points for p in parts]),
         torch.cat([p.ignore for p in parts]),
     )
 
 
-def _placed(
-    photo: AnnotatedPhoto, size_px: int, wanted_px: float, rng: np.random.Generator
-) -> tuple[NDArray[np.uint8], Faces, float]:
-    """The photo scaled so that one of its faces is ``wanted_px`` large, cut to a square around that face, with its
-    faces there; and which share of the square it covers."""
-    certain = np.flatnonzero(~photo.doubtful & ((photo.boxes[:, 2:] - photo.boxes[:, :2]).min(1) >= 6))
+def _cut_square(
+    photo: AnnotatedPhoto, size_px: int, face_px: float, rng: np.random.Generator
+) -> tuple[NDArray[np.uint8], FaceTargets, float]:
+    """Scale a photo so that a random face is ``face_px`` large, and cut a square around that face.
+
+    Returns:
+        The crop, its faces, and the share of the square that the photo covers.
+    """
+    annotated = np.flatnonzero(~photo.doubtful & ((photo.boxes[:, 2:] - photo.boxes[:, :2]).min(1) >= 6))
     height, width = photo.image.shape[:2]
-    if len(certain) and rng.random() > NO_FACE_SHARE:
-        box = photo.boxes[rng.choice(certain)]
-        # Enlarging a small face much would only teach blur.
-        scale = min(wanted_px / math.sqrt(float((box[2:] - box[:2]).prod())), 2.5)
-        centre = (box[:2] + box[2:]) / 2
+    if len(annotated) and rng.random() > NO_FACE_SHARE:
+        box = photo.boxes[rng.choice(annotated)]
+        # Limit the scale: strongly enlarged faces would only teach blur.
+        scale = min(face_px / math.sqrt(float((box[2:] - box[:2]).prod())), 2.5)
+        center = (box[:2] + box[2:]) / 2
     else:
         scale = math.exp(rng.uniform(math.log(0.4), math.log(1.5)))
-        centre = np.array([rng.uniform(0, width), rng.uniform(0, height)])
+        center = np.array([rng.uniform(0, width), rng.uniform(0, height)])
     stretch = math.exp(rng.normal(0, 0.05))
     scale_x, scale_y = scale * stretch, scale / stretch
-    shift = rng.uniform(0.15, 0.85, 2) * size_px - centre * (scale_x, scale_y)
+    shift = rng.uniform(0.15, 0.85, 2) * size_px - center * (scale_x, scale_y)
     flip = rng.random() < 0.5
     matrix = np.array([[scale_x, 0, shift[0]], [0, scale_y, shift[1]]])
     if flip:
         matrix[0] = [-scale_x, 0, size_px - 1 - shift[0]]
     source, placed = photo.image, matrix
     if scale < 0.5:
-        # warpAffine has no area filter: shrink first, or small faces would be aliased as they never are when serving.
+        # Shrink first: warpAffine has no area filter, and would alias small faces unlike serving does.
         source = np.asarray(cv2.resize(source, None, fx=scale_x, fy=scale_y, interpolation=cv2.INTER_AREA), np.uint8)
         placed = matrix / [source.shape[1] / width, source.shape[0] / height, 1.0]
     image = np.asarray(cv2.warpAffine(source, placed, (size_px, size_px)), np.uint8)
@@ -170,16 +181,16 @@ def _placed(
     boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
     points = photo.points @ matrix[:, :2].T + matrix[:, 2]
     if flip:
-        points = points[:, MIRRORED]
+        points = points[:, MIRRORED_LANDMARKS]
     inside = np.clip(boxes, 0, size_px)
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     visible = (inside[:, 2:] - inside[:, :2]).prod(1) / np.maximum(area, 1e-6)
     seen = visible > 0
-    small = (boxes[:, 2:] - boxes[:, :2]).min(1) < SMALLEST_PX
+    small = (boxes[:, 2:] - boxes[:, :2]).min(1) < MIN_LEARNED_FACE_PX
     ignore = photo.doubtful | small | (visible < 0.4)
     known = np.isfinite(points).all((1, 2))
     edges = np.clip(np.array([[0, 0], [width, height]]) @ matrix[:, :2].T + matrix[:, 2], 0, size_px)
-    faces = Faces(
+    faces = FaceTargets(
         torch.from_numpy(boxes[seen].astype(np.float32)),
         torch.from_numpy(np.nan_to_num(points[seen]).astype(np.float32)),
         torch.from_numpy(known[seen]),
@@ -189,17 +200,16 @@ def _placed(
 
 
 def texture(image: NDArray[np.uint8], smallest_face_px: float, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Something without a face that no photo without faces teaches: the photo in shuffled tiles (unless a face could
-    hide in one), its spectrum with random phases, or noise."""
+    """Return a face-free texture: shuffled tiles of the photo, its spectrum with random phases, or noise."""
     tile = int(rng.integers(TILE_SIZES_PX[0], TILE_SIZES_PX[1] + 1))
     kind = rng.integers(3)
-    if kind == 0 and smallest_face_px > SHREDDED_FROM * tile:
+    if kind == 0 and smallest_face_px > MIN_FACE_TILES * tile:
         return _shuffled(image, tile, rng)
     if kind == 1:
         return np.clip(rng.normal(rng.uniform(60, 200), rng.uniform(10, 80), image.shape), 0, 255).astype(np.uint8)
     phases = np.exp(1j * np.angle(np.fft.rfft2(rng.normal(size=image.shape[:2]))))
     spectrum = np.fft.rfft2(image.astype(np.float32), axes=(0, 1)) * phases[..., None]
-    spectrum[0, 0] = np.abs(spectrum[0, 0])  # the mean colour stays
+    spectrum[0, 0] = np.abs(spectrum[0, 0])  # keep the mean color
     return np.clip(np.fft.irfft2(spectrum, image.shape[:2], axes=(0, 1)), 0, 255).astype(np.uint8)
 
 
@@ -215,7 +225,7 @@ def _shuffled(image: NDArray[np.uint8], tile: int, rng: np.random.Generator) -> 
     return out
 
 
-def _recolour(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+def _recolor(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     out = image.astype(np.float32)
     if rng.random() < 0.15:
         out[:] = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]

@@ -1,8 +1,8 @@
-"""The detector: plain 3x3 convolutions, a top-down feature pyramid, one head shared by three strides.
+"""Face detector of plain 3x3 convolutions, with a top-down feature pyramid and one head for three strides.
 
-Its outputs are SCRFD's (J. Guo et al., "Sample and Computation Redistribution for Efficient Face Detection", 2021), so
-that any SCRFD decoder reads it: per stride 8, 16, 32 two slots a cell; scores after the sigmoid; distances from the
-cell's corner point (x * stride, y * stride) to the four sides and to the five landmarks, in units of the stride.
+The outputs follow SCRFD (J. Guo et al., "Sample and Computation Redistribution for Efficient Face Detection", 2021):
+two slots per cell for strides 8, 16, 32; scores after the sigmoid; distances from the cell's point (x * stride, y *
+stride) to the four sides and five landmarks, in strides.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from torch.nn import functional as F
 STRIDES: Final = (8, 16, 32)
 SLOTS: Final = 2
 TOWER_DEPTH: Final = 2
-# The face size that a slot answers for, sqrt(width * height) in pixels: an octave each.
+# Nominal face size of each slot, sqrt(width * height) in pixels: one octave each.
 SLOT_SIZES_PX: Final = ((16.0, 32.0), (64.0, 128.0), (256.0, 512.0))
 
 
 def conv(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(inplace=True),
+        nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
     )
 
 
@@ -32,9 +30,7 @@ class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            conv(channels, channels),
-            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(channels),
+            conv(channels, channels), nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,10 +38,10 @@ class Residual(nn.Module):
 
 
 class FaceDetector(nn.Module):
-    """(B, 3, H, W), RGB, (x - 127.5) / 128, H and W multiples of 32, to nine tensors.
+    """Detector from (B, 3, H, W) RGB, (x - 127.5) / 128, H and W multiples of 32, to nine tensors.
 
-    Returns scores (B, n, 1), boxes (B, n, 4) as left, top, right, bottom distances, and points (B, n, 10) as x, y
-    pairs, for strides 8, 16, 32 in turn (all scores, then all boxes, then all points); n = H/stride * W/stride * 2.
+    Returns all scores (B, n, 1), then all boxes (B, n, 4) as left, top, right, bottom distances, then all points (B, n,
+    10) as x, y pairs. Each group has strides 8, 16, 32 in turn; n = H/stride * W/stride * 2.
     """
 
     def __init__(self, widths: tuple[int, int, int, int, int] = (16, 32, 48, 64, 64), pyramid: int = 32) -> None:
@@ -61,20 +57,21 @@ class FaceDetector(nn.Module):
         self.lateral = nn.ModuleList(nn.Conv2d(c, pyramid, 1) for c in levels)
         self.smooth = nn.ModuleList(conv(pyramid, pyramid) for _ in levels)
         self.tower = nn.ModuleList(nn.Conv2d(pyramid, pyramid, 3, 1, 1, bias=False) for _ in range(TOWER_DEPTH))
-        # The strides share the tower's kernels, not its norms: their features differ in scale, and a norm that
-        # averages over all of them is wrong for each in evaluation (it costs landmarks first).
+        # The strides share kernels but not norms: feature scales differ, and shared statistics would degrade
+        # evaluation, landmarks first.
         self.tower_norms = nn.ModuleList(
             nn.ModuleList(nn.BatchNorm2d(pyramid) for _ in range(TOWER_DEPTH)) for _ in STRIDES
         )
         self.score = nn.Conv2d(pyramid, SLOTS, 1)
         self.box = nn.Conv2d(pyramid, SLOTS * 4, 1)
         self.points = nn.Conv2d(pyramid, SLOTS * 10, 1)
-        # A prior of 1 % faces, or the first thousand steps only unlearn the background (Lin et al., 2017, section 3.3).
+        # Prior of 1 % faces, so that the first steps do not only unlearn the background (Lin et al., 2017, section
+        # 3.3).
         assert self.score.bias is not None  # noqa: S101 - for the type checker
         nn.init.constant_(self.score.bias, -4.6)
 
-    def raw(self, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Per stride: score logits (B, n, 1), log distances (B, n, 4), point offsets (B, n, 10)."""
+    def predict_raw(self, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return per stride: score logits (B, n, 1), log distances (B, n, 4), point offsets (B, n, 10)."""
         x = self.stem(x)
         features = []
         for level in self.levels:
@@ -90,13 +87,19 @@ class FaceDetector(nn.Module):
             tower = smooth(feature)
             for kernel, norm in zip(self.tower, norms.children(), strict=True):
                 tower = F.relu(norm(kernel(tower)))
-            out.append((flat(self.score(tower), 1), flat(self.box(tower), 4), flat(self.points(tower), 10)))
+            out.append(
+                (
+                    flatten_slots(self.score(tower), 1),
+                    flatten_slots(self.box(tower), 4),
+                    flatten_slots(self.points(tower), 10),
+                )
+            )
         return out
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        raw = self.raw(x)
+        raw = self.predict_raw(x)
         scores = [torch.sigmoid(s) for s, _, _ in raw]
-        # A slot predicts in units of its nominal size; the outputs are in units of the stride.
+        # Slots predict in units of their nominal size. Outputs are in strides.
         boxes = [distances(b, sizes) / stride for (_, b, _), stride, sizes in _levels(raw)]
         points = [offsets(p, sizes) / stride for (_, _, p), stride, sizes in _levels(raw)]
         return (*scores, *boxes, *points)
@@ -108,8 +111,8 @@ def _levels(
     return list(zip(raw, STRIDES, SLOT_SIZES_PX, strict=True))
 
 
-def flat(x: Tensor, values: int) -> Tensor:
-    """(B, SLOTS * values, h, w) to (B, h * w * SLOTS, values)."""
+def flatten_slots(x: Tensor, values: int) -> Tensor:
+    """Reshape (B, SLOTS * values, h, w) to (B, h * w * SLOTS, values)."""
     return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, values)
 
 
@@ -118,19 +121,19 @@ def _slot_sizes(x: Tensor, sizes: tuple[float, float]) -> Tensor:
 
 
 def distances(raw_BN4: Tensor, sizes: tuple[float, float]) -> Tensor:
-    """Predicted distances to the sides, in pixels: half the slot's size times exp."""
+    """Return distances to the sides in pixels: half the slot's size times exp."""
     per_slot = raw_BN4.reshape(raw_BN4.shape[0], -1, SLOTS, 4).clamp(max=3.0)
     return (per_slot.exp() * _slot_sizes(raw_BN4, sizes) / 2).reshape(raw_BN4.shape[0], -1, 4)
 
 
 def offsets(raw_BN10: Tensor, sizes: tuple[float, float]) -> Tensor:
-    """Predicted offsets of the landmarks from the cell's point, in pixels."""
+    """Return offsets of the landmarks from the cell's point, in pixels."""
     per_slot = raw_BN10.reshape(raw_BN10.shape[0], -1, SLOTS, 10)
     return (per_slot * _slot_sizes(raw_BN10, sizes)).reshape(raw_BN10.shape[0], -1, 10)
 
 
 def cell_points(height_px: int, width_px: int, stride: int, device: torch.device) -> Tensor:
-    """(n, 2) points in pixels, slots of a cell side by side: SCRFD's anchor centres."""
+    """Return (n, 2) points in pixels, slots of a cell side by side: SCRFD's anchor centers."""
     ys, xs = torch.meshgrid(
         torch.arange(height_px // stride, device=device), torch.arange(width_px // stride, device=device), indexing="ij"
     )

@@ -1,4 +1,4 @@
-"""Every loss by its name: heads turn embeddings and labels into a loss, terms are added to one."""
+"""Registry of losses: heads turn embeddings and labels into a loss, terms are added to it."""
 
 from __future__ import annotations
 
@@ -70,31 +70,25 @@ TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
 
 
 def build_head(config: HeadConfig, embedding_dim: int, num_classes: int) -> Head:
-    """A head by name and options.
-
-    Raises:
-        ConfigError: there is no such head or option, or a value makes no sense; the message lists what there is.
-    """
+    """Build a head from its name and options. Raises ConfigError on an unknown head or option, or invalid value. The
+    message lists the valid names."""
     return _build("head", HEADS, config.name, config.options, embedding_dim, num_classes)
 
 
 def build_term(config: TermConfig, head: Head, embedding_dim: int, num_classes: int) -> Term:
-    """A term by name and options, for this head.
-
-    Raises:
-        ConfigError: as for a head; or the term is about class weights, which the head does not have.
-    """
+    """Build a loss term from its name and options. Raises ConfigError as `build_head` does; or the term needs class
+    weights and the head has none."""
     term = _build("terms", TERMS, config.name, config.options, embedding_dim, num_classes)
     if isinstance(term, ClassTerm) and head.class_weights() is None:
-        raise ConfigError(f"terms.{config.name} is about class weights, which this head does not have")
+        raise ConfigError(f"terms.{config.name} needs class weights, and this head has none")
     return term
 
 
 Built = TypeVar("Built", bound=nn.Module)
 
 
-def options_of(factory: Callable[..., nn.Module]) -> dict[str, Any]:
-    """What a head or term can be given, with the defaults."""
+def list_options(factory: Callable[..., nn.Module]) -> dict[str, Any]:
+    """Return the options of a head or term with their defaults."""
     signature = inspect.signature(factory)
     return {
         name: parameter.default
@@ -113,17 +107,17 @@ def _build(
 ) -> Built:
     if name not in factories:
         raise ConfigError(f"{section} {name!r} is not one of {', '.join(factories)}")
-    known = options_of(factories[name])
+    known = list_options(factories[name])
     if unknown := options.keys() - known.keys():
-        may = f"; it has {', '.join(known)}" if known else ""
-        raise ConfigError(f"{section} {name} has no option {', '.join(sorted(unknown))}{may}")
+        valid = f"; it has {', '.join(known)}" if known else ""
+        raise ConfigError(f"{section} {name} has no option {', '.join(sorted(unknown))}{valid}")
     for option, value in options.items():
-        # A whole number will do for a float, nothing else for anything else.
-        wanted = type(known[option])
-        if not (isinstance(value, wanted) or (wanted is float and type(value) is int)) or (
-            wanted is not bool and isinstance(value, bool)
+        # An int is accepted for a float option; bool is a subclass of int and needs its own check.
+        expected = type(known[option])
+        if not (isinstance(value, expected) or (expected is float and type(value) is int)) or (
+            expected is not bool and isinstance(value, bool)
         ):
-            raise ConfigError(f"{section}.{option} of {name} must be a {wanted.__name__}, not {value!r}")
+            raise ConfigError(f"{section}.{option} of {name} must be a {expected.__name__}, not {value!r}")
     try:
         return factories[name](embedding_dim, num_classes, **options)
     except ValueError as error:

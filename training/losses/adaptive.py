@@ -1,4 +1,4 @@
-"""Margins that follow the sample, the class or the training: what came after fixed margins."""
+"""Heads whose margin depends on the sample, the class or the training progress."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MarginKind = Literal["arc", "cos"]
 
 
 class SubCenterArcFace(ArcFace):
-    """ArcFace with K centres a class, the nearest of which counts: J. Deng et al., "Sub-center ArcFace", ECCV 2020.
+    """ArcFace with K centers per class, of which the nearest counts: J. Deng et al., "Sub-center ArcFace", ECCV 2020.
 
-    Noisy samples of a class gather at centres of their own.
+    Mislabeled samples collect at separate centers.
     """
 
-    shardable = False  # a class's centres must stay together
+    shardable = False  # the centers of a class must stay on one rank
 
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, centers: int = 3
     ) -> None:
         if centers < 1:
-            raise ValueError(f"a class needs at least one centre, not {centers}")
+            raise ValueError(f"a class needs at least one center, not {centers}")
         if num_classes < 2:
             raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
         super().__init__(embedding_dim, num_classes * centers, scale, margin)
@@ -37,7 +37,7 @@ class SubCenterArcFace(ArcFace):
         return len(self.weight) // self.centers
 
     def class_weights(self) -> Tensor | None:
-        """The mean direction of each class's centres."""
+        """Return (C, d) mean directions of the centers of each class."""
         return torch.nn.functional.normalize(self.weight).view(self.num_classes, self.centers, -1).mean(1)
 
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
@@ -45,14 +45,14 @@ class SubCenterArcFace(ArcFace):
 
 
 class CurricularFace(CosineHead):
-    """Easy samples first, hard negatives later: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.
+    """Curriculum from easy samples to hard negatives: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.
 
-    A negative class closer than the target with its margin gets cos (t + cos) instead of cos; t follows the mean
-    target cosine of all ranks' batches with momentum 0.99.
+    A negative class closer than the target with its margin gets cos (t + cos) instead of cos. t is the moving average
+    of the mean target cosine over the global batch, momentum 0.99.
     """
 
     t: Tensor
-    shardable = False  # hard negatives are judged by the target, wherever it is
+    shardable = False  # hard negatives are compared with the target, which may be on another rank
 
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, momentum: float = 0.99
@@ -65,17 +65,17 @@ class CurricularFace(CosineHead):
         self.margin_rad, self.momentum = margin, momentum
         self.register_buffer("t", torch.tensor(0.0))
 
-    def readings(self) -> dict[str, float]:
-        return {**super().readings(), "t": float(self.t)}
+    def log_values(self) -> dict[str, float]:
+        return {**super().log_values(), "t": float(self.t)}
 
-    def observe(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
-        mean = self._of_all_ranks(cos_BC.gather(1, labels_B[:, None])).mean()
+    def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        mean = self._all_gather(cos_BC.gather(1, labels_B[:, None])).mean()
         self.t.lerp_(mean.to(self.t.dtype), 1 - self.momentum)
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
         return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share))
 
-    def other_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
+    def non_target_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
         target_B1 = cos_BC.gather(1, labels_B[:, None])
         m = self.margin_rad * self.margin_share
         threshold_B1 = target_B1 * math.cos(m) - torch.sqrt(1 - target_B1**2) * math.sin(m)
@@ -83,11 +83,10 @@ class CurricularFace(CosineHead):
 
 
 class MagFace(CosineHead):
-    """Length as quality: Q. Meng et al., "MagFace", CVPR 2021, section 3.
+    """Margin that grows with embedding length, a proxy of quality: Q. Meng et al., "MagFace", CVPR 2021, section 3.
 
-    With a = ||x|| bounded to [l_a, u_a]: the margin is m(a) = l_m + (u_m - l_m)(a - l_a)/(u_a - l_a), and
-    lambda_g (1/a + a/u_a^2) draws good samples to large a. The loss is undefined without lengths, so that embeddings
-    must come to the head unnormalised.
+    With a = ||x|| bounded to [l_a, u_a], the margin is m(a) = l_m + (u_m - l_m)(a - l_a)/(u_a - l_a). The regularizer
+    lambda_g (1/a + a/u_a^2) increases a for good samples. Embeddings must not be normalized.
     """
 
     def __init__(
@@ -111,16 +110,16 @@ class MagFace(CosineHead):
         m_B = self.l_m + (self.u_m - self.l_m) * (a_B - self.l_a) / (self.u_a - self.l_a)
         return add_angle(cos_B, m_B * self.margin_share)
 
-    def regulariser(self, norms_B: Tensor) -> Tensor | float:
+    def regularizer(self, norms_B: Tensor) -> Tensor | float:
         a_B = norms_B.clamp(self.l_a, self.u_a)
         return self.lambda_g * (1 / a_B + a_B / self.u_a**2).mean()
 
 
 class AdaFace(CosineHead):
-    """A margin that turns with quality: M. Kim et al., "AdaFace", CVPR 2022, section 3.
+    """Margin that adapts to embedding length: M. Kim et al., "AdaFace", CVPR 2022, section 3.
 
-    q = clip(h (||x|| - mu) / sigma, -1, 1), with mu and sigma of all ranks' batch lengths, averaged with ``alpha``;
-    the target is cos(theta - m q) - (m q + m), its angle kept inside [0, pi]. No gradient passes through q.
+    q = clip(h (||x|| - mu) / sigma, -1, 1). mu and sigma are moving averages over the global batch with weight
+    ``alpha``. The target is cos(theta - m q) - (m q + m), its angle kept inside [0, pi]. No gradient passes through q.
     """
 
     mean: Tensor
@@ -142,11 +141,11 @@ class AdaFace(CosineHead):
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
 
-    def readings(self) -> dict[str, float]:
-        return {**super().readings(), "norm_mean": float(self.mean), "norm_std": float(self.std)}
+    def log_values(self) -> dict[str, float]:
+        return {**super().log_values(), "norm_mean": float(self.mean), "norm_std": float(self.std)}
 
-    def observe(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
-        lengths = self._of_all_ranks(norms_B).clamp(1e-3, 100)
+    def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        lengths = self._all_gather(norms_B).clamp(1e-3, 100)
         self.mean.lerp_(lengths.mean().to(self.mean.dtype), self.alpha)
         self.std.lerp_(lengths.std().to(self.std.dtype), self.alpha)
 
@@ -159,11 +158,13 @@ class AdaFace(CosineHead):
 
 
 class ElasticFace(CosineHead):
-    """A margin drawn anew for every sample, N(m, sigma): F. Boutros et al., "ElasticFace", CVPRW 2022, section 3.
+    """Random margin N(m, sigma) per sample: F. Boutros et al., "ElasticFace", CVPRW 2022, section 3.
 
-    ``kind`` is where the margin sits: in the angle ("arc", m = 0.5, sigma = 0.05) or in the cosine ("cos", 0.35,
-    0.05). With ``plus`` the larger margins of a batch go to the samples farther from their centre. In evaluation every
-    margin is m; beyond theta = pi - m ArcFace's linear fallback stands in, of which the paper says nothing.
+    Evaluation uses m. Beyond theta = pi - m, which the paper does not cover, ArcFace's linear fallback applies.
+
+    Args:
+        kind: margin in the angle ("arc", m = 0.5, sigma = 0.05) or in the cosine ("cos", 0.35, 0.05).
+        plus: assign the larger margins of a batch to the samples farther from their center.
     """
 
     def __init__(

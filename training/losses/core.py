@@ -1,8 +1,8 @@
-"""What every head shares: the interface, and the cosine logits.
+"""Interface of all heads, and the cosine head.
 
 Notation: x is an embedding, W_j the weight of class j, cos_BC the (batch, classes) matrix of their cosines, theta the
-angles, y the target class. A head turns embeddings and labels into one scalar loss. Everything runs in float32 (or
-float64, if given that) whatever autocast does: 1 - 1e-7 is exactly 1 in bfloat16, and margins live in that gap.
+angles, y the target class. Losses run in float32 or float64 regardless of autocast, since 1 - 1e-7 rounds to 1 in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -21,72 +21,72 @@ from training import distributed
 COSINE_EPS = 1e-7
 
 
-def wide(values: Tensor) -> Tensor:
-    """At least float32."""
+def upcast(values: Tensor) -> Tensor:
+    """Convert to float32, unless already float32 or float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def bounded(cosines: Tensor) -> Tensor:
-    """Strictly inside (-1, 1)."""
+def clamp_cosines(cosines: Tensor) -> Tensor:
+    """Clamp cosines to lie strictly inside (-1, 1)."""
     return cosines.clamp(-1 + COSINE_EPS, 1 - COSINE_EPS)
 
 
 def cosine_matrix(rows_AD: Tensor, columns_BD: Tensor) -> Tensor:
-    """(A, d) and (B, d), of any length, to their (A, B) cosines, strictly inside (-1, 1)."""
-    return bounded(F.linear(F.normalize(wide(rows_AD)), F.normalize(wide(columns_BD))))
+    """Return (A, B) cosines of (A, d) and (B, d) vectors of any length, strictly inside (-1, 1)."""
+    return clamp_cosines(F.linear(F.normalize(upcast(rows_AD)), F.normalize(upcast(columns_BD))))
 
 
 class Head(nn.Module, ABC):
-    """A loss over embeddings and labels.
+    """Loss over embeddings and labels.
 
-    ``margin_share`` in [0, 1] is how much of its margin a head applies; the loop lets it grow while training starts.
+    ``margin_share`` in [0, 1] scales the margin; the loop raises it during margin warm-up.
     """
 
     margin_share: float = 1.0
     shardable = False
-    """Whether classes may be split over ranks: true where they meet only in the softmax's sum."""
-    sees_all_ranks = False
-    """Whether a batch given to this head already holds every rank's samples."""
+    """True if classes interact only in the sum of the softmax, so that they can be split over ranks."""
+    gets_global_batch = False
+    """True if batches given to this head already hold the samples of all ranks."""
 
     @abstractmethod
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Return the scalar loss. ``embeddings_BD`` need not be normalised; ``labels_B`` are class indices."""
+        """Return the scalar loss of (B, d) embeddings, normalized or not, and (B,) class indices."""
 
     def class_weights(self) -> Tensor | None:
-        """(C, d), of any length, or None where a head has no classes."""
+        """Return (C, d) class weights of any length, or None for a head without classes."""
         return None
 
-    def stepping(self, optimiser: Optimizer) -> AbstractContextManager[None]:
-        """Entered around the optimiser's step."""
+    def optimizer_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        """Return a context manager that wraps the optimizer's step."""
         return nullcontext()
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """The state of all classes, whatever the number of ranks."""
+    def full_state(self) -> dict[str, Tensor]:
+        """Return the state of all classes, independent of the number of ranks."""
         return self.state_dict()
 
-    def load_whole_state(self, state: dict[str, Tensor]) -> None:
+    def load_full_state(self, state: dict[str, Tensor]) -> None:
         self.load_state_dict(state)
 
-    def readings(self) -> dict[str, float]:
-        """What the loop logs beside the loss: at least a scale, where there is one."""
+    def log_values(self) -> dict[str, float]:
+        """Return values to log beside the loss, such as the scale."""
         return {}
 
-    def _of_all_ranks(self, values_B: Tensor) -> Tensor:
-        return values_B if self.sees_all_ranks else distributed.gathered(values_B)
+    def _all_gather(self, values_B: Tensor) -> Tensor:
+        return values_B if self.gets_global_batch else distributed.all_gather(values_B)
 
 
 class NoHead(Head):
-    """No classifier: for metric losses alone. The loss is zero."""
+    """Head with zero loss, for training by terms or distillation only."""
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        return wide(embeddings_BD).sum() * 0.0
+        return upcast(embeddings_BD).sum() * 0.0
 
 
 class CosineHead(Head):
-    """Cosine classifier: logits are s * margin(cos theta), the loss is their cross-entropy.
+    """Cosine classifier: cross-entropy of the logits s * margin(cos theta).
 
     Args:
         embedding_dim: d.
@@ -114,40 +114,40 @@ class CosineHead(Head):
     def class_weights(self) -> Tensor | None:
         return self.weight
 
-    def readings(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, float]:
         return {"scale": float(self.scale)}
 
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
         """Return cos_BC, strictly inside (-1, 1)."""
         return cosine_matrix(embeddings_BD, self.weight)
 
-    def observe(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
-        """Update what a head knows of the batch, before its logits; called in training only, without gradient."""
+    def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        """Update running statistics from the batch. Called without gradient, in training only, before the logits."""
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        """Return what stands in the target's place: (B,) cosines and (B,) lengths of x to (B,)."""
+        """Return the (B,) values that replace the target cosines, from (B,) cosines and (B,) lengths of x."""
         return cos_B
 
-    def other_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
-        """Return what stands in the other classes' places."""
+    def non_target_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the (B, C) values that replace the cosines of the other classes."""
         return cos_BC
 
-    def regulariser(self, norms_B: Tensor) -> Tensor | float:
-        """What a head adds to the cross-entropy."""
+    def regularizer(self, norms_B: Tensor) -> Tensor | float:
+        """Return a term added to the cross-entropy."""
         return 0.0
 
     def logits(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Return (B, C) logits. Where ``labels_B`` is -1 the target is not among these classes (see partial_fc)."""
-        cos_BC, norms_B = self.cosines(embeddings_BD), wide(embeddings_BD).norm(dim=1)
+        """Return (B, C) logits. A label of -1 means that the target class is on another rank (see partial_fc)."""
+        cos_BC, norms_B = self.cosines(embeddings_BD), upcast(embeddings_BD).norm(dim=1)
         if self.training:
             with torch.no_grad():
-                self.observe(cos_BC, labels_B, norms_B)
+                self.update_statistics(cos_BC, labels_B, norms_B)
         rows = (labels_B >= 0).nonzero().squeeze(1)
         columns = labels_B[rows]
         target_R = self.target_cosines(cos_BC[rows, columns], norms_B[rows])
-        return self.scale * self.other_cosines(cos_BC, labels_B).index_put((rows, columns), target_R)
+        return self.scale * self.non_target_cosines(cos_BC, labels_B).index_put((rows, columns), target_R)
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             loss = F.cross_entropy(self.logits(embeddings_BD, labels_B), labels_B)
-            return loss + self.regulariser(wide(embeddings_BD).norm(dim=1))
+            return loss + self.regularizer(upcast(embeddings_BD).norm(dim=1))

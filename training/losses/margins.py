@@ -1,4 +1,4 @@
-"""Heads with a fixed scale and margin: what stands in the target's place is a function of its cosine alone."""
+"""Heads with a fixed scale and margin, which transform only the target cosine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CombinedBeyond = Literal["continuous", "plain"]
 
 
 class NormFace(CosineHead):
-    """s * cos(theta): normalised softmax (F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo)."""
+    """Normalized softmax, s * cos(theta): F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo."""
 
 
 class CosFace(CosineHead):
-    """s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; AM-softmax, F. Wang et al., 2018."""
+    """CosFace, s * (cos(theta) - m): H. Wang et al., "CosFace", CVPR 2018, eq. 4; AM-softmax, F. Wang et al., 2018."""
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(embedding_dim, num_classes, scale)
@@ -33,29 +33,24 @@ class CosFace(CosineHead):
 
 
 class AdaptiveCosFace(CosFace):
-    """CosFace at s = sqrt(2) ln(C - 1), so that the scale follows the number of classes (bounds.fixed_scale)."""
+    """CosFace at s = sqrt(2) ln(C - 1), see `bounds.fixed_scale`."""
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.35) -> None:
         super().__init__(embedding_dim, num_classes, fixed_scale(num_classes), margin)
 
 
 class ArcFace(CosineHead):
-    """s * cos(theta + m): J. Deng et al., "ArcFace", CVPR 2019, eq. 3.
+    """ArcFace, s * cos(theta + m): J. Deng et al., "ArcFace", CVPR 2019, eq. 3.
 
-    cos(theta + m) rises again beyond theta = pi - m, so there something else must stand in. ``beyond`` chooses it:
+    cos(theta + m) rises again beyond theta = pi - m. ``beyond`` selects the replacement there:
 
-    - ``linear``: cos(theta) - m sin(m), the authors' own; jumps down at the boundary.
-    - ``continuous``: cos(theta) - (1 - cos m), which equals cos(theta + m) at the boundary.
-    - ``easy``: no margin at all where theta > pi/2.
+    - ``linear``: cos(theta) - m sin(m), from the authors' code; has a jump at the boundary.
+    - ``continuous``: cos(theta) - (1 - cos m), equal to cos(theta + m) at the boundary.
+    - ``easy``: no margin where theta > pi/2.
     """
 
     def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        scale: float = 64.0,
-        margin: float = 0.5,
-        beyond: Beyond = "linear",
+        self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear"
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
         if not 0 <= margin < math.pi:
@@ -70,7 +65,7 @@ class ArcFace(CosineHead):
 
 
 def add_angle(cos_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") -> Tensor:
-    """cos(theta + m), by the addition theorem; beyond theta = pi - m as ArcFace's ``beyond`` says."""
+    """Return cos(theta + m) by the addition theorem, with a fallback beyond theta = pi - m (see `ArcFace`)."""
     m = margin_rad_B
     with_margin = cos_B * torch.cos(m) - torch.sqrt(1 - cos_B**2) * torch.sin(m)
     match beyond:
@@ -85,10 +80,10 @@ def add_angle(cos_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") ->
 
 
 class CombinedMargin(CosineHead):
-    """s * (cos(m1 theta + m2) - m3): ArcFace, eq. 4. CM1 is (1, 0.3, 0.2), CM2 (0.9, 0.4, 0.15).
+    """Combined margin, s * (cos(m1 theta + m2) - m3): ArcFace, eq. 4. CM1 is (1, 0.3, 0.2), CM2 (0.9, 0.4, 0.15).
 
-    Beyond the angle where m1 theta + m2 = pi the formula rises again. ``beyond`` chooses what stands there:
-    ``continuous`` goes on downwards with the slope of cos(theta), ``plain`` takes the formula at its word.
+    The formula rises again where m1 theta + m2 > pi. ``beyond`` selects the values there: ``continuous`` continues
+    downwards with the slope of cos(theta), ``plain`` keeps the formula.
     """
 
     def __init__(
@@ -121,7 +116,7 @@ class CombinedMargin(CosineHead):
 
 
 class SphereFace(CombinedMargin):
-    """s * cos(m theta), m = 1.35: SphereFace's margin as ArcFace's section 2.2 rewrites it, without integers."""
+    """SphereFace, s * cos(m theta) with m = 1.35: real-valued margin of ArcFace, section 2.2."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The original multiplicative margins, whose logits keep the length of the feature."""
+"""Multiplicative margins of the original papers, with logits scaled by the feature length."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.losses.core import Head, cosine_matrix, wide
+from training.losses.core import Head, cosine_matrix, upcast
 
 
 def psi(cos_B: Tensor, m: int) -> Tensor:
-    """psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m].
+    """Return psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m].
 
-    cos(m theta) is Chebyshev's polynomial T_m(cos theta), whose gradient is finite everywhere.
+    cos(m theta) is the Chebyshev polynomial T_m(cos theta), whose gradient is finite everywhere.
     """
     before_B, value_B = torch.ones_like(cos_B), cos_B
     for _ in range(m - 1):
@@ -24,10 +24,10 @@ def psi(cos_B: Tensor, m: int) -> Tensor:
 
 
 class LSoftmax(Head):
-    """||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, section 3.
+    """L-softmax, ||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, section 3.
 
-    The target is eased in as SphereFace's authors do: (lambda cos(theta) + psi(theta)) / (1 + lambda) with
-    lambda = max(lambda_least, lambda_first (1 + 0.12 t)^-1) after t steps; ``lambda_first=0`` takes psi at once.
+    The margin is annealed as in SphereFace's code: the target is (lambda cos(theta) + psi(theta)) / (1 + lambda) with
+    lambda = max(lambda_min, lambda_start (1 + 0.12 t)^-1) after t steps. ``lambda_start=0`` disables annealing.
     """
 
     step: Tensor
@@ -38,35 +38,35 @@ class LSoftmax(Head):
         embedding_dim: int,
         num_classes: int,
         margin: int = 4,
-        lambda_first: float = 1000.0,
-        lambda_least: float = 5.0,
+        lambda_start: float = 1000.0,
+        lambda_min: float = 5.0,
     ) -> None:
         super().__init__()
         if num_classes < 2:
             raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
         if margin < 1:
-            raise ValueError(f"this margin is a whole number from 1, not {margin}")
-        if min(lambda_first, lambda_least) < 0:
-            raise ValueError("lambda_first and lambda_least must not be negative")
+            raise ValueError(f"the margin must be an integer of at least 1, not {margin}")
+        if min(lambda_start, lambda_min) < 0:
+            raise ValueError("lambda_start and lambda_min must not be negative")
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.kaiming_normal_(self.weight)
         self.margin = margin
-        self.lambda_first, self.lambda_least = lambda_first, lambda_least
+        self.lambda_start, self.lambda_min = lambda_start, lambda_min
         self.register_buffer("step", torch.tensor(0))
 
     def class_weights(self) -> Tensor | None:
         return self.weight
 
-    def readings(self) -> dict[str, float]:
-        return {"lambda": self.easing}
+    def log_values(self) -> dict[str, float]:
+        return {"lambda": self.annealing_lambda}
 
     @property
-    def easing(self) -> float:
-        return max(min(self.lambda_least, self.lambda_first), self.lambda_first / (1 + 0.12 * int(self.step)))
+    def annealing_lambda(self) -> float:
+        return max(min(self.lambda_min, self.lambda_start), self.lambda_start / (1 + 0.12 * int(self.step)))
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_BD = wide(embeddings_BD)
+            x_BD = upcast(embeddings_BD)
             lengths_BC = x_BD.norm(dim=1)[:, None]
             if not self.unit_weights:
                 lengths_BC = lengths_BC * self.weight.to(x_BD.dtype).norm(dim=1)
@@ -75,11 +75,11 @@ class LSoftmax(Head):
                 self.step += 1
             index_B1 = labels_B[:, None]
             cos_B = cos_BC.gather(1, index_B1).squeeze(1)
-            target_B = (self.easing * cos_B + psi(cos_B, self.margin)) / (1 + self.easing)
+            target_B = (self.annealing_lambda * cos_B + psi(cos_B, self.margin)) / (1 + self.annealing_lambda)
             return F.cross_entropy(lengths_BC * cos_BC.scatter(1, index_B1, target_B[:, None]), labels_B)
 
 
 class ASoftmax(LSoftmax):
-    """||x|| psi(theta), ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, section 3."""
+    """A-softmax, ||x|| psi(theta) with ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, section 3."""
 
     unit_weights = True

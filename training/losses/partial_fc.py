@@ -1,7 +1,7 @@
-"""A cosine head whose classes are split over ranks, each step using a sample of them.
+"""Partial FC: a cosine head with classes split over ranks and sampled in each step.
 
 X. An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by Partial FC",
-CVPR 2022, section 3. Every rank sees the whole batch and its own classes; the softmax's sum is taken over all ranks.
+CVPR 2022, section 3. Every rank sees the global batch and its own classes; the softmax sums over all ranks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training import distributed
-from training.losses.core import CosineHead, Head, wide
+from training.losses.core import CosineHead, Head, upcast
 
 
 class PartialFC(Head):
-    """Wraps a head in which classes meet only in the softmax's sum.
+    """Wrapper that shards and samples the classes of a shardable head.
 
     Args:
         head: the full head, equal on all ranks; this rank keeps its share of the classes.
         sampling: share of its classes that a rank uses in a step, in (0, 1]. The classes of the batch are always
-            among them; the others are drawn anew from torch's global generator.
+            included; torch's global generator selects the others.
     """
 
     def __init__(self, head: CosineHead, sampling: float) -> None:
@@ -39,14 +39,14 @@ class PartialFC(Head):
         self.sampling = sampling
         self.num_classes = head.num_classes
         self.table_PD: Tensor
-        self.part = distributed.share(self.num_classes, distributed.rank(), distributed.world_size())
+        self.part = distributed.split_evenly(self.num_classes, distributed.rank(), distributed.world_size())
         self.head = head
-        head.sees_all_ranks = True
-        # The head's own weight is the sample of a step; the rank's rows, and the optimiser's state of them, lie here.
+        head.gets_global_batch = True
+        # The head's weight holds the sample of a step. The buffer and optimizer_state_PD hold all rows of this rank.
         self.register_buffer("table_PD", head.weight.detach()[self.part].clone(), persistent=False)
         head.weight = nn.Parameter(self.table_PD.clone())
-        self._in_optimiser = head.weight
-        self.slots_PD: dict[str, Tensor] = {}
+        self._in_optimizer = head.weight
+        self.optimizer_state_PD: dict[str, Tensor] = {}
         self._rows = torch.arange(0)
 
     @property
@@ -57,70 +57,70 @@ class PartialFC(Head):
     def margin_share(self, share: float) -> None:
         self.head.margin_share = share
 
-    def readings(self) -> dict[str, float]:
-        return self.head.readings()
+    def log_values(self) -> dict[str, float]:
+        return self.head.log_values()
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_AD = distributed.gathered_with_gradient(wide(embeddings_BD))
-            labels_A = self._sample(distributed.gathered(labels_B))
+            x_AD = distributed.all_gather_sum_grad(upcast(embeddings_BD))
+            labels_A = self._sample(distributed.all_gather(labels_B))
             logits_AS = self.head.logits(x_AD, labels_A)
             loss: Tensor = _ShardedCrossEntropy.apply(logits_AS, labels_A)  # type: ignore[no-untyped-call]
-            # Of this rank's samples alone: gradients are averaged over ranks afterwards.
-            return loss + self.head.regulariser(wide(embeddings_BD).norm(dim=1))
+            # Only the samples of this rank: gradients are averaged over ranks afterwards.
+            return loss + self.head.regularizer(upcast(embeddings_BD).norm(dim=1))
 
     @torch.no_grad()
     def _sample(self, labels_A: Tensor) -> Tensor:
-        """Choose this step's classes; return labels as columns of the sample, -1 where the class is elsewhere."""
+        """Sample this step's classes. Return labels as columns of the sample, -1 for classes on other ranks."""
         local_A = labels_A - self.part.start
         here_A = (local_A >= 0) & (local_A < len(self.table_PD))
         priority_P = torch.rand(len(self.table_PD), device=labels_A.device)
         priority_P[local_A[here_A]] = 2.0
         count = max(math.ceil(self.sampling * len(priority_P)), int((priority_P == 2.0).sum()))
         self._rows = priority_P.topk(count).indices.sort().values
-        # A new parameter: autograd may still hold the last step's graph, which remembers the old shape.
+        # A new parameter, because autograd may still hold the last step's graph with the old shape.
         self.head.weight = nn.Parameter(self.table_PD[self._rows])
         columns_A = torch.searchsorted(self._rows, local_A.clamp(0, len(self.table_PD) - 1))
         return torch.where(here_A, columns_A, -1)
 
     @contextmanager
-    def stepping(self, optimiser: Optimizer) -> Iterator[None]:
+    def optimizer_step(self, optimizer: Optimizer) -> Iterator[None]:
         weight = self.head.weight
-        for group in optimiser.param_groups:
-            group["params"] = [weight if p is self._in_optimiser else p for p in group["params"]]
-        state = optimiser.state[weight] = optimiser.state.pop(self._in_optimiser, {})
-        self._in_optimiser = weight
-        for name, slot_PD in self.slots_PD.items():
-            state[name] = slot_PD[self._rows]
+        for group in optimizer.param_groups:
+            group["params"] = [weight if p is self._in_optimizer else p for p in group["params"]]
+        state = optimizer.state[weight] = optimizer.state.pop(self._in_optimizer, {})
+        self._in_optimizer = weight
+        for name, state_PD in self.optimizer_state_PD.items():
+            state[name] = state_PD[self._rows]
         yield
-        # Not reached after an error: the rows stay as they were.
+        # Not reached after an error: the rows keep their old values.
         self.table_PD[self._rows] = weight.data
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
-                self.slots_PD.setdefault(name, torch.zeros_like(self.table_PD))[self._rows] = value
+                self.optimizer_state_PD.setdefault(name, torch.zeros_like(self.table_PD))[self._rows] = value
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """The state of the full head, whatever the number of ranks; every rank must call."""
-        return {**self.head.state_dict(), "weight": distributed.gathered(self.table_PD)}
+    def full_state(self) -> dict[str, Tensor]:
+        """Return the state of the full head. Collective: every rank must call it."""
+        return {**self.head.state_dict(), "weight": distributed.all_gather(self.table_PD)}
 
-    def load_whole_state(self, state: dict[str, Tensor]) -> None:
+    def load_full_state(self, state: dict[str, Tensor]) -> None:
         if len(state["weight"]) != self.num_classes:
-            raise ValueError(f"{len(state['weight'])} classes were saved, there are {self.num_classes}")
+            raise ValueError(f"{len(state['weight'])} classes were saved, and the head has {self.num_classes}")
         self.table_PD = state["weight"][self.part].clone().to(self.table_PD)
         self.head.load_state_dict({**state, "weight": self.head.weight.detach()})
 
-    def whole_slots(self) -> dict[str, Tensor]:
-        """The optimiser's row-wise state of the full weight; every rank must call."""
-        return {name: distributed.gathered(slot_PD) for name, slot_PD in sorted(self.slots_PD.items())}
+    def full_optimizer_state(self) -> dict[str, Tensor]:
+        """Return the optimizer's row-wise state of the full weight. Collective: every rank must call it."""
+        return {name: distributed.all_gather(state_PD) for name, state_PD in sorted(self.optimizer_state_PD.items())}
 
-    def load_whole_slots(self, slots: dict[str, Tensor]) -> None:
-        self.slots_PD = {name: value[self.part].clone().to(self.table_PD) for name, value in slots.items()}
+    def load_full_optimizer_state(self, slots: dict[str, Tensor]) -> None:
+        self.optimizer_state_PD = {name: value[self.part].clone().to(self.table_PD) for name, value in slots.items()}
 
 
 class _ShardedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of (B, S) logits whose classes are spread over ranks; label -1 where the target is not here.
+    """Mean cross-entropy of (B, S) logits with classes spread over ranks; label -1 for a target on another rank.
 
-    The gradient is that of this rank's logits alone.
+    The gradient covers the logits of this rank only.
     """
 
     @staticmethod

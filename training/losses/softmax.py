@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.losses.bounds import l2_softmax_alpha_bound
-from training.losses.core import Head, wide
+from training.losses.core import Head, upcast
 
 
 class Softmax(Head):
-    """W^T x + b: L1 of ArcFace (J. Deng et al., CVPR 2019, eq. 1)."""
+    """Softmax classifier, W^T x + b: L1 of ArcFace (J. Deng et al., CVPR 2019, eq. 1)."""
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Softmax(Head):
         return self.classifier.weight
 
     def features(self, embeddings_BD: Tensor) -> Tensor:
-        return wide(embeddings_BD)
+        return upcast(embeddings_BD)
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
@@ -33,21 +33,20 @@ class Softmax(Head):
 
 
 class L2Softmax(Softmax):
-    """W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017.
+    """L2-softmax, W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017.
 
     Args:
-        alpha: the length of every feature; 0 takes the least that reaches probability 0.9, of
-            bounds.l2_softmax_alpha_bound.
+        alpha: length of every feature; 0 selects the lower bound for probability 0.9 (`bounds.l2_softmax_alpha_bound`).
     """
 
     def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.0) -> None:
         super().__init__(embedding_dim, num_classes)
         if alpha < 0:
-            raise ValueError(f"a length alpha is not negative, as {alpha} is; 0 chooses it")
+            raise ValueError(f"alpha must not be negative, but is {alpha}; 0 selects it automatically")
         self.alpha = alpha or l2_softmax_alpha_bound(num_classes, 0.9)
 
     def features(self, embeddings_BD: Tensor) -> Tensor:
-        return self.alpha * F.normalize(wide(embeddings_BD))
+        return self.alpha * F.normalize(upcast(embeddings_BD))
 
-    def readings(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, float]:
         return {"scale": self.alpha}

@@ -1,7 +1,7 @@
-"""Losses that stand beside a head's, or in its place: over class centres, over a batch, over lengths.
+"""Loss terms added to a head, or used without one: over class centers, batches and feature lengths.
 
-Each is ``(embeddings_BD, labels_B, weights_CD) -> scalar``; ``weights_CD`` are the head's class weights (None where a
-head has none). Every rank computes the loss of all ranks' batches.
+Each term maps (B, d) embeddings, (B,) labels and the head's (C, d) class weights (or None) to a scalar. Every rank
+computes the loss of the global batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training import distributed
-from training.losses.core import bounded, cosine_matrix, wide
+from training.losses.core import clamp_cosines, cosine_matrix, upcast
 
 Mining = Literal["semi_hard", "all"]
 
@@ -29,40 +29,40 @@ class Term(nn.Module, ABC):
 
 
 class BatchTerm(Term):
-    """A loss over a batch."""
+    """Term over a batch."""
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor, weights_CD: Tensor | None) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            return self.loss(distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B))
+            return self.loss(distributed.all_gather_own_grad(upcast(embeddings_BD)), distributed.all_gather(labels_B))
 
     @abstractmethod
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor: ...
 
 
 class ClassTerm(Term):
-    """A loss over a batch and the head's class weights."""
+    """Term over a batch and the head's class weights."""
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor, weights_CD: Tensor | None) -> Tensor:
         if weights_CD is None:
-            raise ValueError(f"{type(self).__name__} is about class weights, which this head does not have")
+            raise ValueError(f"{type(self).__name__} needs class weights, and this head has none")
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_BD, labels_B = distributed.all_rows(wide(embeddings_BD)), distributed.gathered(labels_B)
-            return self.class_loss(x_BD, labels_B, wide(weights_CD))
+            x_BD, labels_B = distributed.all_gather_own_grad(upcast(embeddings_BD)), distributed.all_gather(labels_B)
+            return self.class_loss(x_BD, labels_B, upcast(weights_CD))
 
     @abstractmethod
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor: ...
 
 
 class Intra(ClassTerm):
-    """(1/(pi N)) sum_i theta_y: ArcFace, eq. 5, without its L2."""
+    """Intra loss, (1/(pi N)) sum_i theta_y: ArcFace, eq. 5, without L2."""
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
         cos_B = F.cosine_similarity(x_BD, weights_CD[labels_B])
-        return torch.arccos(bounded(cos_B)).mean() / math.pi
+        return torch.arccos(clamp_cosines(cos_B)).mean() / math.pi
 
 
 class Inter(ClassTerm):
-    """-(1/(pi N (C-1))) sum_i sum_{j != y} arccos(W_y W_j): ArcFace, eq. 6, without its L2."""
+    """Inter loss, -(1/(pi N (C-1))) sum_i sum_{j != y} arccos(W_y W_j): ArcFace, eq. 6, without L2."""
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
         angles_BC = torch.arccos(cosine_matrix(weights_CD[labels_B], weights_CD))
@@ -71,15 +71,16 @@ class Inter(ClassTerm):
 
 
 class MinimumEnergy(ClassTerm):
-    """(1/(N (C-1))) sum_i sum_{j != y} f(||W_y - W_j||), W of unit length, f(z) = z^-power, or -ln z at power 0.
+    """Minimum hyperspherical energy, (1/(N (C-1))) sum_i sum_{j != y} f(||W_y - W_j||) with unit W.
 
-    W. Liu et al., "Minimum hyperspherical energy", NeurIPS 2018, as its SphereFace+ has it for the classifier.
+    f(z) = z^-power, or -ln z for power 0. W. Liu et al., "Minimum hyperspherical energy", NeurIPS 2018, as SphereFace+
+    applies it to the classifier.
     """
 
     def __init__(self, embedding_dim: int, num_classes: int, power: float = 2.0) -> None:
         super().__init__(embedding_dim, num_classes)
         if power < 0:
-            raise ValueError(f"the energy's power is not negative, as {power} is")
+            raise ValueError(f"the power must not be negative, but is {power}")
         self.power = power
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
@@ -90,11 +91,10 @@ class MinimumEnergy(ClassTerm):
 
 
 class Triplet(BatchTerm):
-    """mean of max(0, theta_ap + m - theta_an) over all pairs (a, p): ArcFace, section 2.3; F. Schroff et al.,
-    "FaceNet", CVPR 2015.
+    """Angular triplet loss, mean of max(0, theta_ap + m - theta_an) over all pairs (a, p).
 
-    ``semi_hard`` takes for each pair the nearest negative that is farther than p, or the farthest where none is
-    (FaceNet, section 3.2); ``all`` takes every negative.
+    ArcFace, section 2.3; F. Schroff et al., "FaceNet", CVPR 2015. ``semi_hard`` selects for each pair the nearest
+    negative farther than p, or else the farthest negative (FaceNet, section 3.2). ``all`` uses every negative.
     """
 
     def __init__(
@@ -125,33 +125,32 @@ class Triplet(BatchTerm):
 
 
 class Center(BatchTerm):
-    """(1/2) mean ||x - c_y||^2: Y. Wen et al., "A discriminative feature learning approach", ECCV 2016, section 3.2,
-    which sums over the batch: its lambda times the batch size is a weight here.
+    """Center loss, (1/2) mean ||x - c_y||^2: Y. Wen et al., ECCV 2016, section 3.2.
 
-    Centres follow their samples, c_j -= alpha sum (c_j - x) / (1 + n_j), not by gradient. With ``normalised`` both live
-    on the unit sphere, as cosines are what is served.
+    The paper sums over the batch: its lambda times the batch size is the weight here. Centers move by c_j -= alpha sum
+    (c_j - x) / (1 + n_j), not by gradient. ``normalized`` puts both on the unit sphere.
     """
 
     centers: Tensor
 
-    def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.5, normalised: bool = False) -> None:
+    def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.5, normalized: bool = False) -> None:
         super().__init__(embedding_dim, num_classes)
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha lies in (0, 1], not {alpha}")
-        self.alpha, self.normalised = alpha, normalised
+        self.alpha, self.normalized = alpha, normalized
         self.register_buffer("centers", torch.zeros(num_classes, embedding_dim))
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        if self.normalised:
+        if self.normalized:
             x_BD = F.normalize(x_BD)
-        # Its value enters the loss before the centres move, as in the paper's algorithm.
+        # The loss uses the centers before their update, as in the paper's algorithm.
         loss = 0.5 * (x_BD - self.centers[labels_B].to(x_BD.dtype)).square().sum(1).mean()
         if self.training:
-            self._follow(x_BD, labels_B)
+            self._update_centers(x_BD, labels_B)
         return loss
 
     @torch.no_grad()
-    def _follow(self, x_BD: Tensor, labels_B: Tensor) -> None:
+    def _update_centers(self, x_BD: Tensor, labels_B: Tensor) -> None:
         classes, inverse, counts = torch.unique(labels_B, return_inverse=True, return_counts=True)
         difference_BD = self.centers[labels_B] - x_BD.to(self.centers.dtype)
         sums = torch.zeros_like(self.centers[classes]).index_add(0, inverse, difference_BD)
@@ -159,9 +158,11 @@ class Center(BatchTerm):
 
 
 class Range(BatchTerm):
-    """alpha * sum over people of the harmonic mean of their k largest ranges + beta * max(0, m - D): X. Zhang et al.,
-    "Range loss", ICCV 2017, section 3. Ranges and D, the nearest two class means, are squared distances in the
-    batch."""
+    """Range loss: X. Zhang et al., "Range loss", ICCV 2017, section 3.
+
+    alpha * sum over people of the harmonic mean of their k largest ranges + beta * max(0, m - D). Ranges, and D between
+    the two nearest class means, are squared distances within the batch.
+    """
 
     def __init__(
         self,
@@ -171,15 +172,15 @@ class Range(BatchTerm):
         margin: float = 1.0,
         alpha: float = 1.0,
         beta: float = 1.0,
-        normalised: bool = False,
+        normalized: bool = False,
     ) -> None:
         super().__init__(embedding_dim, num_classes)
         if k < 1 or min(margin, alpha, beta) < 0:
-            raise ValueError("range loss needs k >= 1 and margin, alpha, beta that are not negative")
-        self.k, self.margin, self.alpha, self.beta, self.normalised = k, margin, alpha, beta, normalised
+            raise ValueError("range loss needs k >= 1 and non-negative margin, alpha and beta")
+        self.k, self.margin, self.alpha, self.beta, self.normalized = k, margin, alpha, beta, normalized
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        if self.normalised:
+        if self.normalized:
             x_BD = F.normalize(x_BD)
         intra, means = x_BD.sum() * 0.0, []
         for label in torch.unique(labels_B):
@@ -197,28 +198,31 @@ class Range(BatchTerm):
 
 
 class Contrastive(BatchTerm):
-    """mean over pairs of (1/2) d^2 if same, (1/2) max(0, m - d)^2 if not: R. Hadsell et al., CVPR 2006, eq. 4; Y. Sun
-    et al., "DeepID2", 2014, eq. 4. With ``normalised`` d is between unit vectors."""
+    """Contrastive loss, mean over pairs of (1/2) d^2 if same, (1/2) max(0, m - d)^2 if different.
 
-    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 1.0, normalised: bool = True) -> None:
+    R. Hadsell et al., CVPR 2006, eq. 4; Y. Sun et al., "DeepID2", 2014, eq. 4. ``normalized`` measures d between unit
+    vectors.
+    """
+
+    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 1.0, normalized: bool = True) -> None:
         super().__init__(embedding_dim, num_classes)
         if not margin > 0:
             raise ValueError(f"the margin must be positive, not {margin}")
-        self.margin, self.normalised = margin, normalised
+        self.margin, self.normalized = margin, normalized
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        if self.normalised:
+        if self.normalized:
             x_BD = F.normalize(x_BD)
         first, second = torch.triu_indices(len(x_BD), len(x_BD), 1, device=x_BD.device)
         squares_P = (x_BD[first] - x_BD[second]).square().sum(1)
-        # The root's gradient is infinite at 0.
+        # The gradient of the square root is infinite at 0.
         distances_P = (squares_P + 1e-12).sqrt()
         apart_P = F.relu(self.margin - distances_P).square()
         return 0.5 * torch.where(labels_B[first] == labels_B[second], squares_P, apart_P).mean()
 
 
 class Ring(BatchTerm):
-    """(1/2) mean (||x|| - R)^2 with R learned: Y. Zheng et al., "Ring loss", CVPR 2018, eq. 2."""
+    """Ring loss, (1/2) mean (||x|| - R)^2 with learned R: Y. Zheng et al., "Ring loss", CVPR 2018, eq. 2."""
 
     def __init__(self, embedding_dim: int, num_classes: int, radius: float = 20.0) -> None:
         super().__init__(embedding_dim, num_classes)

@@ -38,7 +38,7 @@ function card(gallery) {
     h("h2", { class: "name" }, h("a", { href: at }, gallery.name)),
     h("p", { class: "figures" }, h("strong", {}, counted(gallery.subjects, "person", "people")), `, ${counted(gallery.templates, "photo")}`),
     h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
-    h("div", { class: "actions" }, small(linkButton("Enrol", `#/enrol?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enrol" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
+    h("div", { class: "actions" }, small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
   );
 }
 
@@ -61,7 +61,7 @@ function createGallery() {
             const made = await call("POST", "/v1/galleries", { json: { name: name.value, ...settings.read() } });
             rememberGallery(made.name);
             box.close();
-            toast(`“${made.name}” is there. Enrol somebody next.`);
+            toast(`“${made.name}” is there. Enroll somebody next.`);
             location.hash = `#/galleries/${encodeURIComponent(made.name)}`;
           } catch (error) {
             wrong.replaceChildren(problemBox(error));

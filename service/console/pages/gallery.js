@@ -12,7 +12,7 @@ const MOST = 1000; // that the service gives at once
 const LISTED = 500; // rows that a browser draws in no time
 
 export function render({ gallery, tag }, signal) {
-  const enrol = `#/enrol?gallery=${encodeURIComponent(gallery)}`;
+  const enroll = `#/enroll?gallery=${encodeURIComponent(gallery)}`;
   return h(
     "div",
     { class: "page" },
@@ -20,12 +20,12 @@ export function render({ gallery, tag }, signal) {
       gallery,
       "",
       "The people who are searched here, and how to add to them.",
-      linkButton("Enrol", enrol, { kind: "primary", icon: "enrol" }),
+      linkButton("Enroll", enroll, { kind: "primary", icon: "enroll" }),
       linkButton("Identify", `#/identify?gallery=${encodeURIComponent(gallery)}`, { icon: "search" }),
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? nobody(enrol) : people(gallery, found, tag, signal)];
+      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? nobody(enroll) : people(gallery, found, tag, signal)];
     }),
   );
 }
@@ -69,12 +69,12 @@ function figures(gallery) {
   );
 }
 
-const nobody = (enrol) =>
+const nobody = (enroll) =>
   empty(
     "people",
     "Nobody is enrolled yet",
-    "Enrol a person with two or three photos, or many people at once from a zip with a folder for each. Then ask who is in a photo.",
-    linkButton("Enrol the first", enrol, { kind: "primary", icon: "enrol" }),
+    "Enroll a person with two or three photos, or many people at once from a zip with a folder for each. Then ask who is in a photo.",
+    linkButton("Enroll the first", enroll, { kind: "primary", icon: "enroll" }),
     linkButton("Many at once", "#/jobs", { icon: "jobs" }),
   );
 

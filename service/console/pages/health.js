@@ -223,7 +223,7 @@ const queues = (found) =>
 /** "detector/kith-compact": what it does, and whose it is. */
 function sayNetwork(name) {
   const [role, pack] = name.split("/");
-  const does = { detector: "Finding faces", recogniser: "Recognising them", liveness: "Telling people from pictures" }[
+  const does = { detector: "Finding faces", recognizer: "Recognizing them", liveness: "Telling people from pictures" }[
     role
   ];
   return does ? `${does} (${pack})` : name;
@@ -261,7 +261,7 @@ async function models(signal) {
               "Nothing is known of how alike strangers are to it: risks cannot be asked for, only bare similarities. Calibrate it by kith calibrate.",
             ),
           network("Finding faces", model.detection),
-          network("Recognising them", model.recognition),
+          network("Recognizing them", model.recognition),
           model.liveness && network("Telling people from pictures", model.liveness),
           h(
             "details",
@@ -272,11 +272,11 @@ async function models(signal) {
               { class: "pairs" },
               [
                 ["Finding faces", model.detection],
-                ["Recognising them", model.recognition],
+                ["Recognizing them", model.recognition],
                 ["Telling people from pictures", model.liveness],
               ].map(([does, role]) => role && [h("dt", {}, does), h("dd", {}, role.why)]),
               h("dt", {}, "Fingerprint"),
-              h("dd", {}, h("code", {}, model.recogniser)),
+              h("dd", {}, h("code", {}, model.recognizer)),
               h("dt", {}, "Dimensions"),
               h("dd", {}, whole(model.dimension)),
             ),

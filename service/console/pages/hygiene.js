@@ -15,7 +15,7 @@ const KINDS = {
     "Perhaps one person, enrolled twice",
     "Two names whose photos are so alike that hardly two people are. Whoever is enrolled twice is told apart from nobody: searches answer that it may be either.",
   ],
-  mislabelled_template: [
+  mislabeled_template: [
     "Perhaps filed under the wrong person",
     "A photo unlike all others of the person it is filed under. Everybody who looks like it gets that person's name.",
   ],
@@ -62,7 +62,7 @@ async function report(gallery, limit, signal, again) {
       "hygiene",
       "Nobody to compare yet",
       "As soon as two people are enrolled, everybody is compared with everybody here.",
-      linkButton("Enrol somebody", `#/enrol?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enrol" }),
+      linkButton("Enroll somebody", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
     );
   const aside = new Aside(gallery);
   if (found.next === null) aside.keepOf(found.findings);
@@ -192,7 +192,7 @@ function card(gallery, finding, settings, aside) {
       { class: "actions" },
       acting,
       button(
-        finding.kind === "mislabelled_template" || finding.kind === "inconsistent_subject"
+        finding.kind === "mislabeled_template" || finding.kind === "inconsistent_subject"
           ? "It is right as it is"
           : "They are two people",
         () => {
@@ -219,7 +219,7 @@ const finished = (text, undo) =>
 const called = ({ subject, name }) => name || subject;
 
 function headline(gallery, { subjects, kind }) {
-  const shown = kind === "mislabelled_template" ? subjects.slice(0, 1) : subjects;
+  const shown = kind === "mislabeled_template" ? subjects.slice(0, 1) : subjects;
   return shown.map((one, i) => [
     i > 0 && " and ",
     h(
@@ -243,7 +243,7 @@ function told({ kind, subjects, chance, similarity, own_similarity: own, belongs
   const text = {
     duplicate_subjects: rare,
     lookalikes: rare,
-    mislabelled_template: other === null ? "It is like nobody else here either. " : `It looks like ${other}. ${rare}`,
+    mislabeled_template: other === null ? "It is like nobody else here either. " : `It looks like ${other}. ${rare}`,
     inconsistent_subject: `${counted(templates.length, "photo")} of this person do not agree. `,
   }[kind];
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];

@@ -27,7 +27,7 @@ function noGallery() {
   return empty(
     "gallery",
     "First, a gallery",
-    "A gallery holds the people that photos are compared with: a staff, a club, a family. Make one, enrol somebody, and come back.",
+    "A gallery holds the people that photos are compared with: a staff, a club, a family. Make one, enroll somebody, and come back.",
     linkButton("Make a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
   );
 }
@@ -133,7 +133,7 @@ function desk(known, params, signal) {
 
   const pick = picker(take, { signal });
   fill(place, sample());
-  // Who goes to enrol one of the faces comes back to the photos, and sees what has become of it.
+  // Who goes to enroll one of the faces comes back to the photos, and sees what has become of it.
   signal.addEventListener("abort", () => {
     DESK.back = DESK.photo && { files: shots.map((one) => one.photo.file), at: shots.indexOf(shown) };
   });
@@ -217,8 +217,8 @@ function card(result, i, shot, gallery) {
   const said = words.identity(result, shot.gallery, gallery?.subjects);
   const person = (one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
   const keep = () => Object.assign(DESK, { photo: shot.photo, box: result.face.box });
-  const enrol = (label, kind, subject) => {
-    const link = linkButton(label, `#/enrol?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enrol" });
+  const enroll = (label, kind, subject) => {
+    const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enroll" });
     link.classList.add("small");
     link.addEventListener("click", keep);
     return link;
@@ -241,10 +241,10 @@ function card(result, i, shot, gallery) {
     h(
       "div",
       { class: "actions" },
-      result.outcome === "unknown" && enrol("Enrol this face", "primary"),
-      result.outcome === "identified" && enrol("Right: add this photo", "plain", result.subject),
-      result.outcome === "uncertain" && nearest && enrol(`It is ${words.called(nearest)}: add this photo`, "plain", nearest.subject),
-      ["identified", "uncertain"].includes(result.outcome) && enrol("Somebody else", "quiet"),
+      result.outcome === "unknown" && enroll("Enroll this face", "primary"),
+      result.outcome === "identified" && enroll("Right: add this photo", "plain", result.subject),
+      result.outcome === "uncertain" && nearest && enroll(`It is ${words.called(nearest)}: add this photo`, "plain", nearest.subject),
+      ["identified", "uncertain"].includes(result.outcome) && enroll("Somebody else", "quiet"),
     ),
     details(result, person, refused),
   );
@@ -286,7 +286,7 @@ export function meter({ similarity, threshold, review_threshold: review }) {
   );
 }
 
-/** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognisers. */
+/** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
 function details(result, person, refused) {
@@ -341,7 +341,7 @@ function sample() {
       h("ul", { class: "legend" }, [
         ["identified", "Somebody of the gallery, and how seldom a stranger looks so much alike."],
         ["uncertain", "Alike, but not enough for the risk chosen: for a person to decide."],
-        ["unknown", "Nobody of the gallery. You can enrol the face."],
+        ["unknown", "Nobody of the gallery. You can enroll the face."],
         ["rejected_quality", "Too small, dark or blurred; it says which."],
       ].map(([outcome, text]) => h("li", {}, badge(outcome), h("span", {}, text)))),
     ),

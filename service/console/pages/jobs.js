@@ -24,8 +24,8 @@ const SHOWN = 50;
 const ITEMS = 50;
 const MOST = 1000; // that the service gives at once
 const KINDS = {
-  enrolment: "Enrolling people from an archive",
-  migrate: "Teaching the gallery to another recogniser",
+  enrollment: "Enrolling people from an archive",
+  migrate: "Teaching the gallery to another recognizer",
   drop_vectors: "Clearing away vectors that answer no more",
 };
 const STATES = {
@@ -112,7 +112,7 @@ export function render(params, signal) {
     heading(
       "Jobs",
       "Long work, which goes on by itself: you may close this page. Finished jobs are listed for two weeks.",
-      button("Enrol many at once", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
+      button("Enroll many at once", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
     ),
     params.gallery && h("p", { class: "row" }, `Those of ${params.gallery} alone.`, linkButton("Show all", "#/jobs")),
     look.note,
@@ -127,7 +127,7 @@ const nothing = (start) =>
     "jobs",
     "No job yet",
     "Enrolling a whole folder of people takes a while, and so it is a job: a zip with a folder for each person, named as the person is.",
-    button("Enrol many at once", start, { kind: "primary", icon: "upload" }),
+    button("Enroll many at once", start, { kind: "primary", icon: "upload" }),
   );
 
 // One job, kept up to date in its place
@@ -267,7 +267,7 @@ function became(job) {
 async function begin(signal, look, chosen) {
   const known = await galleries(signal);
   if (known !== null && known.length === 0) {
-    toast("There is no gallery to enrol anybody in yet. Make one first.", "error");
+    toast("There is no gallery to enroll anybody in yet. Make one first.", "error");
     location.hash = "#/galleries";
     return;
   }
@@ -300,7 +300,7 @@ async function begin(signal, look, chosen) {
           ),
         );
       };
-      await upload(`${galleryPath(where.value)}/enrolments`, archive, {
+      await upload(`${galleryPath(where.value)}/enrollments`, archive, {
         query,
         type,
         onProgress,
@@ -317,7 +317,7 @@ async function begin(signal, look, chosen) {
     }
   };
   const box = dialog(
-    "Enrol many at once",
+    "Enroll many at once",
     h(
       "form",
       { onSubmit: send },

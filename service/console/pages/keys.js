@@ -10,7 +10,7 @@ const DAY_MS = 86_400_000;
 const SCOPES = {
   identify: "Find and compare faces in photos",
   read: "See people, settings, risks and jobs",
-  enrol: "Add, change and delete people",
+  enroll: "Add, change and delete people",
   admin: "Everything: galleries, audit, exports, keys",
 };
 const LIVES = { 30: "a month", 365: "a year", "": "until it is revoked" };

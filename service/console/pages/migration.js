@@ -1,4 +1,4 @@
-// Which recogniser a gallery's searches use, and how it moves to another one without a pause.
+// Which recognizer a gallery's searches use, and how it moves to another one without a pause.
 
 import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
@@ -7,21 +7,21 @@ import { galleryHeading, watch } from "../reports.js";
 import { button, confirmed, empty, loading, problemBox, table, toast } from "../ui.js";
 
 const STATES = {
-  none: "One recogniser answers, and no other is being made ready.",
+  none: "One recognizer answers, and no other is being made ready.",
   shadow:
-    "Another recogniser is being made ready behind the one that answers. Searches by photo are asked of both, and only the old one's answer counts.",
-  cut_over: "The new recogniser answers. The one before is kept, so that you can go back.",
-  set_aside: "You went back to the recogniser before. What was made for the other is kept.",
+    "Another recognizer is being made ready behind the one that answers. Searches by photo are asked of both, and only the old one's answer counts.",
+  cut_over: "The new recognizer answers. The one before is kept, so that you can go back.",
+  set_aside: "You went back to the recognizer before. What was made for the other is kept.",
 };
 
-export const title = ({ gallery }) => `Recogniser of ${gallery}`;
+export const title = ({ gallery }) => `Recognizer of ${gallery}`;
 
 export function render({ gallery }, signal) {
   const path = `${galleryPath(gallery)}/migrate`;
   const body = h(
     "div",
     { class: "stack wide" },
-    loading(() => new Promise(() => {}), "Asking which recogniser answers…"),
+    loading(() => new Promise(() => {}), "Asking which recognizer answers…"),
   );
   let served = null;
   let parts = null;
@@ -51,7 +51,7 @@ export function render({ gallery }, signal) {
     { class: "page" },
     galleryHeading(
       gallery,
-      "recogniser",
+      "recognizer",
       "Which network tells these people apart, and how they move to a better one while searches go on.",
     ),
     look.note,
@@ -83,7 +83,7 @@ class Parts {
     ]);
     this.comparison.hidden = !found.shadow;
     this.part(this.comparison, found.shadow, () => found.shadow && shadow(found.shadow));
-    this.part(this.steps, [state, current.recogniser, other?.recogniser], () => steps(this, this.served, this.act));
+    this.part(this.steps, [state, current.recognizer, other?.recognizer], () => steps(this, this.served, this.act));
   }
 
   part(place, of, make) {
@@ -103,7 +103,7 @@ function generation(role, one) {
     h(
       "p",
       { class: "row" },
-      h("span", { class: "tag" }, one.model ?? one.recogniser.slice(0, 8)),
+      h("span", { class: "tag" }, one.model ?? one.recognizer.slice(0, 8)),
       !one.served && h("span", { class: "outcome failed" }, icon("warning"), "this server does not have it"),
     ),
     h("progress", { max: Math.max(1, templates), value: embedded, "aria-label": "Photos that it knows" }),
@@ -186,22 +186,22 @@ function steps(parts, served, act) {
     "Let the new one answer",
     async () => {
       const yes = await confirmed({
-        title: "Let the new recogniser answer?",
+        title: "Let the new recognizer answer?",
         text: `From the next search on. It knows ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.templates, "photo")}; you can go back.`,
         yes: "Let it answer",
         danger: false,
       });
-      if (yes) await act("/cut-over", {}, "The new recogniser answers.");
+      if (yes) await act("/cut-over", {}, "The new recognizer answers.");
     },
     { kind: "primary", icon: "check" },
   );
   if (state === "shadow") return h("div", { class: "actions" }, over, back("Leave it"));
   if (state === "cut_over") return h("div", { class: "actions" }, finish, back("Go back"));
-  const others = served.filter((model) => model.recogniser !== current.recogniser);
+  const others = served.filter((model) => model.recognizer !== current.recognizer);
   const begin = others.map((model) =>
     button(
       `Make ${model.display_name} ready`,
-      () => act("", { to: model.recogniser }, "It is being made ready; searches go on as before."),
+      () => act("", { to: model.recognizer }, "It is being made ready; searches go on as before."),
       { kind: "primary" },
     ),
   );
@@ -210,7 +210,7 @@ function steps(parts, served, act) {
     ? h("div", { class: "actions" }, begin)
     : empty(
         "move",
-        "No other recogniser is served",
-        "Start the server with another pack beside this one (KITH_ALSO), and this gallery can move to it while searches go on.",
+        "No other recognizer is served",
+        "Start the server with another pack beside this one (KITH_EXTRA_PACKS), and this gallery can move to it while searches go on.",
       );
 }

@@ -12,9 +12,9 @@ const MOST_ASKED = 20;
 const MAX_REVIEW_RISK = 0.5;
 const LATEST_MOVES = 20;
 const SOURCES = {
-  pack: "the recogniser's own calibration",
+  pack: "the recognizer's own calibration",
   gallery: "the people of this gallery",
-  both: "the recogniser's calibration and the people of this gallery together",
+  both: "the recognizer's calibration and the people of this gallery together",
 };
 
 export const title = ({ gallery }) => `Risk of ${gallery}`;
@@ -229,7 +229,7 @@ function meaning(stop) {
     h("p", { class: "daily" }, "With ", input, " strangers a day: ", so),
     h("hr", {}),
     stop.fnmr === null
-      ? h("p", {}, "How many enrolled people it misses was not measured for this recogniser.")
+      ? h("p", {}, "How many enrolled people it misses was not measured for this recognizer.")
       : h(
           "div",
           { class: "said with-dots" },
@@ -361,7 +361,7 @@ function evidence(gallery, report, signal, again) {
     h(
       "p",
       {},
-      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of strangers that the recogniser was calibrated with`,
+      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of strangers that the recognizer was calibrated with`,
       found.pairs > 0 ? `, and ${whole(found.pairs)} pairs of the people here.` : ".",
     ),
     found.duplicate_pairs >= 1 &&
@@ -491,6 +491,6 @@ const outOfReach = () =>
     h(
       "p",
       {},
-      "No similarity keeps to any of these risks with this recogniser and so many people. Use a stronger pack, or fewer people in a gallery.",
+      "No similarity keeps to any of these risks with this recognizer and so many people. Use a stronger pack, or fewer people in a gallery.",
     ),
   );

@@ -60,7 +60,7 @@ const about = (found) =>
         ["People", whole(found.subjects)],
         ["Photos", whole(found.templates)],
         ["Made", when(found.created_at)],
-        ["Recogniser", found.recogniser.slice(0, 12)],
+        ["Recognizer", found.recognizer.slice(0, 12)],
         ["Numbers of a face", whole(found.dimension)],
       ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
@@ -103,7 +103,7 @@ function files(gallery, found, signal) {
     "section",
     { class: "card" },
     h("h2", {}, "In and out"),
-    h("p", {}, "A file of everybody with what recognises their faces, for another Kith or for keeping. It is not encrypted: treat it as you would the photos."),
+    h("p", {}, "A file of everybody with what recognizes their faces, for another Kith or for keeping. It is not encrypted: treat it as you would the photos."),
     many && h("p", { class: "hint" }, "This gallery is large: the browser holds the file in memory. “kith gallery export” does not."),
     h(
       "div",

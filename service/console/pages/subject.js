@@ -31,7 +31,7 @@ export function render({ gallery, subject }, signal) {
 }
 
 function view({ gallery, person, templates, keeps }, page, signal) {
-  const add = `#/enrol?gallery=${encodeURIComponent(gallery)}&subject=${encodeURIComponent(person.id)}`;
+  const add = `#/enroll?gallery=${encodeURIComponent(gallery)}&subject=${encodeURIComponent(person.id)}`;
   return h(
     "div",
     { class: "stack wide" },
@@ -49,7 +49,7 @@ function view({ gallery, person, templates, keeps }, page, signal) {
 function photos({ gallery, person, templates, keeps }, add, signal) {
   const pictures = new Map();
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
-  const none = () => empty("photo", "No photo yet", "Without one, nobody can recognise this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
+  const none = () => empty("photo", "No photo yet", "Without one, nobody can recognize this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
   const headline = () =>
     h("div", { class: "heading" }, h("h2", {}, counted(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
@@ -66,7 +66,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     return h(
       "div",
       { class: "photo-row" },
-      picture ? h("img", { class: "thumb", src: picture, alt: `The kept picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enrol" : "hygiene")),
+      picture ? h("img", { class: "thumb", src: picture, alt: `The kept picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h(
         "div",
         { class: "stack tight" },
@@ -88,7 +88,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     const last = templates.length === 1;
     const sure = await confirmed({
       title: "Delete this photo?",
-      text: last ? `It is the only one: ${words.called(person)} will not be recognised until there is another.` : "It goes for good.",
+      text: last ? `It is the only one: ${words.called(person)} will not be recognized until there is another.` : "It goes for good.",
       yes: "Delete it",
     });
     if (!sure) return;
@@ -206,6 +206,6 @@ function rights(gallery, person, templates, page, signal) {
       button("What is held", () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }), { icon: "docs" }),
       button("Delete the person", remove, { kind: "danger", icon: "trash" }),
     ),
-    h("p", { class: "hint" }, "The file needs a key with the right “admin”; deleting, one with “enrol”."),
+    h("p", { class: "hint" }, "The file needs a key with the right “admin”; deleting, one with “enroll”."),
   );
 }

@@ -1,0 +1,26 @@
+"""Typed client of the Kith server (docs/client.md): ``Kith(url, api_key)``, and ``AsyncKith`` with the same methods.
+
+:mod:`kith.calls` describes each call once. The two classes send the calls. :mod:`kith.wire` has the response models.
+"""
+
+from kith.async_client import AsyncKith
+from kith.calls import Side
+from kith.client import Kith
+from kith.errors import KithClientError, KithUnreachableError
+from kith.options import Risk
+from kith.photos import Photo, Url, Vector
+from kith.requests import Archive, FileStream
+
+__all__ = [
+    "Archive",
+    "AsyncKith",
+    "FileStream",
+    "Kith",
+    "KithClientError",
+    "KithUnreachableError",
+    "Photo",
+    "Risk",
+    "Side",
+    "Url",
+    "Vector",
+]

@@ -1,0 +1,56 @@
+"""Exceptions of the client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+UNKNOWN_CODE: Final = "unknown"
+UNKNOWN_REMEDY: Final = "This does not look like Kith. Check the address and any proxy."
+MAYBE_DONE_REMEDY: Final = "The server may have completed the request. Check before you repeat it."
+UNREACHABLE_REMEDY: Final = "Check that the server runs and that the address begins with http:// or https://."
+
+
+class KithClientError(Exception):
+    """The server refused the request or failed, or the client did not send it.
+
+    Attributes:
+        status: HTTP status; 0 without a response.
+        code: stable error code (docs/errors.md).
+        problem: the whole problem document (RFC 9457).
+        maybe_done: the server may have completed the request, and the client does not retry it.
+    """
+
+    def __init__(self, status: int, problem: Mapping[str, Any], maybe_done: bool = False) -> None:
+        self.status = status
+        self.maybe_done = maybe_done
+        self.code = str(problem.get("code", UNKNOWN_CODE))
+        self.problem = dict(problem)
+        sentences = [str(problem[part]).rstrip(".") + "." for part in ("detail", "remedy") if problem.get(part)]
+        super().__init__(f"{self.code}: {' '.join(sentences)}")
+
+
+class KithUnreachableError(KithClientError):
+    """The server did not respond: no connection, a lost connection, or a timeout."""
+
+    def __init__(self, url: str, cause: Exception, maybe_done: bool = False) -> None:
+        detail = f"no response from {remove_userinfo(url)} ({cause or type(cause).__name__})"
+        remedy = MAYBE_DONE_REMEDY if maybe_done else UNREACHABLE_REMEDY
+        super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": remedy}, maybe_done)
+
+
+def local_error(code: str, detail: str, remedy: str) -> KithClientError:
+    """Build the error of a request that the client does not send."""
+    return KithClientError(0, {"code": code, "detail": detail, "remedy": remedy})
+
+
+def unknown_response_error(status: int) -> KithClientError:
+    """Build the error for a response that is not Kith's. The content is not quoted, because it may hold secrets."""
+    detail = f"HTTP {status} with an unexpected body"
+    return KithClientError(status, {"code": UNKNOWN_CODE, "detail": detail, "remedy": UNKNOWN_REMEDY})
+
+
+def remove_userinfo(url: str) -> str:
+    """Remove the user name and password from a URL, because messages are logged."""
+    return re.sub(r"//[^/?#]*@", "//", url)

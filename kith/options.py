@@ -1,0 +1,102 @@
+"""Keyword options of the client's methods, as typed dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+from kith.wire.common import FaceChoice, Fusion, IndexSetting, LivenessSetting
+
+
+class Risk(TypedDict, total=False):
+    """Accepted risk. Set exactly one key.
+
+    ``fpir``: false positive identification rate. ``fmr``: false match rate. ``preset``: a named rate (0.0001, 0.001,
+    0.01). ``threshold``: cosine similarity in [-1, 1].
+    """
+
+    fpir: float
+    fmr: float
+    preset: Literal["strict", "standard", "relaxed"]
+    threshold: float
+
+
+class FilterOptions(TypedDict, total=False):
+    """Subjects to search. They must have all tags and all metadata entries."""
+
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+
+
+class QualityGateOptions(TypedDict, total=False):
+    """Minimum photo quality. Yaw is a fraction in [0, 1], brightness is in [0, 255]."""
+
+    min_eye_distance_px: float
+    min_sharpness: float
+    min_brightness: float
+    max_brightness: float
+    min_contrast: float
+    max_abs_yaw: float
+
+
+class GalleryOptions(TypedDict, total=False):
+    """Settings of a gallery; docs/rest-reference.md has their ranges. None selects the server's default."""
+
+    risk: Risk | None
+    fusion: Fusion | None
+    quality_gate: QualityGateOptions | None
+    review_factor: float | None
+    min_margin: float | None
+    index: IndexSetting | None
+    recall: float | None
+    keep_crops: bool | None
+    retention_days: int | None
+    liveness: LivenessSetting | None
+    liveness_threshold: float | None
+
+
+class SubjectChanges(TypedDict, total=False):
+    name: str | None
+    metadata: Mapping[str, Any]
+    tags: Sequence[str]
+
+
+class CutOverOptions(TypedDict, total=False):
+    """``min_share``: minimum share of templates with a vector, default 0.99. ``force``: accept any share. ``risk``: new
+    risk of the gallery."""
+
+    min_share: float
+    force: bool
+    risk: Risk | None
+
+
+class AuditFilter(TypedDict, total=False):
+    """``since`` and ``until`` are ISO 8601 times. ``subject`` needs a gallery. ``gallery`` names a deleted gallery."""
+
+    event: str | None
+    actor: str | None
+    since: str | None
+    until: str | None
+    subject: str | None
+    gallery: str | None
+
+
+class ArchiveOptions(TypedDict, total=False):
+    """``strip`` is the number of folders above the folders of the subjects."""
+
+    face: FaceChoice | None
+    allow_duplicate: bool | None
+    allow_inconsistent: bool | None
+    allow_low_quality: bool | None
+    allow_not_live: bool | None
+    strip: int | None
+
+
+class KeyOptions(TypedDict, total=False):
+    """``galleries``: default all. ``rate``: requests per second. ``burst``: maximum requests at once."""
+
+    galleries: Sequence[str] | None
+    expires_at: datetime | None
+    rate: float | None
+    burst: int | None

@@ -1,0 +1,151 @@
+"""Description of one API call before it is sent, independent of sync or async transport."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from kith.errors import local_error
+from kith.photos import Photo, encode_photo
+
+Result = TypeVar("Result", covariant=True)
+Item = TypeVar("Item")
+Response = TypeVar("Response", bound=BaseModel)
+CHUNK_BYTES: Final = 1_000_000
+QUERY_OPTIONS: Final = frozenset(
+    {
+        "allow_duplicate",
+        "allow_inconsistent",
+        "allow_low_quality",
+        "allow_not_live",
+        "check_quality",
+        "face",
+        "faces",
+        "model",
+        "recognizer",
+        "risk",
+        "top_k",
+    }
+)
+"""Options without personal data. Only these may be in a URL, because proxies log URLs."""
+
+
+class Archive(Protocol):
+    """Body that can be iterated again for a retry; ``size`` is its length in bytes."""
+
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class FileStream:
+    """Content of a file in chunks. ``progress`` is called with the number of bytes of each sent chunk."""
+
+    def __init__(self, path: Path, progress: Callable[[int], object] = lambda _: None) -> None:
+        self._path = path
+        self._progress = progress
+        self.size = path.stat().st_size
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                yield block
+                self._progress(len(block))
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """One API call.
+
+    Attributes:
+        parse: converts the response body to the result.
+        arguments: keyword arguments for httpx.
+        stream: request body, read while it is sent.
+        repeatable: a repetition changes nothing and returns the same response.
+        long_running: the response may take longer than the read timeout.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[bytes], Result]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    stream: Iterable[bytes] | None = None
+    repeatable: bool = True
+    long_running: bool = False
+
+
+@dataclass(frozen=True)
+class Pages(Generic[Item]):
+    """Paginated list. ``page`` maps a cursor to the call that returns the items and the next cursor."""
+
+    page: Callable[[str | None], Call[tuple[Sequence[Item], str | None]]]
+
+
+def path_segment(text: str) -> str:
+    """Escape an id for use as one segment of a URL path.
+
+    Escaping cannot protect every id: '..' and '%2E%2E' are equivalent (RFC 3986, 6.2.2), and many servers decode '%2F'
+    to '/'. The request would then address another resource, so such ids are refused.
+
+    Raises:
+        KithClientError: ``invalid_request``, before anything is sent.
+    """
+    if text in ("", ".", "..") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in text):
+        raise local_error(
+            "invalid_request",
+            f"{text!r} cannot be part of an address",
+            "A name or id is not empty, '.' or '..', and has no slashes, backslashes or control characters.",
+        )
+    return quote(text, safe="")
+
+
+def photo_arguments(
+    photos: Sequence[Photo],
+    urls: Sequence[str],
+    options: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Build the httpx arguments for photos and options: one photo as a raw body, several as a multipart form."""
+    options = {**options, **({"urls": list(urls)} if urls else {})}
+    if not photos:
+        return {"json": options, "headers": headers}
+    request = {"request": json.dumps(options)} if options else {}
+    if len(photos) == 1 and QUERY_OPTIONS.issuperset(options):  # a raw body costs the server least
+        headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
+        return {"content": encode_photo(photos[0]), "params": request, "headers": headers}
+    files = [("images", ("photo", encode_photo(photo))) for photo in photos]
+    return {"files": files, "data": request, "headers": headers}
+
+
+def drop_none(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None. The server has defaults for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def json_call(
+    model: type[Response], method: str, path: str, repeatable: bool = True, **arguments: Any
+) -> Call[Response]:
+    """Describe a call whose response is parsed as ``model``."""
+    return Call(method, path, model.model_validate_json, arguments, repeatable=repeatable)
+
+
+def list_call(
+    model: type[Response],
+    split: Callable[[Response], tuple[Sequence[Item], str | None]],
+    path: str,
+    params: Mapping[str, Any] | None = None,
+) -> Pages[Item]:
+    """Describe a paginated list. ``split`` returns the items of a page and the next cursor."""
+
+    def page(cursor: str | None) -> Call[tuple[Sequence[Item], str | None]]:
+        arguments = {"params": {**(params or {}), **drop_none(cursor=cursor)}}
+        return Call("GET", path, lambda body: split(model.model_validate_json(body)), arguments)
+
+    return Pages(page)

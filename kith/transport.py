@@ -1,0 +1,155 @@
+"""HTTP details that the sync and the async client share."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from ipaddress import ip_address
+from typing import Any, Final, TypeVar
+
+import httpx2 as httpx
+
+from kith.errors import local_error, unknown_response_error
+from kith.requests import Call
+
+DEFAULT_TIMEOUT_S: Final = 60.0
+DEFAULT_ATTEMPTS: Final = 4
+DEFAULT_CONNECTIONS: Final = 32
+ACTIVE_STATES: Final = ("queued", "running")
+HTTP_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Environment variables that httpx reads; proxy variables also in lower case."""
+Result = TypeVar("Result")
+Http = TypeVar("Http")
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def build_headers(api_key: str | None) -> dict[str, str]:
+    """Return the authorization header. Raise KithClientError, without the key, if a header cannot carry it."""
+    key = (api_key or "").rstrip("\r\n")  # a key read from a file may end with a line break
+    if not (key.isascii() and key.isprintable()):
+        raise local_error(
+            "invalid_key", "the API key has invalid characters", "Copy the key again, without spaces or line breaks."
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def parse_url(url: str) -> httpx.URL:
+    """Parse the server's URL. Raise KithClientError without the URL, which may contain a password."""
+    try:
+        address = httpx.URL(url)
+        if address.scheme in ("http", "https") and address.host:
+            return address
+    except (httpx.InvalidURL, UnicodeError):
+        pass
+    raise local_error(
+        "invalid_address",
+        "the server's address is invalid",
+        "Use an address such as http://127.0.0.1:8000, with http:// or https:// and a host.",
+    ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is the local machine."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_http(
+    kind: Callable[..., Http], address: httpx.URL, headers: Mapping[str, str], timeout_s: float, connections: int
+) -> Http:
+    """Open an HTTP client that uses the environment's proxies, except for the local machine.
+
+    A request to the local machine holds a key and photos, and a remote proxy could not reach its destination.
+
+    Raises:
+        KithClientError: the environment's proxy or certificates are unusable. The message omits their values, which
+            may contain a password.
+    """
+    local = is_loopback(address.host)
+    try:
+        return kind(
+            base_url=address,
+            headers=headers,
+            timeout=build_timeout(timeout_s),
+            limits=httpx.Limits(max_connections=connections),
+            trust_env=not local,
+            verify=httpx.create_ssl_context() if local and address.scheme == "https" else True,
+        )
+    except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
+        present = [name for name in HTTP_VARIABLES if os.environ.get(name) or os.environ.get(name.lower())]
+        raise local_error(
+            "invalid_environment",
+            f"the environment's proxy or certificates cannot be used ({type(error).__name__})",
+            f"Correct or unset {', '.join(present or HTTP_VARIABLES)}.",
+        ) from None
+
+
+def build_timeout(timeout_s: float, long_running: bool = False) -> httpx.Timeout:
+    """Build timeouts. Waiting for a free connection of the pool has none, because the server is not at fault."""
+    return httpx.Timeout(connect=timeout_s, read=None if long_running else timeout_s, write=timeout_s, pool=None)
+
+
+def build_arguments(call: Call[object], timeout_s: float) -> dict[str, Any]:
+    """Build the arguments of httpx's ``stream``, except for a streamed body.
+
+    Raises:
+        KithClientError: ``invalid_request``, before anything is sent: JSON cannot represent a value.
+    """
+    arguments = {"method": call.method, "url": call.path, **call.arguments}
+    if call.long_running:
+        arguments["timeout"] = build_timeout(timeout_s, long_running=True)
+    if "json" in arguments:
+        arguments["content"] = _encode_json(arguments.pop("json"))
+        arguments["headers"] = {"Content-Type": "application/json", **(arguments.get("headers") or {})}
+    return arguments
+
+
+def _encode_json(body: object) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError as error:  # NaN, infinity, or an unpaired surrogate
+        raise local_error(
+            "invalid_request",
+            f"the request cannot be encoded as JSON: {error}",
+            "Use finite numbers and valid Unicode text.",
+        ) from None
+
+
+def parse_response(call: Call[Result], response: httpx.Response) -> Result:
+    """Parse a successful response. Raise KithClientError if another program than Kith sent it."""
+    try:
+        return call.parse(response.content)
+    except (ValueError, RecursionError):  # pydantic raises subclasses of ValueError
+        raise unknown_response_error(response.status_code) from None
+
+
+def poll_delays_s(job: str, timeout_s: float | None) -> Iterator[float]:
+    """Yield the delay before each poll of a job. Raise TimeoutError at the deadline."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    delay_s = 0.05
+    while True:
+        yield delay_s
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError(f"job {job} did not finish within {timeout_s} s")
+        delay_s = min(1.0, delay_s * 1.5)
+
+
+def as_method(method: Method, describe: Callable[..., object], returns: str = "{}") -> Method:
+    """Give a method the name, docstring and parameters of the function that describes its call.
+
+    ``returns`` formats the return annotation from the call's result type.
+    """
+    wraps(describe)(method)
+    signature = inspect.signature(describe)
+    result = str(signature.return_annotation).partition("[")[2].removesuffix("]")  # inside Call[...] or Pages[...]
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[self, *signature.parameters.values()], return_annotation=returns.format(result)
+    )
+    return method

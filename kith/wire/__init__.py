@@ -1,0 +1,1 @@
+"""Response models of the REST API, one module per resource."""

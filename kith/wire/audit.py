@@ -1,0 +1,33 @@
+"""Lines of the audit log."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE
+
+
+class AuditLineOut(BaseModel):
+    """One action, completed or refused."""
+
+    chain: Literal["gallery", "service"]
+    number: int = Field(description="Position in its hash chain.")
+    at: datetime
+    event: str
+    outcome: str
+    actor: str = Field(description="'key:ID', 'operator', 'anonymous', or 'service' for background work.")
+    request_id: str | None = Field(description="X-Request-Id of the response.")
+    gallery: str | None
+    subject: str | None = Field(
+        description="Keyed hash of the subject id. Filter by 'subject' to list the lines of one person."
+    )
+    details: dict[str, Any]
+    hash: str
+
+
+class AuditOut(BaseModel):
+    lines: list[AuditLineOut]
+    next: str | None = Field(description=NEXT_PAGE)

@@ -1,0 +1,41 @@
+"""Problem document, and the literal types that several resources share."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+DriftState = Literal["too_few", "ok", "watch", "drifted"]
+Engine = Literal["onnxruntime", "openvino"]
+ErasedKind = Literal["subject", "template", "gallery"]
+FaceChoice = Literal["only", "largest"]
+Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
+HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]
+IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
+IndexSetting = Literal["auto", "exact", "compact", "graph"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+KeyState = Literal["active", "expired", "revoked", "altered"]
+LivenessSetting = Literal["off", "required"]
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+Scope = Literal["identify", "read", "enroll", "admin"]
+Source = Literal["pack", "gallery", "both"]
+TemplateKind = Literal["photo", "embedding"]
+Verdict = Literal["live", "not_live", "not_judged"]
+VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
+
+NEXT_PAGE: Final = "Cursor of the next page; null on the last page."
+
+
+class Problem(BaseModel):
+    """Error document (RFC 9457). ``code`` is stable; ``remedy`` says what to do."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    remedy: str
+    request_id: str | None = None

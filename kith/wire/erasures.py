@@ -1,0 +1,48 @@
+"""Receipts of erasures."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE, ErasedKind
+
+
+class ReceiptOut(BaseModel):
+    id: str
+    kind: ErasedKind
+    gallery: str
+    subject: str | None = Field(
+        None, description="Keyed hash of the subject id; only the gallery's key can compute it."
+    )
+    template: str | None = None
+    removed: dict[str, int] = Field(description="Removed rows by kind.")
+    at: datetime
+    line: int = Field(description="Number of the line in the gallery's audit log; line and hash are the proof.")
+    hash: str
+    log_emptied: bool | None = Field(
+        None,
+        description="SQLite's write-ahead log was truncated at once. False: it is truncated within a minute after the "
+        "last older read transaction ends.",
+    )
+
+
+class ReceiptsOut(BaseModel):
+    receipts: list[ReceiptOut]
+    next: str | None = Field(None, description=NEXT_PAGE)
+
+
+class VerdictOut(BaseModel):
+    receipt: ReceiptOut
+    holds: bool
+    line_found: bool = Field(description="The audit log has the line that the receipt names.")
+    gone: bool = Field(description="The erased item does not exist.")
+    enrolled_since: bool = Field(description="The item exists and was enrolled after the erasure.")
+
+
+class DeletedOut(BaseModel):
+    deleted: bool = True
+    subjects: int = 0
+    templates: int = 0
+    receipt: ReceiptOut

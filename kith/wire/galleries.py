@@ -1,0 +1,123 @@
+"""Galleries: settings, search index, retention and drift."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE, DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
+
+
+class ComparisonOut(BaseModel):
+    observed: float
+    expected: float
+    z: float = Field(description="Observed minus expected, in standard errors.")
+
+
+class DriftOut(BaseModel):
+    """Recent decisions of the process that answers, compared with its calibration."""
+
+    state: DriftState = Field(
+        description="watch and drifted: 3 and 4 standard errors away. With unchanged decisions, fewer than one request "
+        "in a thousand reports drifted."
+    )
+    detail: str
+    window: dict[IdentifyOutcome, int] = Field(description="The latest 1000 decisions by outcome.")
+    since_start: dict[IdentifyOutcome, int] = Field(description="All decisions since the process started.")
+    mated_similarity: ComparisonOut | None = Field(
+        None, description="Mean similarity of identified faces; null below 100 of them."
+    )
+    unknown_rate: ComparisonOut | None = Field(
+        None, description="Share of searches with outcome unknown, compared with the window before; null below 200."
+    )
+
+
+class QualityGateOut(BaseModel):
+    min_eye_distance_px: float
+    min_sharpness: float
+    min_brightness: float
+    max_brightness: float
+    min_contrast: float
+    max_abs_yaw: float
+
+
+class GalleryOut(BaseModel):
+    name: str
+    recognizer: str
+    dimension: int
+    risk: dict[str, float]
+    fusion: Fusion
+    quality_gate: QualityGateOut
+    review_factor: float
+    min_margin: float
+    index: IndexSetting
+    recall: float
+    keep_crops: bool
+    retention_days: int | None = None
+    liveness: LivenessSetting
+    liveness_threshold: float | None = Field(description="Null: the pack's.")
+    subjects: int
+    templates: int
+    created_at: datetime
+    drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
+
+
+class GalleriesOut(BaseModel):
+    galleries: list[GalleryOut]
+    next: str | None = Field(description=NEXT_PAGE)
+
+
+class RecallOut(BaseModel):
+    """Recall measured with probes made from the gallery's own vectors, each at the given similarity to its source."""
+
+    at_1: float = Field(description="Share of probes whose most similar vector was found.")
+    at_10: float = Field(description="Share of the ten most similar vectors that was found.")
+    sample: int
+    similarity: float
+    promise: float = Field(description="The gallery's setting. Below it every vector is compared.")
+
+
+class IndexOut(BaseModel):
+    """Search index of the process that answers, after it applied the change log."""
+
+    engine: str
+    kind: str
+    reason: str = Field(description="Reason for this kind.")
+    vectors: int = Field(description="Templates, or subjects if the fusion makes one vector per subject.")
+    sequence: int | None = Field(
+        description="Last applied line of the change log; null for a key limited to some galleries, because lines are "
+        "numbered across all galleries."
+    )
+    segments: int
+    tail: int = Field(description="Vectors that are not in a segment yet.")
+    tombstones: int = Field(description="Removed vectors that await compaction. Searches do not return them.")
+    memory_bytes: int
+    depth: int | None = Field(description="Number of candidates compared exactly; null if all vectors are.")
+    recall: RecallOut | None
+    compacted_at: datetime | None
+
+
+class GalleryStatsOut(BaseModel):
+    gallery: str
+    subjects: int
+    templates: int
+    index: IndexOut
+
+
+class RetentionOut(BaseModel):
+    """Templates and subjects that ``retention_days`` would erase now, and whether that awaits a confirmation."""
+
+    gallery: str
+    retention_days: int | None
+    now: datetime = Field(description="The server's clock. Check it: a wrong clock makes everything look expired.")
+    due_templates: int = Field(description="Templates past the retention age.")
+    due_subjects: int = Field(description="Subjects that would have no template left.")
+    templates: int
+    subjects: int
+    held: bool = Field(description="More than KITH_RETENTION_MAX_SHARE is due: erasure needs a confirmation.")
+
+
+class RetentionAppliedOut(BaseModel):
+    templates: int = Field(description="Erased templates.")
+    subjects: int = Field(description="Erased subjects.")

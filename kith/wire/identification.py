@@ -1,0 +1,61 @@
+"""Results of 1:N identification."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import IdentifyOutcome, Problem, Source
+from kith.wire.faces import FaceOut
+
+
+class RiskOut(BaseModel):
+    """The accepted risk of a decision."""
+
+    fpir: float | None = None
+    fmr: float | None = None
+    threshold: float | None = None
+    source: Source | Literal["explicit"] = Field(description="Evidence that the threshold comes from.")
+    extrapolated: bool = Field(description="The risk is smaller than the evidence can support by counting.")
+
+
+class CandidateOut(BaseModel):
+    subject: str
+    name: str | None = None
+    similarity: float
+    false_alarm_probability: float | None = None
+
+
+class IdentityOut(BaseModel):
+    """Result for one face, one embedding, or one photo without a usable face."""
+
+    image: int | None = Field(None, description="Index of the photo in the request.")
+    embedding: int | None = Field(None, description="Index of the embedding in the request.")
+    face: FaceOut | None = None
+    outcome: IdentifyOutcome | Literal["error"]
+    subject: str | None = Field(None, description="Set only if the outcome is identified.")
+    name: str | None = None
+    similarity: float | None = Field(
+        None,
+        description="Similarity of the best candidate. Without the scope admin it is coarse, and so are candidates, "
+        "runner_up, margin and probabilities (docs/keys.md).",
+    )
+    threshold: float | None = None
+    review_threshold: float | None = None
+    runner_up: CandidateOut | None = None
+    margin: float | None = None
+    false_alarm_probability: float | None = Field(
+        None, description="Probability that a stranger's best score in this gallery reaches this similarity."
+    )
+    risk: RiskOut | None = None
+    candidates: list[CandidateOut] = Field(default_factory=list)
+    reasons: list[str] = Field(default_factory=list)
+    error: Problem | None = None
+
+
+class IdentifyOut(BaseModel):
+    gallery: str
+    model: str
+    recognizer: str
+    results: list[IdentityOut]

@@ -1,0 +1,46 @@
+"""Background jobs and their items."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE, JobState, Problem
+
+
+class JobOut(BaseModel):
+    """Background job. ``done`` of ``total`` items are processed (null: not counted yet), ``failed`` with a problem."""
+
+    id: str
+    kind: str
+    gallery: str
+    state: JobState
+    cancelling: bool = Field(description="Cancellation was requested; the job stops after the current item.")
+    total: int | None
+    done: int
+    failed: int
+    counts: dict[str, int] = Field(description="Items by result.")
+    rate: float | None = Field(description="Items per second of working time.")
+    remaining_s: float | None = Field(description="Estimated from the rate; null for a finished job.")
+    details: dict[str, Any]
+    problem: Problem | None = Field(description="Cause of a failed job.")
+    created_at: datetime
+    updated_at: datetime
+
+
+class JobsOut(BaseModel):
+    jobs: list[JobOut]
+    next: str | None = Field(description=NEXT_PAGE)
+
+
+class JobItemOut(BaseModel):
+    item: str
+    problem: Problem | None
+    at: datetime
+
+
+class JobItemsOut(BaseModel):
+    items: list[JobItemOut]
+    next: str | None = Field(description=NEXT_PAGE)

@@ -1,0 +1,71 @@
+"""Migration of a gallery to another recognizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import IdentifyOutcome, Source
+
+
+class MigrationThresholdOut(BaseModel):
+    risk: dict[str, float]
+    threshold: float
+    review_threshold: float
+    source: Source | Literal["explicit"]
+    extrapolated: bool
+
+
+class GenerationOut(BaseModel):
+    """Vectors of a gallery by one recognizer."""
+
+    recognizer: str
+    model: str | None = Field(description="Name of the recognizer's pack, if known.")
+    served: bool = Field(description="The responding server has this recognizer.")
+    dimension: int
+    templates: int
+    embedded: int = Field(description="Templates that have a vector and can be found.")
+    by_crop: int = Field(description="Templates embedded from stored crops since the start.")
+    by_sight: int = Field(description="Templates that received the vector of an identified face since the start.")
+    waiting_with_crop: int = Field(description="Templates that the job will embed.")
+    waiting_without_crop: int = Field(description="Templates that must be identified once, or enrolled again.")
+    threshold: MigrationThresholdOut | None = Field(
+        description="Threshold at the gallery's risk, from this recognizer's vectors; null without enough evidence."
+    )
+
+
+class DisagreementOut(BaseModel):
+    outcome: IdentifyOutcome
+    subject: str | None = Field(description="The nearest subject, unless it was deleted.")
+    similarity: float | None
+    shadow_outcome: IdentifyOutcome
+    shadow_subject: str | None
+    shadow_similarity: float | None
+
+
+class ShadowOut(BaseModel):
+    """Results of the shadow recognizer for the same photos, counted by all servers."""
+
+    compared: int
+    agreed: int = Field(description="Same outcome and, if identified, the same subject.")
+    same_outcome: int
+    same_nearest: int = Field(description="Same nearest subject, for any outcome.")
+    absent: int = Field(
+        description="Disagreements in which the nearest subject has no vector of the shadow recognizer yet."
+    )
+    skipped: dict[str, int] = Field(description="Faces without a shadow search, by reason.")
+    disagreements: list[DisagreementOut] = Field(description="The latest disagreements.")
+
+
+class MigrationOut(BaseModel):
+    gallery: str
+    state: Literal["none", "shadow", "cut_over", "set_aside"] = Field(
+        description="shadow: the other recognizer's vectors are computed; cut_over: the other recognizer answered "
+        "before; set_aside: rolled back."
+    )
+    on_sight: bool
+    current: GenerationOut = Field(description="The generation that answers requests.")
+    other: GenerationOut | None
+    shadow: ShadowOut | None
+    jobs: list[str] = Field(description="Queued and running jobs of the migration.")

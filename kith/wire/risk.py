@@ -1,0 +1,71 @@
+"""Risk report of a gallery: thresholds, curve and evidence."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import Fusion, Source
+
+INTERVAL = "Together with 'high', the 95 % confidence interval."
+
+
+class EvidenceOut(BaseModel):
+    source: Source
+    gallery_share: float = Field(description="Weight of the gallery's own evidence; the rest is the pack's.")
+    pairs: int = Field(description="Compared pairs of the gallery's subjects.")
+    probes: int = Field(description="Subjects searched for among all others.")
+    duplicate_pairs: float = Field(description="Excluded pairs that look like one person enrolled twice.")
+    pack_pairs: int
+    derived_at: datetime | None
+    up_to_date: bool = Field(description="False while a change of more than 2 % of the templates is processed.")
+
+
+class ThresholdOut(BaseModel):
+    """Threshold at one gallery size. No face reaches a similarity above 1."""
+
+    subjects: int
+    threshold: float
+    low: float = Field(description=INTERVAL)
+    high: float
+    extrapolated: bool
+    fnmr: float | None = Field(
+        None, description="Share of an enrolled person's own probes below the threshold, by the pack's calibration."
+    )
+
+
+class TargetOut(BaseModel):
+    fpir: float
+    today: ThresholdOut
+    grown: ThresholdOut = Field(description="At ten times today's size, with the same distribution of strangers.")
+
+
+class PointOut(BaseModel):
+    similarity: float
+    fpir: float
+    low: float = Field(description=INTERVAL)
+    high: float
+    extrapolated: bool
+
+
+class HoldoutCheckOut(BaseModel):
+    """Leave-one-out check: number of held-out subjects whose search reaches the threshold of ``fpir``."""
+
+    fpir: float
+    probes: int
+    expected: float
+    observed: int
+
+
+class GalleryRiskOut(BaseModel):
+    gallery: str
+    fusion: Fusion
+    subjects: int = Field(description="Subjects with a template when the evidence was derived.")
+    risk: dict[str, float] = Field(description="The gallery's setting.")
+    threshold: float
+    review_threshold: float
+    evidence: EvidenceOut
+    targets: list[TargetOut]
+    curve: list[PointOut]
+    check: HoldoutCheckOut | None

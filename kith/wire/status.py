@@ -1,0 +1,115 @@
+"""Health, status and models of a server."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import Engine, JobState, Precision
+from kith.wire.galleries import DriftOut
+
+
+class HealthOut(BaseModel):
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class NetworkOut(BaseModel):
+    file: str
+    engine: Engine
+    precision: Precision
+    why: str = Field(description="Reason for this engine and precision.")
+    providers: list[str]
+
+
+class ModelOut(BaseModel):
+    model: str
+    display_name: str
+    recognizer: str = Field(description="Fingerprint. Only vectors of the same recognizer can be compared.")
+    dimension: int
+    calibrated: bool
+    detection: NetworkOut
+    recognition: NetworkOut
+    liveness: NetworkOut | None = Field(None, description="Liveness model of KITH_PACK, if it has one.")
+    metrics: dict[str, Any]
+
+
+class ModelsOut(ModelOut):
+    """The model of KITH_PACK; ``models`` lists it first, then all other served models."""
+
+    models: list[ModelOut]
+
+
+class CheckOut(BaseModel):
+    """One readiness check. A failed check has the problem that /readyz returns."""
+
+    name: str
+    ok: bool
+    code: str | None = None
+    detail: str | None = None
+    remedy: str | None = None
+
+
+class QueueOut(BaseModel):
+    """Queue of a network, with totals since the start."""
+
+    network: str
+    waiting: int = Field(description="Queued items of requests.")
+    background: int = Field(description="Queued items of jobs.")
+    batches: int
+    seconds_per_item: float = Field(description="Recent time per item on one device; 0 before the first measurement.")
+    refused: int = Field(description="Items rejected because the queue was full.")
+
+
+class LagOut(BaseModel):
+    lines: int = Field(description="Changes that this process applies to its index before the next search.")
+    seconds: float = Field(description="Age of the oldest of these changes.")
+
+
+class AuditBacklogOut(BaseModel):
+    waiting: int
+    lost: int
+
+
+class DiskOut(BaseModel):
+    free_bytes: int
+    size_bytes: int
+
+
+class HeldOut(BaseModel):
+    """Counts of a gallery whose retention awaits a confirmation, as of the latest sweep."""
+
+    due_templates: int
+    due_subjects: int
+    templates: int
+    subjects: int
+
+
+class RetentionStatusOut(BaseModel):
+    """Retention state. A failed ``clock`` check pauses deletion by age. ``held`` is by gallery; null if unknown."""
+
+    clock: CheckOut
+    held: dict[str, HeldOut] | None
+
+
+class StatusOut(BaseModel):
+    """Status of the process that answers. ``checks``, ``jobs``, ``index_lag``, ``disk`` and ``retention`` were sampled
+    at ``looked_at``, some seconds ago; null if unknown."""
+
+    version: str
+    model: str
+    started_at: datetime
+    uptime_s: float
+    ready: bool
+    looked_at: datetime | None
+    checks: list[CheckOut]
+    requests_in_progress: int
+    queues: list[QueueOut]
+    audit: AuditBacklogOut
+    jobs: dict[JobState, int] | None
+    drift: dict[str, DriftOut] = Field(description="Galleries searched since the start.")
+    index_lag: dict[str, LagOut] | None
+    disk: DiskOut | None
+    retention: RetentionStatusOut | None

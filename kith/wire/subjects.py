@@ -1,0 +1,65 @@
+"""Subjects, their templates, and the result of enrollment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE, Problem, TemplateKind
+from kith.wire.erasures import ReceiptOut
+from kith.wire.faces import FaceOut
+
+
+class SubjectOut(BaseModel):
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+    templates: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class SubjectsOut(BaseModel):
+    subjects: list[SubjectOut]
+    next: str | None = Field(description=NEXT_PAGE)
+
+
+class TemplateOut(BaseModel):
+    id: str
+    kind: TemplateKind
+    quality: dict[str, float] | None
+    detection_score: float | None
+    created_at: datetime
+
+
+class TemplatesOut(BaseModel):
+    subject: str
+    templates: list[TemplateOut]
+    next: str | None = Field(None, description=NEXT_PAGE)
+
+
+class EnrolledOut(BaseModel):
+    image: int | None = None
+    embedding: int | None = None
+    template: str | None = None
+    face: FaceOut | None = None
+    error: Problem | None = None
+
+
+class EnrollOut(BaseModel):
+    """One result per photo and per embedding, in request order. Each is enrolled or rejected on its own."""
+
+    subject: str
+    enrolled: int
+    results: list[EnrolledOut]
+
+
+class MergedOut(BaseModel):
+    """Result of a merge: the remaining subject, the number of templates it received, and the other's receipt."""
+
+    subject: SubjectOut
+    templates: int
+    receipt: ReceiptOut

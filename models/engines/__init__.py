@@ -1,0 +1,1 @@
+"""Selection of the runtime, precision and device for each network."""

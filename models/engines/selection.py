@@ -1,0 +1,213 @@
+"""Choice of runtime and precision for each network of a pack."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from models.engines.gpus import GpuPreference, open_on_gpus
+from models.errors import PackError, RuntimeUnavailableError
+from models.runtime import onnx_runtime, openvino_network
+from models.runtime.cuda import CUDA, TENSORRT
+from models.runtime.network import Engine, Network, Precision
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.openvino_network import OpenVinoNetwork
+from models.vision.detection import CANVAS_BUCKETS_PX
+from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
+
+MAX_POINTS_LOST: Final = 0.1
+"""Largest loss of accuracy or recall, in percentage points, of an automatically chosen precision."""
+WARMUP_BATCH: Final = 5
+"""Batch that small networks split into every batch size."""
+CPU: Final = "CPUExecutionProvider"
+log = logging.getLogger(__name__)
+
+PrecisionsByEngine = Mapping[Engine, AbstractSet[Precision]]
+"""Installed engines, preferred first, with fp32 and the precisions that are faster on this processor."""
+
+
+@dataclass(frozen=True)
+class EnginePreference:
+    """Pinned settings; None chooses automatically.
+
+    Args:
+        provider: execution provider of onnxruntime.
+        threads: threads per network.
+    """
+
+    engine: Engine | None = None
+    precision: Precision | None = None
+    provider: str | None = None
+    threads: int | None = None
+    gpu: GpuPreference = field(default_factory=GpuPreference)
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Resolved choice between GPU and CPU. A pinned CPU engine wins unless the GPU is requested explicitly."""
+        pinned = self.engine == "openvino" or self.provider not in (None, CUDA, TENSORRT)
+        return self.gpu.wants_gpu and (self.gpu.device == "gpu" or not pinned)
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedNetworks:
+    """One open network per device. ``gpu_error`` explains a fallback from the GPU to the CPU."""
+
+    networks: Sequence[Network]
+    gpu_error: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Chosen engine and precision, with the reason."""
+
+    engine: Engine
+    precision: Precision
+    reason: str
+
+
+def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetworks:
+    """Open the network on every GPU if GPUs are wanted, else on the CPU.
+
+    GPU failures are reported in ``gpu_error``, and the network runs on the CPU: the service decides whether it serves.
+
+    Raises:
+        RuntimeUnavailableError: a pinned setting is unavailable, or the file is not a network.
+    """
+    if not preference.wants_gpu:
+        return OpenedNetworks([open_network(spec, preference)])
+    if preference.engine == "openvino" or preference.precision not in (None, "fp32", "fp16"):
+        raise RuntimeUnavailableError(
+            "GPUs support only onnxruntime in fp16 and fp32: unset KITH_ENGINE and KITH_PRECISION, or set KITH_DEVICE "
+            "to cpu"
+        )
+    try:
+        return OpenedNetworks(open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32")))
+    except RuntimeUnavailableError as error:
+        log.error("%s runs on the CPU: %s", spec.path.name, error)
+        return OpenedNetworks([open_network(spec, replace(preference, precision=None, provider=None))], str(error))
+
+
+def open_network(spec: NetworkSpec, preference: EnginePreference) -> Network:
+    """Open the network on the CPU or the pinned provider, and warm it up.
+
+    Raises:
+        RuntimeUnavailableError: a pinned setting is unavailable, or the file is not a network.
+        PackError: the recognizer's dimension differs from the manifest.
+    """
+    # A pinned engine is the only one imported: each library takes 15 to 20 MB.
+    available = available_precisions("onnxruntime" if preference.provider is not None else preference.engine)
+    choice = choose_engine(spec, preference, available)
+    try:
+        return _open_warm(spec, choice, preference)
+    except RuntimeUnavailableError as error:
+        if choice.engine == "onnxruntime" or preference.engine is not None or "onnxruntime" not in available:
+            raise
+        if preference.precision not in (None, *available["onnxruntime"]):
+            raise  # onnxruntime would use another precision than the pinned one
+        log.warning("%s", error)
+        fallback = choose_engine(spec, preference, {"onnxruntime": available["onnxruntime"]})
+        fallback = replace(fallback, reason=f"OpenVINO cannot run this file; {fallback.reason}")
+        return _open_warm(spec, fallback, preference)
+
+
+def _open_warm(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
+    network = open_with_engine(spec, choice, preference)
+    first = network.run(np.zeros((WARMUP_BATCH, *warmup_shape(spec, network)), np.float32))[0]
+    # The file of a variant may differ from the manifest too. Detectors check their outputs when they decode.
+    if isinstance(spec, RecognitionSpec) and first.size != WARMUP_BATCH * spec.dimension:
+        dimension = first.size // WARMUP_BATCH
+        raise PackError(
+            "tasks.recognition.embedding_dimension", f"is {spec.dimension}, {network.path.name} returns {dimension}"
+        )
+    return network
+
+
+def warmup_shape(spec: NetworkSpec, network: Network) -> tuple[int, int, int]:
+    """Return the (channels, height, width) of a crop, or of the smallest canvas of a detector."""
+    side = CANVAS_BUCKETS_PX[0] if isinstance(spec, DetectionSpec) else spec.alignment.size_px
+    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
+    return 3, height, width
+
+
+def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
+    """Open the network with the chosen engine and precision. Raises RuntimeUnavailableError."""
+    variant = next((v for v in spec.variants if v.precision == choice.precision), None)
+    path = spec.path if variant is None or variant.path is None else variant.path
+    network: Network
+    if choice.engine == "openvino":
+        network = OpenVinoNetwork(path, choice.precision, preference.threads)
+    else:
+        network = OnnxNetwork(path, preference.provider or CPU, preference.threads, choice.precision)
+    network.reason = choice.reason
+    return network
+
+
+def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
+    """Return the precisions of the installed engines, or of one engine. Raises RuntimeUnavailableError."""
+    available: dict[Engine, AbstractSet[Precision]] = {}
+    if only != "onnxruntime" and openvino_network.is_installed():
+        available["openvino"] = openvino_network.fast_precisions()
+    if only != "openvino" and onnx_runtime.is_installed():
+        precisions: set[Precision] = {"fp32", "int8"} if onnx_runtime.has_fast_int8() else {"fp32"}
+        available["onnxruntime"] = precisions
+    if not available:
+        missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
+        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
+    return available
+
+
+def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: PrecisionsByEngine) -> EngineChoice:
+    """Choose engine and precision of a network.
+
+    Raises:
+        RuntimeUnavailableError: a pinned setting is not installed, or the processor lacks it.
+    """
+    if preference.provider is not None and preference.engine == "openvino":
+        raise RuntimeUnavailableError(
+            "KITH_PROVIDER applies to onnxruntime, but KITH_ENGINE is openvino: unset one of them"
+        )
+    default: Engine = "onnxruntime" if preference.provider is not None else next(iter(available))
+    engine = default if preference.engine is None else preference.engine
+    if engine not in available:
+        raise RuntimeUnavailableError(f"{engine} is not installed; installed: {', '.join(available)}")
+    precisions = available[engine]
+    if preference.precision is not None:
+        return _choose_pinned(spec, preference.precision, engine, precisions)
+    int8 = next((variant for variant in spec.variants if variant.precision == "int8"), None)
+    if "int8" not in precisions:
+        return _choose_float(spec, engine, precisions, "this processor has no fast INT8")
+    if int8 is None:
+        return _choose_float(spec, engine, precisions, "the pack has no INT8")
+    if int8.points_lost is None or int8.points_lost > MAX_POINTS_LOST:
+        return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above 0.1 points or unknown")
+    reason = f"the pack has INT8 with a measured loss of {int8.points_lost:g} points"
+    if (impact := int8.gallery_impact(engine)) is not None:
+        reason += f"; {impact}" + (" (KITH_PRECISION=bf16 loses less)" if "bf16" in precisions else "")
+    return EngineChoice(engine, "int8", reason)
+
+
+def _choose_pinned(
+    spec: NetworkSpec, precision: Precision, engine: Engine, available: AbstractSet[Precision]
+) -> EngineChoice:
+    if precision == "int8" and not any(v.precision == "int8" for v in spec.variants):
+        # Allows pinning INT8 for packs that have it for only one of their networks.
+        return _choose_float(spec, engine, available, "INT8 is pinned, but the pack has no INT8 of this network")
+    if precision not in available and precision != "int8":
+        raise RuntimeUnavailableError(
+            f"{engine} has no {precision} on this processor; it has {', '.join(sorted(available))} (KITH_PRECISION)"
+        )
+    return EngineChoice(engine, precision, "pinned")
+
+
+def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
+    if "bf16" not in available:
+        return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no bf16 here")
+    lost = next((v.points_lost for v in spec.variants if v.precision == "bf16"), None)
+    if lost is not None and lost > MAX_POINTS_LOST:
+        return EngineChoice(engine, "fp32", f"{no_int8}, and bf16 loses {lost:g} points")
+    return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")

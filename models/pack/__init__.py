@@ -1,0 +1,1 @@
+"""Model packs: manifest, catalog, download and verification."""

@@ -1,0 +1,130 @@
+"""Download and installation of catalog packs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from models.checksums import sha256_of
+from models.errors import LicenseNotAcceptedError, PackError
+from models.pack.archives import extract_tar, extract_zip
+from models.pack.catalog import CatalogEntry, Download
+from models.pack.download import DownloadedFile, Downloader, Progress
+from models.pack.package_index import find_file
+from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_networks
+
+WORK_DIR: Final = ".pull"
+"""Folder in the models directory for locks and unfinished downloads."""
+
+
+def pull(
+    entry: CatalogEntry,
+    models_dir: Path,
+    accepted: bool = False,
+    progress: Progress | None = None,
+    downloader: Downloader | None = None,
+) -> Path:
+    """Install a pack atomically and return its directory.
+
+    An intact pack is not downloaded again. An interrupted pull resumes. Concurrent pulls of one pack wait for the
+    first one.
+
+    Args:
+        accepted: the user accepts the license, where acceptance is required.
+        progress: called for every chunk.
+
+    Raises:
+        PullError: the license was not accepted, or a download failed.
+        PackError: the download is not a valid pack.
+        RuntimeUnavailableError: no inference runtime can run the networks.
+    """
+    directory = pack_directory(entry, models_dir)
+    if entry.kind == "bundled":
+        return directory
+    if entry.license.acceptance and not accepted:
+        license = entry.license
+        raise LicenseNotAcceptedError(f"{entry.name} is under {license.name} ({license.url}): {license.allows}")
+    with _locked(models_dir, entry.name) as work:
+        if all(check.ok for check in check_files(entry, models_dir)):
+            return directory
+        with downloader or Downloader() as client:
+            files = [_fetch(client, download, work, progress) for download in entry.downloads]
+        fresh = work / "pack"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        _assemble(entry, work, fresh, files)
+        _write_record(entry, fresh, files, accepted)
+        run_networks(fresh)
+        # A process that serves the replaced pack keeps its open files.
+        shutil.rmtree(directory, ignore_errors=True)
+        fresh.rename(directory)
+        shutil.rmtree(work)
+    return directory
+
+
+@contextmanager
+def _locked(models_dir: Path, name: str) -> Iterator[Path]:
+    """Lock and yield the work folder of a pack."""
+    try:
+        (models_dir / WORK_DIR / name).mkdir(parents=True, exist_ok=True)
+        lock = (models_dir / WORK_DIR / f"{name}.lock").open("w")
+    except OSError as error:
+        raise PackError("models_dir", f"{models_dir} cannot be written ({error.strerror})") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # The previous holder of the lock removes the folder when it finishes.
+        (models_dir / WORK_DIR / name).mkdir(exist_ok=True)
+        yield models_dir / WORK_DIR / name
+
+
+def _fetch(client: Downloader, download: Download, work: Path, progress: Progress | None) -> DownloadedFile:
+    target = work / download.file
+    if target.is_file() and download.sha256 is not None and sha256_of(target) == download.sha256:
+        return DownloadedFile(target.name, "an earlier call", download.sha256, target.stat().st_size)
+    url = download.url or find_file(client, str(download.project), download.file)
+    return client.fetch(url, target, download.sha256, download.size, progress)
+
+
+def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[DownloadedFile]) -> None:
+    match entry.kind:
+        case "zip":
+            extract_zip(work / files[0].file, entry.downloads[0].members, directory)
+        case "dlib":
+            # Imported on demand: the onnx package needs 30 MB of memory.
+            from models.pack.dlib_pack import build_dlib_pack
+
+            (member,) = entry.downloads[0].members
+            extract_tar(work / files[0].file, member, work)
+            source = {
+                "from": files[0].file,
+                "file": member.file,
+                "sha256": sha256_of(work / member.file),
+                "license": entry.license.name,
+            }
+            build_dlib_pack(directory, (work / member.file).read_bytes(), source)
+        case _:
+            for file in files:
+                (work / file.file).rename(directory / file.file)
+
+
+def _write_record(entry: CatalogEntry, directory: Path, files: list[DownloadedFile], accepted: bool) -> None:
+    checksums = {
+        path.relative_to(directory).as_posix(): sha256_of(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+    document = {
+        "pack": entry.name,
+        "date": date.today().isoformat(),
+        "license": asdict(entry.license) | {"accepted": accepted},
+        "downloads": [asdict(file) for file in files],
+        "files": checksums,
+    }
+    (directory / PULL_RECORD).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,147 @@
+"""Verification of installed packs: checksums, license and test runs of the networks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.checksums import sha256_of
+from models.errors import ModelError, PackError
+from models.pack.catalog import CatalogEntry
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import Detector
+from models.vision.liveness import LivenessClassifier
+from models.vision.recognition import Recognizer
+
+PULL_RECORD: Final = "kith-pull.json"
+"""Record in a pulled pack: sources of the downloads and the sha256 of every file."""
+
+
+@dataclass(frozen=True)
+class PackCheck:
+    """Result of one check of a pack."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def pack_directory(entry: CatalogEntry, models_dir: Path) -> Path:
+    """Return the directory of an installed pack, whether or not it exists."""
+    return BUNDLED_PACK.parent / entry.name if entry.kind == "bundled" else models_dir / entry.name
+
+
+def is_present(entry: CatalogEntry, models_dir: Path) -> bool:
+    """Tell whether a pack is bundled or has been pulled."""
+    directory = pack_directory(entry, models_dir)
+    return directory.is_dir() if entry.kind == "bundled" else (directory / PULL_RECORD).is_file()
+
+
+def read_pull_record(entry: CatalogEntry, models_dir: Path) -> dict[str, Any]:
+    """Read the record of a pulled pack.
+
+    Raises:
+        PackError: the record cannot be read.
+    """
+    path = pack_directory(entry, models_dir) / PULL_RECORD
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record["files"].items()
+    except (OSError, UnicodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PackError(PULL_RECORD, f"of {entry.name} cannot be read ({error}): pull it again") from error
+    return record
+
+
+def check_pack(entry: CatalogEntry, models_dir: Path, provider: str | None = None) -> list[PackCheck]:
+    """Check an installed pack.
+
+    Files are compared with catalog, record and manifest, and each network runs once. The license of a zip pack is
+    checked with InsightFace's library if it is installed.
+    """
+    checks = check_files(entry, models_dir)
+    directory = pack_directory(entry, models_dir)
+    try:
+        checks.append(PackCheck("networks", True, run_networks(directory, provider)))
+    except ModelError as error:
+        checks.append(PackCheck("networks", False, str(error)))
+    if entry.kind == "zip" and (license := _check_license(directory, entry.name)) is not None:
+        checks.append(license)
+    return checks
+
+
+def check_files(entry: CatalogEntry, models_dir: Path) -> list[PackCheck]:
+    """Compare the files of a pulled pack with the catalog and its record."""
+    if entry.kind == "bundled":
+        return []
+    if not is_present(entry, models_dir):
+        return [PackCheck("files", False, f"{entry.name} has not been pulled")]
+    try:
+        recorded: dict[str, str] = read_pull_record(entry, models_dir)["files"]
+    except PackError as error:
+        return [PackCheck(PULL_RECORD, False, str(error))]
+    published, directory, checks = entry.known_checksums(), pack_directory(entry, models_dir), []
+    for file in sorted({*recorded, *published}):
+        expected = published.get(file) or recorded[file]
+        source = "in the catalog" if file in published else "recorded by the pull"
+        if not (directory / file).is_file():
+            checks.append(PackCheck(file, False, "is missing: pull the pack again"))
+        elif (actual := sha256_of(directory / file)) == expected:
+            checks.append(PackCheck(file, True, f"has the sha256 {source}"))
+        else:
+            detail = f"has sha256 {actual[:12]}..., not {expected[:12]}... {source}: pull the pack again"
+            checks.append(PackCheck(file, False, detail))
+    return checks
+
+
+def run_networks(directory: Path, provider: str | None = None) -> str:
+    """Load a pack, verify it and run each network once; return a summary.
+
+    Raises:
+        PackError: the pack is invalid.
+        RuntimeUnavailableError: ONNX Runtime is missing or cannot open a network.
+    """
+    pack = load_pack(directory)
+    pack.verify()
+    Detector(OnnxNetwork(pack.detection.path, provider), pack.detection).detect([_noise(256, 320)[0]])
+    recognizer = Recognizer(OnnxNetwork(pack.recognition.path, provider), pack.recognition)
+    side = recognizer.alignment.size_px
+    recognizer.embed(_noise(side, side))
+    count = "both networks"
+    if pack.liveness is not None:
+        side = pack.liveness.alignment.size_px
+        classifier = LivenessClassifier(OnnxNetwork(pack.liveness.path, provider), pack.liveness)
+        classifier.scores(_noise(side, side))
+        count = "all three networks"
+    return f"{count} ran; embeddings have {recognizer.dimension} dimensions"
+
+
+def _noise(height: int, width: int) -> NDArray[np.uint8]:
+    """Return a random (1, height, width, 3) image: some networks map a uniform image to a zero vector."""
+    return np.random.default_rng(0).integers(0, 256, (1, height, width, 3), dtype=np.uint8)
+
+
+def _check_license(directory: Path, name: str) -> PackCheck | None:
+    """Check a signed MODEL.LICENSE; None if InsightFace's library is missing or too old.
+
+    A pack without a signed license passes: the public non-commercial terms apply.
+    """
+    if importlib.util.find_spec("insightface") is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Imported by name, since it is no dependency of Kith (docs/decisions/0002).
+            library = importlib.import_module("insightface.model_zoo.model_license")
+    except ImportError:
+        return None
+    found = library.inspect_model_package_license(directory, expected_model_id=name)
+    return PackCheck("license", bool(found.verified or found.defaulted), f"{found.status}: {found.message}")

@@ -1,0 +1,155 @@
+"""Writing and updating of model packs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.checksums import sha256_of
+from models.errors import PackError
+from models.pack.loading import load_pack
+from models.pack.manifest import CALIBRATION_FILE, LICENSE_FILE, MANIFEST_FILE, MANIFEST_VERSION, ModelPack, read_json
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
+
+
+@dataclass(frozen=True)
+class PackDraft:
+    """Identity and networks of a pack to write.
+
+    Args:
+        dimension: length of the recognizer's embeddings.
+        alignment: crops of the recognizer.
+        embedded: the recognizer normalizes its own pixels in 0..255.
+        preprocessing_version: name of the method that makes the recognizer's crops.
+    """
+
+    model_id: str
+    display_name: str
+    detector: Path
+    recognizer: Path
+    dimension: int
+    alignment: Alignment = STANDARD_ALIGNMENT
+    embedded: bool = False
+    preprocessing_version: str = "insightface-arcface-1"
+
+
+def write_pack(
+    directory: Path,
+    draft: PackDraft,
+    calibration: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+) -> ModelPack:
+    """Write manifest and calibration of a pack whose ONNX files are already in ``directory``, and load it.
+
+    Raises:
+        PackError: the result does not load. The manifest is removed, the other files remain for inspection.
+    """
+    alignment = draft.alignment
+    (directory / CALIBRATION_FILE).write_text(json.dumps(calibration) + "\n", encoding="utf-8")
+    document = {
+        "manifest_version": MANIFEST_VERSION,
+        "model_id": draft.model_id,
+        "display_name": draft.display_name,
+        "license": LICENSE_FILE,
+        "tasks": {
+            "detection": {
+                "file": draft.detector.name,
+                "sha256": sha256_of(draft.detector),
+                "preprocessing": {"mean": 127.5, "std": 128.0},
+                "preprocessing_version": "insightface-scrfd-1",
+            },
+            "recognition": {
+                "file": draft.recognizer.name,
+                "sha256": sha256_of(draft.recognizer),
+                "preprocessing": "embedded" if draft.embedded else {"mean": 127.5, "std": 127.5},
+                "preprocessing_version": draft.preprocessing_version,
+                "input_size": [alignment.size_px, alignment.size_px],
+                **({} if alignment.is_standard else {"alignment": {"template": alignment.template}}),
+                "embedding_dimension": draft.dimension,
+            },
+        },
+        "calibration": CALIBRATION_FILE,
+        "provenance": provenance,
+        "metrics": metrics,
+    }
+    manifest = directory / MANIFEST_FILE
+    manifest.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    try:
+        pack = load_pack(directory)
+        pack.verify()
+    except PackError:
+        manifest.unlink()
+        raise
+    return pack
+
+
+def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelPack:
+    """Replace provenance and metrics of a pack, and load it.
+
+    Raises:
+        PackError: the pack has no manifest of version 2.
+    """
+    document = {**_read_manifest(directory), "provenance": provenance, "metrics": metrics}
+    _replace_file(directory / MANIFEST_FILE, json.dumps(document, indent=2))
+    return load_pack(directory)
+
+
+def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
+    """Replace the manifest's ``variants``, whose files must already exist, and load the pack.
+
+    Raises:
+        PackError: the pack has no manifest of version 2, or the variants do not match it; the manifest is unchanged.
+    """
+    document, manifest = _read_manifest(directory), directory / MANIFEST_FILE
+    before = manifest.read_text(encoding="utf-8")
+    _replace_file(manifest, json.dumps({**document, "variants": variants}, indent=2))
+    try:
+        pack = load_pack(directory)
+        pack.verify()
+    except PackError:
+        _replace_file(manifest, before.rstrip("\n"))
+        raise
+    return pack
+
+
+def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> ModelPack:
+    """Replace a pack's calibration atomically, and load the pack.
+
+    Raises:
+        PackError: the calibration was measured with another recognizer, or the directory is not writable.
+    """
+    if calibration.get("recognizer") != pack.recognition.fingerprint():
+        raise PackError("calibration", "was measured with another recognizer")
+    manifest = pack.directory / MANIFEST_FILE
+    document = read_json(manifest) if manifest.is_file() else {}
+    try:
+        _replace_file(pack.directory / CALIBRATION_FILE, json.dumps(calibration))
+        if document.get("manifest_version") == MANIFEST_VERSION and document.get("calibration") != CALIBRATION_FILE:
+            _replace_file(manifest, json.dumps({**document, "calibration": CALIBRATION_FILE}, indent=2))
+    except OSError as error:
+        raise PackError("calibration", f"cannot be written into {pack.directory} ({error.strerror})") from error
+    return load_pack(pack.directory)
+
+
+def _read_manifest(directory: Path) -> Mapping[str, Any]:
+    if not (directory / MANIFEST_FILE).is_file():
+        raise PackError(MANIFEST_FILE, f"does not exist in {directory}: only packs with a manifest can be updated")
+    document = read_json(directory / MANIFEST_FILE)
+    if document.get("manifest_version") != MANIFEST_VERSION:
+        raise PackError("manifest_version", f"must be {MANIFEST_VERSION}")
+    return document
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

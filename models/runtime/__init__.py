@@ -1,0 +1,1 @@
+"""Inference runtimes: ONNX Runtime, OpenVINO and CUDA."""

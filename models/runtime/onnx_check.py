@@ -1,0 +1,209 @@
+"""Validation of untrusted ONNX files before a runtime opens them.
+
+A valid file is self-contained, uses standard operators only, and holds weights of the declared sizes. Validation cannot
+bound the memory and time of a network: a few operators can create tensors of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from models.errors import PackError
+
+if TYPE_CHECKING:
+    import onnx
+
+BUNDLED_PACKS_DIR: Final = Path(__file__).parents[1] / "packs"
+"""Trusted without a check, like the code beside it."""
+MAX_BYTES: Final = 2_000_000_000
+"""Protobuf limits messages to 2^31 bytes."""
+MIN_IR_VERSION: Final = 3
+MIN_OPSET: Final = 7
+"""Oldest opset that onnxruntime supports."""
+ALLOWED_DOMAINS: Final = ("", "ai.onnx", "ai.onnx.ml")
+FORBIDDEN_OPERATORS: Final = {
+    **dict.fromkeys(("Loop",), "its run time has no bound"),
+    **dict.fromkeys(
+        ("ImageDecoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
+        "face networks need neither files nor texts",
+    ),
+}
+MAX_NODES: Final = 50_000
+MAX_GRAPH_DEPTH: Final = 4
+MAX_TENSORS: Final = 100_000
+MAX_TENSOR_ELEMENTS: Final = 2**30
+MAX_PORT_ELEMENTS: Final = 2**28
+"""Limit for an input or output."""
+MAX_RANK: Final = 8
+MAX_PORT_SIDE: Final = 2**20
+MAX_OUTPUTS: Final = 256
+
+
+def check_network(path: Path) -> None:
+    """Validate a file once per process and file version.
+
+    Raises:
+        PackError: the file cannot be read or is not acceptable.
+    """
+    path = path.resolve()
+    if path.is_relative_to(BUNDLED_PACKS_DIR):
+        return
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise PackError(path.name, f"cannot be read ({error.strerror})") from error
+    _check_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _check_file(path: Path, _inode: int, _size: int, _mtime_ns: int) -> None:
+    check_model(read_model(path), path.name)
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Parse an ONNX file. Raises PackError if it is too large or invalid."""
+    # Imported on demand: the bundled pack does not need its memory and start-up time.
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        if not path.is_file():
+            raise PackError(path.name, "is not a file")
+        if path.stat().st_size > MAX_BYTES:
+            raise PackError(path.name, f"has more than {MAX_BYTES} bytes")
+        model = onnx.ModelProto()
+        model.ParseFromString(path.read_bytes())
+    except (DecodeError, OSError, ValueError) as error:
+        raise PackError(path.name, f"is not an ONNX file ({error})") from error
+    return model
+
+
+def check_model(model: onnx.ModelProto, name: str) -> None:
+    """Validate a parsed model. Raises PackError with the file's ``name`` as the field."""
+    import onnx
+
+    if not MIN_IR_VERSION <= model.ir_version <= onnx.IR_VERSION:
+        raise PackError(name, f"has IR version {model.ir_version}, {MIN_IR_VERSION} to {onnx.IR_VERSION} are supported")
+    newest = onnx.defs.onnx_opset_version()
+    opset = max((each.version for each in model.opset_import if each.domain in ALLOWED_DOMAINS[:2]), default=0)
+    if not MIN_OPSET <= opset <= newest:
+        raise PackError(name, f"has opset {opset}, {MIN_OPSET} to {newest} are supported")
+    if model.functions:
+        raise PackError(name, f"defines a custom operator, {model.functions[0].name!r}: inline it (onnx.inliner)")
+    if len(model.training_info):
+        raise PackError(name, "holds a training graph: export it for inference")
+    _check_ports(model.graph, name)
+    nodes = tensors = 0
+    for graph in _walk_graphs(model.graph, name):
+        if graph.sparse_initializer:
+            raise PackError(name, "holds sparse weights, which are not supported")
+        nodes += len(graph.node)
+        tensors += len(graph.initializer)
+        if nodes > MAX_NODES or tensors > MAX_TENSORS:
+            raise PackError(name, f"has more than {MAX_NODES} nodes or {MAX_TENSORS} tensors")
+        for tensor in graph.initializer:
+            _check_tensor(tensor, name)
+        for node in graph.node:
+            _check_node(node, name)
+
+
+def _walk_graphs(graph: onnx.GraphProto, name: str, depth: int = 1) -> Iterator[onnx.GraphProto]:
+    """Yield the graph and the subgraphs of its nodes."""
+    if depth > MAX_GRAPH_DEPTH:
+        raise PackError(name, f"nests subgraphs more than {MAX_GRAPH_DEPTH} deep")
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                yield from _walk_graphs(inner, name, depth + 1)
+
+
+def _check_node(node: onnx.NodeProto, name: str) -> None:
+    import onnx
+
+    if node.domain not in ALLOWED_DOMAINS:
+        raise PackError(
+            name, f"has an operator {node.op_type!r} of {node.domain!r}: only standard operators are supported"
+        )
+    if (reason := FORBIDDEN_OPERATORS.get(node.op_type)) is not None:
+        raise PackError(name, f"has the forbidden operator {node.op_type}: {reason}")
+    if not onnx.defs.has(node.op_type, node.domain if node.domain != "ai.onnx" else ""):
+        raise PackError(name, f"has an operator {node.op_type!r} that is not in the ONNX standard")
+    for attribute in node.attribute:
+        for tensor in ([attribute.t] if attribute.HasField("t") else []) + list(attribute.tensors):
+            _check_tensor(tensor, name)
+        if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+            raise PackError(name, "holds sparse weights, which are not supported")
+
+
+def _check_tensor(tensor: onnx.TensorProto, name: str) -> None:
+    """Reject external data, invalid types and sizes that do not match the shape."""
+    import onnx
+
+    label = f"tensor {tensor.name[:64]!r}"
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        raise PackError(
+            name,
+            f"stores {label} in another file, which neither the sha256 nor the fingerprint covers: save the weights "
+            "inside the model",
+        )
+    if tensor.data_type == onnx.TensorProto.STRING or tensor.data_type not in _element_bits():
+        raise PackError(name, f"{label} has the non-numeric type {tensor.data_type}")
+    count = _element_count(list(tensor.dims))
+    if count is None or count > MAX_TENSOR_ELEMENTS:
+        raise PackError(name, f"{label} has a shape of {list(tensor.dims)[:MAX_RANK]}, which exceeds the limits")
+    packed = math.ceil(count * _element_bits()[tensor.data_type] / 8)
+    if tensor.HasField("raw_data"):
+        held, needed = len(tensor.raw_data), packed
+    else:
+        lists = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+        held = sum(len(values) for values in lists)
+        complex_type = tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
+        # Types smaller than a byte are packed.
+        needed = min(count, packed) if not complex_type else 2 * count
+    if held != needed:
+        raise PackError(name, f"{label} has {held} bytes or numbers, its shape needs {needed}")
+
+
+def _check_ports(graph: onnx.GraphProto, name: str) -> None:
+    import onnx
+
+    initialized = {tensor.name for tensor in graph.initializer}
+    given = [value for value in graph.input if value.name not in initialized]
+    if len(given) != 1 or not 1 <= len(graph.output) <= MAX_OUTPUTS:
+        raise PackError(name, f"has {len(given)} inputs and {len(graph.output)} outputs; exactly one input is required")
+    for value in (*given, *graph.output):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") != "tensor_type" or kind.elem_type == onnx.TensorProto.STRING:
+            raise PackError(name, f"{value.name[:64]!r} is not a numeric tensor")
+        sides = [side.dim_value for side in kind.shape.dim if side.WhichOneof("value") == "dim_value"]
+        in_range = len(kind.shape.dim) <= MAX_RANK and all(0 <= side <= MAX_PORT_SIDE for side in sides)
+        if not in_range or math.prod(sides) > MAX_PORT_ELEMENTS:
+            raise PackError(name, f"{value.name[:64]!r} has a shape of {sides[:MAX_RANK]}, which exceeds the limits")
+
+
+def _element_count(sides: list[int]) -> int | None:
+    """Return the number of elements; None for an invalid shape."""
+    return None if len(sides) > MAX_RANK or any(side < 0 for side in sides) else math.prod(sides)
+
+
+@lru_cache(maxsize=1)
+def _element_bits() -> dict[int, int]:
+    """Return the bits per element by data type."""
+    from onnx import TensorProto, helper
+
+    small = {
+        name: bits
+        for name, bits in (("UINT4", 4), ("INT4", 4), ("FLOAT4E2M1", 4), ("UINT2", 2), ("INT2", 2))
+        if hasattr(TensorProto, name)
+    }
+    known = {
+        number: helper.tensor_dtype_to_np_dtype(number).itemsize * 8
+        for name, number in TensorProto.DataType.items()
+        if name not in ("UNDEFINED", "STRING")
+    }
+    return known | {TensorProto.DataType.Value(name): bits for name, bits in small.items()}

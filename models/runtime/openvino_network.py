@@ -1,0 +1,174 @@
+"""OpenVINO: networks compiled by input shape and precision, without telemetry."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from models.errors import RuntimeUnavailableError
+from models.runtime.network import Engine, Float, Precision
+from models.runtime.onnx_check import check_network
+from models.runtime.onnx_runtime import available_cores, has_fast_int8, pad_batch, split_batch
+
+BATCH_SIZES: Final = (1, 4)
+"""Larger batches are no faster on a CPU, and each size needs the memory of one compiled network."""
+MAX_BATCHED_PX: Final = 256 * 256
+"""Largest input that gains from batches; larger ones use all cores alone."""
+LARGE_FILE_BYTES: Final = 16_000_000
+"""File size from which a network is compiled once with dynamic shapes.
+
+Large networks are about as fast with dynamic shapes, and one compilation per shape would take hundreds of megabytes.
+"""
+MAX_DYNAMIC_BATCH: Final = 8
+MAX_COMPILED_SHAPES: Final = 24
+PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+CAPABILITIES: Final[dict[str, Precision]] = {"FP32": "fp32", "BF16": "bf16", "FP16": "fp16", "INT8": "int8"}
+DATA_LAYERS: Final = frozenset({"Input", "Output", "Const", "Reorder", "Reshape"})
+"""Layer types that only move data."""
+
+
+def is_installed() -> bool:
+    """Tell whether OpenVINO is installed."""
+    return find_spec("openvino") is not None
+
+
+def _import_openvino() -> Any:
+    """Import OpenVINO on demand, since it takes memory."""
+    # The model converter sends telemetry at import and writes files to the home directory. It is not needed here.
+    sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "openvino is not installed: install the distribution with its 'cpu' extra"
+        ) from error
+    return openvino
+
+
+def openvino_version() -> str:
+    """Return the version of OpenVINO. Raises RuntimeUnavailableError."""
+    return str(_import_openvino().__version__).split("-")[0]
+
+
+def fast_precisions() -> frozenset[Precision]:
+    """Return fp32 and the precisions that this processor runs faster. Raises RuntimeUnavailableError."""
+    capabilities = _import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    known = frozenset(CAPABILITIES[name] for name in capabilities if name in CAPABILITIES)
+    # OpenVINO reports INT8 on every processor, fast or not.
+    return known if has_fast_int8() else known - {"int8"}
+
+
+class OpenVinoNetwork:
+    """ONNX network on the CPU, compiled on demand.
+
+    Small networks are compiled per shape, since static shapes are up to twice as fast. Batches are split into
+    ``BATCH_SIZES``, and the least recently used shape is evicted. Large networks are compiled once for all shapes.
+
+    Args:
+        path: an INT8 network must contain its own quantization (QDQ).
+        precision: requested precision. Non-quantized layers of INT8 networks use bf16 if it is fast, else fp32.
+        threads: inference threads; None uses all available cores.
+
+    Raises:
+        PackError: the file fails :func:`check_network`.
+        RuntimeUnavailableError: OpenVINO is not installed or cannot read the file.
+    """
+
+    engine: Engine = "openvino"
+
+    def __init__(self, path: Path, precision: Precision = "fp32", threads: int | None = None) -> None:
+        self.path = path
+        self.precision = precision
+        self.reason = ""
+        self._core = _import_openvino().Core()
+        rest: Precision = precision
+        if precision == "int8":
+            rest = "bf16" if "bf16" in fast_precisions() else "fp32"
+        self._options = {
+            "INFERENCE_PRECISION_HINT": PRECISION_HINTS[rest],
+            "INFERENCE_NUM_THREADS": threads or available_cores(),
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        check_network(path)
+        try:
+            self._model = self._core.read_model(path)
+        except Exception as error:  # OpenVINO raises RuntimeError and own exception types
+            raise RuntimeUnavailableError(f"{path.name} cannot be opened by OpenVINO: {error}") from error
+        self.input_shape: tuple[int | str | None, ...] = tuple(
+            d.get_length() if d.is_static else None for d in self._model.inputs[0].partial_shape
+        )
+        self.output_names: list[str] = [output.get_any_name() for output in self._model.outputs]
+        # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
+        ranks = [output.partial_shape.rank.get_length() for output in self._model.outputs]
+        fixed = 1 if len(ranks) > 1 and min(ranks) < 3 else self.input_shape[0]
+        self._fixed = fixed if isinstance(fixed, int) else None
+        self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
+        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    @property
+    def providers(self) -> list[str]:
+        return ["OpenVINO CPU"]
+
+    def run(self, batch: Float) -> list[Float]:
+        """Run a batch; see :meth:`Network.run`."""
+        pieces = []
+        for rows in split_batch(len(batch), self._sizes(batch.shape)):
+            # OpenVINO shares memory only with writable arrays.
+            piece = np.require(pad_batch(batch[rows], self._fixed or len(batch[rows])), np.float32, ["C", "W"])
+            request = self._request(piece.shape)
+            # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
+            request.set_input_tensor(_import_openvino().Tensor(piece, shared_memory=True))
+            request.start_async()
+            request.wait()
+            # Copied, since the next run overwrites the output tensors.
+            outputs = [np.array(request.get_output_tensor(i).data) for i in range(len(self.output_names))]
+            pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
+
+    def placement(self, batch: Float) -> dict[str, int]:
+        """Run ``batch`` once and return the number of nodes by precision."""
+        self.run(batch)
+        compiled = self._requests[next(reversed(self._requests))].get_compiled_model()
+        infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
+        precisions = [
+            info["runtimePrecision"].astype(str) for info in infos if info["layerType"].astype(str) not in DATA_LAYERS
+        ]
+        return {f"OpenVINO {kind}": count for kind, count in Counter(precisions).items()}
+
+    def profile(self, batch: Float) -> list[Any]:
+        """Return OpenVINO's profiling records of one warm run."""
+        self._model.reshape(list(batch.shape))
+        options = self._options | {"PERF_COUNT": True}
+        request = self._core.compile_model(self._model, "CPU", options).create_infer_request()
+        for _ in range(2):
+            request.infer([np.require(batch, np.float32, ["C", "W"])])
+        return list(request.get_profiling_info())
+
+    def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self._fixed is not None:
+            return (self._fixed,)
+        if self._is_large:
+            return tuple(range(1, MAX_DYNAMIC_BATCH + 1))
+        return BATCH_SIZES if shape[-2] * shape[-1] <= MAX_BATCHED_PX else BATCH_SIZES[:1]
+
+    def _request(self, shape: tuple[int, ...]) -> Any:
+        """Return an inference request for the shape, compiled if necessary."""
+        if self._is_large:
+            shape = (self._fixed or -1, *(side if isinstance(side, int) else -1 for side in self.input_shape[1:]))
+        if shape in self._requests:
+            self._requests.move_to_end(shape)
+            return self._requests[shape]
+        try:
+            self._model.reshape(list(shape))
+            request = self._core.compile_model(self._model, "CPU", self._options).create_infer_request()
+        except Exception as error:
+            raise RuntimeUnavailableError(f"OpenVINO cannot run {self.path.name} on {shape}: {error}") from error
+        self._requests[shape] = request
+        if len(self._requests) > MAX_COMPILED_SHAPES:
+            self._requests.popitem(last=False)
+        return request

@@ -1,0 +1,1 @@
+"""Face detection, alignment, recognition, quality and liveness."""

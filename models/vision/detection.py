@@ -1,0 +1,305 @@
+"""Face detection with SCRFD and YuNet: boxes, five landmarks and scores."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import PackError
+from models.runtime.network import Float, Network
+from models.runtime.onnx_runtime import choose_bucket
+from models.vision.pixels import to_planes
+from models.vision.specs import DetectionSpec, HeadKind, Normalization
+
+CANVAS_BUCKETS_PX: Final = (256, 384, 512, 640)
+DEFAULT_MIN_SCORE: Final = 0.5
+NMS_IOU: Final = 0.4
+MAX_CANDIDATES: Final = 2000
+"""Candidates per photo, best first, since hostile photos could make the quadratic suppression slow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """Faces of one photo in photo pixels, best score first.
+
+    Args:
+        boxes_xyxy: (n, 4) x0, y0, x1, y1.
+        landmarks_xy: (n, 5, 2) left eye, right eye, nose, left and right mouth corner as seen in the image.
+        scores: (n,) in 0..1.
+    """
+
+    boxes_xyxy: Float
+    landmarks_xy: Float
+    scores: Float
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> Faces:
+        return Faces(self.boxes_xyxy[rows], self.landmarks_xy[rows], self.scores[rows])
+
+    def largest(self) -> int:
+        """Return the row of the face with the largest box. Raises ValueError if there is no face."""
+        return largest_box(self.boxes_xyxy)
+
+    def nearest(self, x: float, y: float) -> int:
+        """Return the row of the face whose box center is nearest to a point."""
+        centers = (self.boxes_xyxy[:, :2] + self.boxes_xyxy[:, 2:]) / 2
+        return int(((centers - (x, y)) ** 2).sum(1).argmin())
+
+
+def box_areas(boxes_xyxy: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return the (n,) areas of (n, 4) boxes; boxes with swapped sides have area 0."""
+    return np.asarray(np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None).prod(1))
+
+
+def largest_box(boxes_xyxy: NDArray[np.floating]) -> int:
+    """Return the row of the first largest of (n, 4) boxes. Raises ValueError if there is no box."""
+    return int(box_areas(boxes_xyxy).argmax())
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Network input of one size with the photo at its top left; ``scale`` is canvas pixels per photo pixel."""
+
+    height_px: int
+    width_px: int
+    scale: float
+
+
+RawOutputs = list[Float]
+"""Network outputs for one photo, (n, k) each, with one row per anchor."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPhoto:
+    """Photo on its canvas as network input ``planes`` (3, h, w), with its original size."""
+
+    planes: Float
+    canvas: Canvas
+    photo_height_px: int
+    photo_width_px: int
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Decoded scores (n,), boxes (n, 4) and landmarks (n, 5, 2) of one photo, in canvas pixels."""
+
+    scores: Float
+    boxes: Float
+    landmarks: Float
+
+
+class Head(Protocol):
+    """Decoder of network outputs."""
+
+    def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
+        """Decode the anchors with a score of at least ``min_score`` in (0, 1].
+
+        Args:
+            outputs: network outputs for one canvas.
+            width_px: width of the canvas.
+        """
+
+
+def anchor_points(cells: NDArray[np.intp], width_px: int, stride: int) -> Float:
+    """Return the (n, 2) x, y of the top left corners of grid cells, which are numbered row by row."""
+    return np.asarray(np.stack(np.divmod(cells, width_px // stride)[::-1], -1) * stride, np.float32)
+
+
+def _concatenate(levels: Sequence[tuple[Float, Float, Float]]) -> Candidates:
+    scores, boxes, landmarks = (np.concatenate(parts) for parts in zip(*levels, strict=True))
+    return Candidates(scores, boxes, landmarks)
+
+
+class SCRFDHead:
+    """SCRFD (J. Guo et al., 2021).
+
+    Nine outputs with strides 8 to 32 and two anchors per cell, or fifteen with strides 8 to 128 and one anchor. The
+    outputs are all scores, then all box distances, then all landmark offsets, in units of the stride.
+    """
+
+    def __init__(self, output_count: int) -> None:
+        match output_count:
+            case 9:
+                self.strides: tuple[int, ...] = (8, 16, 32)
+                self.anchors = 2
+            case 15:
+                self.strides = (8, 16, 32, 64, 128)
+                self.anchors = 1
+            case _:
+                raise PackError("tasks.detection.file", f"has {output_count} outputs; SCRFD with landmarks has 9 or 15")
+
+    def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
+        """Decode the outputs; see Head."""
+        levels = len(self.strides)
+        found = []
+        for i, stride in enumerate(self.strides):
+            scores = outputs[i][:, 0]
+            rows = np.flatnonzero(scores >= min_score)
+            points = anchor_points(rows // self.anchors, width_px, stride)
+            distances = outputs[i + levels][rows] * stride
+            offsets = outputs[i + 2 * levels][rows].reshape(-1, 5, 2) * stride
+            boxes = np.concatenate([points - distances[:, :2], points + distances[:, 2:]], -1)
+            found.append((scores[rows], boxes, points[:, None] + offsets))
+        return _concatenate(found)
+
+
+class YuNetHead:
+    """YuNet (W. Wu et al., 2023). Twelve outputs: cls, obj, bbox, kps for strides 8, 16, 32; one anchor per cell."""
+
+    strides = (8, 16, 32)
+
+    def __init__(self, output_names: Sequence[str]) -> None:
+        try:
+            self._rows = {
+                k: [list(output_names).index(f"{k}_{s}") for s in self.strides] for k in ("cls", "obj", "bbox", "kps")
+            }
+        except ValueError as error:
+            raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
+
+    def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
+        """Decode the outputs; see Head."""
+        found = []
+        for i, stride in enumerate(self.strides):
+            cls, obj, box, kps = (outputs[self._rows[k][i]] for k in ("cls", "obj", "bbox", "kps"))
+            scores = np.sqrt(np.clip(cls[:, 0], 0, 1) * np.clip(obj[:, 0], 0, 1))
+            rows = np.flatnonzero(scores >= min_score)
+            points = anchor_points(rows, width_px, stride)
+            center = points + box[rows, :2] * stride
+            half = np.exp(np.minimum(box[rows, 2:], 10)) * stride / 2
+            boxes = np.concatenate([center - half, center + half], -1)
+            found.append((scores[rows], boxes, points[:, None] + kps[rows].reshape(-1, 5, 2) * stride))
+        return _concatenate(found)
+
+
+def make_head(kind: HeadKind, output_names: Sequence[str]) -> Head:
+    """Return the decoder of a detector. Raises PackError if the outputs do not fit."""
+    return SCRFDHead(len(output_names)) if kind == "scrfd" else YuNetHead(output_names)
+
+
+def suppress_overlaps(boxes_xyxy: Float, scores: Float, iou: float = NMS_IOU) -> NDArray[np.intp]:
+    """Return the rows that greedy non-maximum suppression keeps, best first."""
+    order = np.argsort(-scores, kind="stable")[:MAX_CANDIDATES]
+    boxes = boxes_xyxy[order].astype(np.float64)
+    area = box_areas(boxes)
+    lower = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
+    upper = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
+    shared = np.clip(upper - lower, 0, None).prod(2)
+    overlaps = shared > iou * (area[:, None] + area[None] - shared)
+    alive = np.ones(len(order), bool)
+    for row in range(len(order)):
+        if alive[row]:
+            alive[row + 1 :] &= ~overlaps[row, row + 1 :]
+    return np.asarray(order[alive], np.intp)
+
+
+def choose_canvas(height_px: int, width_px: int, buckets: Sequence[int] = CANVAS_BUCKETS_PX) -> Canvas:
+    """Return the smallest canvas that holds the photo; photos larger than every canvas are scaled down."""
+    scale = min(1.0, buckets[-1] / max(height_px, width_px))
+    return Canvas(
+        choose_bucket(round(height_px * scale), buckets), choose_bucket(round(width_px * scale), buckets), scale
+    )
+
+
+class Detector:
+    """Detection network of a pack.
+
+    Args:
+        network: open network of ``spec``.
+        min_score: smallest score of a face, in (0, 1].
+        buckets: ascending canvas sides in pixels, multiples of 32. A network with a fixed input size ignores them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        spec: DetectionSpec,
+        min_score: float = DEFAULT_MIN_SCORE,
+        buckets: Sequence[int] = CANVAS_BUCKETS_PX,
+    ) -> None:
+        self._network = network
+        self._normalization = spec.normalization
+        self._head = make_head(spec.head, network.output_names)
+        self.min_score = min_score
+        height = network.input_shape[2]
+        self._buckets = (height,) if isinstance(height, int) else tuple(buckets)
+
+    def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
+        """Return the faces of each (H, W, 3) uint8 RGB photo."""
+        photos = [self.prepare(image) for image in images]
+        return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
+
+    def prepare(self, image: NDArray[np.uint8]) -> PreparedPhoto:
+        """Scale a (H, W, 3) uint8 RGB photo and place it on its canvas."""
+        height, width = image.shape[:2]
+        canvas = self.canvas(height, width)
+        return self.place_on_canvas(downscale(image, canvas.scale), canvas, height, width)
+
+    def canvas(self, height_px: int, width_px: int) -> Canvas:
+        """Return the canvas of a photo of this size."""
+        return choose_canvas(height_px, width_px, self._buckets)
+
+    def place_on_canvas(
+        self, image: NDArray[np.uint8], canvas: Canvas, photo_height_px: int, photo_width_px: int
+    ) -> PreparedPhoto:
+        """Place a (h, w, 3) uint8 RGB photo that is already scaled on its canvas."""
+        return PreparedPhoto(fill_canvas(image, canvas, self._normalization), canvas, photo_height_px, photo_width_px)
+
+    def run(self, photos: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        """Run the network and return its outputs for each photo. Photos on equal canvases share a batch."""
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, photo in enumerate(photos):
+            groups[photo.planes.shape].append(i)
+        by_photo: dict[int, RawOutputs] = {}
+        for members in groups.values():
+            outputs = self._network.run(np.stack([photos[i].planes for i in members]))
+            # Exports without a batch axis return the rows of all photos one after the other.
+            each = [output.reshape(len(members), -1, output.shape[-1]) for output in outputs]
+            for row, i in enumerate(members):
+                by_photo[i] = [output[row] for output in each]
+        return [by_photo[i] for i in range(len(photos))]
+
+    def decode_faces(self, photo: PreparedPhoto, outputs: RawOutputs) -> Faces:
+        """Return the faces in the network's outputs for a photo."""
+        canvas = photo.canvas
+        found = self._head.decode(outputs, canvas.width_px, self.min_score)
+        kept = suppress_overlaps(found.boxes, found.scores)
+        limit = np.array([photo.photo_width_px, photo.photo_height_px] * 2, np.float32)
+        return Faces(
+            np.clip(found.boxes[kept] / canvas.scale, 0, limit).astype(np.float32),
+            (found.landmarks[kept] / canvas.scale).astype(np.float32),
+            found.scores[kept].astype(np.float32),
+        )
+
+
+def downscale(image: NDArray[np.uint8], scale: float) -> NDArray[np.uint8]:
+    """Scale a (H, W, 3) uint8 image by ``scale`` in (0, 1]."""
+    # Bilinear sampling below half size skips pixels, and small faces vanish by aliasing. Area averaging is fast only
+    # for factors of two.
+    while scale < 0.5 and min(image.shape[:2]) > 1:
+        height, width = image.shape[0] // 2, image.shape[1] // 2
+        even = image[: 2 * height, : 2 * width]
+        image = np.asarray(cv2.resize(even, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+        scale *= 2
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), np.uint8)
+
+
+def fill_canvas(image: NDArray[np.uint8], canvas: Canvas, normalization: Normalization) -> Float:
+    """Normalize a scaled (H, W, 3) uint8 RGB photo into a (3, h, w) float32 canvas.
+
+    The photo is cropped to the canvas; the rest of the canvas is black.
+    """
+    black = (0 - normalization.mean) / normalization.std
+    out = np.full((1, 3, canvas.height_px, canvas.width_px), black, np.float32)
+    to_planes([image[: canvas.height_px, : canvas.width_px]], normalization, out)
+    return np.asarray(out[0], np.float32)

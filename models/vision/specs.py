@@ -1,0 +1,120 @@
+"""Specifications of a pack's networks: files, input preprocessing and outputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from models.runtime.network import Engine, Precision
+from models.vision.alignment import Alignment
+
+ColorOrder = Literal["RGB", "BGR"]
+HeadKind = Literal["scrfd", "yunet"]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Input normalization (pixel - mean) / std of pixels in 0..255, in this color order."""
+
+    mean: float
+    std: float
+    color: ColorOrder = "RGB"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Network in another precision, with embeddings comparable to the main file's.
+
+    Args:
+        path: None if the runtime converts the main file itself.
+        sha256: checksum of ``path``.
+        of: SHA-256 of the main file that the variant was made from.
+        measured: accuracy figures.
+    """
+
+    precision: Precision
+    path: Path | None
+    sha256: str | None
+    of: str
+    measured: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def points_lost(self) -> float | None:
+        """Lost percentage points of accuracy: LFW View 2 for recognizers, WIDER FACE recall for detectors."""
+        return self.measured.get("points_lost")
+
+    def gallery_impact(self, engine: Engine) -> str | None:
+        """Describe the change of gallery error rates against fp32 at equal thresholds; None if not measured."""
+        try:
+            rates = self.measured["engines"][engine]["galleries"]
+            before, after = rates["fp32, probes fp32"], rates[f"{self.precision}, probes {self.precision}"]
+            return (
+                f"in LFW's galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "
+                f"FNIR {before['fnir']:.1%} -> {after['fnir']:.1%} at FPIR {before['fpir_asked']:.0%}"
+            )
+        except (KeyError, TypeError, ValueError):
+            return None  # the manifest does not validate these figures
+
+
+@dataclass(frozen=True)
+class DetectionSpec:
+    """Face detector."""
+
+    path: Path
+    sha256: str | None
+    normalization: Normalization
+    head: HeadKind
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecognitionSpec:
+    """Face recognizer. ``alignment`` defines its crops, ``dimension`` the length of its embeddings."""
+
+    path: Path
+    sha256: str | None
+    normalization: Normalization
+    alignment: Alignment
+    dimension: int
+    preprocessing_version: str
+    variants: tuple[Variant, ...] = ()
+
+    def fingerprint(self) -> str:
+        """Return a hash of the main file and its preprocessing; embeddings compare only if it is equal.
+
+        Variants are excluded: they count as the same recognizer.
+        """
+        digest = hashlib.sha256(self.path.read_bytes())
+        shape = [self.normalization.mean, self.normalization.std, self.normalization.color, self.alignment.size_px]
+        digest.update(json.dumps([*shape, self.preprocessing_version]).encode())
+        if not self.alignment.is_standard:
+            digest.update(json.dumps(self.alignment.template).encode())
+        return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LivenessSpec:
+    """Presentation attack detector.
+
+    Args:
+        alignment: defines its crops.
+        live_class: index of the logit for live faces; None if the network returns the probability itself.
+        threshold: smallest score of a live face, in [0, 1].
+        max_outside: largest share of a crop that may lie outside the photo, in [0, 1].
+    """
+
+    path: Path
+    sha256: str | None
+    normalization: Normalization
+    alignment: Alignment
+    live_class: int | None
+    threshold: float
+    max_outside: float
+    variants: tuple[Variant, ...] = ()
+
+
+NetworkSpec = DetectionSpec | RecognitionSpec | LivenessSpec

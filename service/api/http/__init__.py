@@ -1,0 +1,1 @@
+"""HTTP handling that all routes share."""

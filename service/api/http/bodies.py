@@ -1,0 +1,322 @@
+"""Request bodies: JSON with base64 photos, multipart forms with photo files, or one photo as the body.
+
+A JSON body with photos may have hundreds of megabytes, and parsing it whole would block the interpreter for seconds.
+The body is therefore scanned as it arrives: long strings are set aside, which leaves a small document to parse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from service.api.http.problems import validation_error
+from service.core.errors import (
+    ImageTooLargeError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnsupportedMediaTypeError,
+)
+from service.core.json_limits import JsonLimits, JsonScanner, check_json
+from service.schemas.photos import LongStrings, Photos, Probes
+from service.schemas.verification import SideIn, VerifyIn
+from service.settings import Settings
+
+OPTIONS_FIELD: Final = "request"
+"""Form field, or query parameter beside a bare photo, that holds the other fields as JSON."""
+VERIFY_SIDES: Final = 2
+MAX_FORM_FIELDS: Final = 4
+MAX_FORM_FIELD_BYTES: Final = 1_048_576
+MAX_INLINE_PARSE_BYTES: Final = 65_536
+"""Larger JSON is parsed in a worker thread."""
+MAX_SHORT_STRING_BYTES: Final = 100_000
+"""Longer strings are set aside before the document is parsed."""
+MAX_DOCUMENT_BYTES: Final = 1_000_000
+"""Maximum size of a document without its photos and embeddings."""
+MAX_NUMBER_BYTES: Final = 64
+"""Bytes of one number of an embedding, with the white space of indented JSON."""
+
+Body = TypeVar("Body", bound=BaseModel)
+Result = TypeVar("Result")
+
+
+async def read_photos(request: Request, model: type[Body], settings: Settings, dimension: int = 0) -> Body:
+    """Read a request that takes any number of photos.
+
+    Args:
+        request: the request.
+        model: model of the body.
+        settings: limits.
+        dimension: length of each embedding that the body may contain.
+
+    Raises:
+        InvalidRequestError: the body does not fit the model, or has too many photos or embeddings.
+        UnsupportedMediaTypeError: the content type is not supported.
+        ImageTooLargeError: a photo is too large. A bare photo is not read beyond the limit.
+    """
+    media_type = _media_type(request)
+    if media_type == "application/json":
+        numbers = settings.max_embeddings * dimension
+        body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
+    elif media_type == "multipart/form-data":
+        options, files = await _read_form(request, settings)
+        unknown = {name for name, _ in files} - {"images", "image"}
+        if unknown:
+            raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
+        body = await _parse_in_thread_if_large(len(options), lambda: _validate_options(model, _parse_object(options)))
+        body = body.model_copy(update={"images": [payload for _, payload in files]})
+    elif media_type.startswith("image/") or media_type == "application/octet-stream":
+        body = _validate_options(model, _query_options(request))
+        body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
+    else:
+        raise _unsupported(media_type)
+    if isinstance(body, Photos) and len(body.photos) > settings.max_images:
+        raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
+    if isinstance(body, Probes):
+        if not body.photos and not body.embeddings:
+            raise InvalidRequestError("send at least one of images, urls or embeddings")
+        if len(body.embeddings) > settings.max_embeddings:
+            raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {settings.max_embeddings}")
+    return body
+
+
+async def read_verify(request: Request, settings: Settings, dimension: int = 0) -> VerifyIn:
+    """Read a verification: JSON, or a form whose files are named ``a`` and ``b``.
+
+    ``dimension``: length of each embedding that the body may contain. Raises as :func:`read_photos`.
+    """
+    media_type = _media_type(request)
+    if media_type == "application/json":
+        return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, VERIFY_SIDES * dimension)
+    if media_type != "multipart/form-data":
+        raise _unsupported(media_type)
+    options, files = await _read_form(request, settings)
+    sides = dict(files)
+    if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
+        raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
+    # The empty image passes validation and is replaced by the file.
+    placeholders: dict[str, Any] = {name: {"image": ""} for name in sides}
+    body = await _parse_in_thread_if_large(
+        len(options), lambda: _validate(VerifyIn, placeholders | _parse_object(options))
+    )
+    return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _unsupported(media_type: str) -> UnsupportedMediaTypeError:
+    return UnsupportedMediaTypeError(f"content type {media_type or 'none'!r}")
+
+
+def _query_options(request: Request) -> dict[str, Any]:
+    unknown = request.query_params.keys() - {OPTIONS_FIELD}
+    if unknown:
+        raise InvalidRequestError(
+            f"unknown query parameter {sorted(unknown)[0]!r}: send options as JSON in {OPTIONS_FIELD!r}"
+        )
+    return _parse_object(request.query_params.get(OPTIONS_FIELD, "{}"))
+
+
+async def _read_photo(request: Request, max_bytes: int) -> bytes:
+    received, chunks = 0, list[bytes]()
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > max_bytes:
+            raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tuple[str, bytes]]]:
+    """Return the options as JSON, and the files as (name, content)."""
+    options: str | None = None
+    files: list[tuple[str, bytes]] = []
+    for part in await read_parts(request, settings.max_images + 1, settings.max_image_bytes):
+        if part.name == OPTIONS_FIELD:
+            if len(part.payload) > MAX_FORM_FIELD_BYTES:  # possible if it was sent as a file
+                raise InvalidRequestError(f"request: has more than {MAX_FORM_FIELD_BYTES} bytes")
+            if options is not None:
+                raise InvalidRequestError("request: may be sent once in a form")
+            options = part.payload.decode("utf-8", "replace")
+        elif part.is_file:
+            files.append((part.name, part.payload))
+        else:
+            raise InvalidRequestError(
+                f"unknown form field {part.name!r}: send options as JSON in the field {OPTIONS_FIELD!r}"
+            )
+    return "{}" if options is None else options, files
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        check_json(text.encode())
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"request: is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise InvalidRequestError("request: must be a JSON object")
+    return document
+
+
+def _validate_options(model: type[Body], options: dict[str, Any]) -> Body:
+    if "images" in options:
+        raise InvalidRequestError("request: 'images' is allowed in a JSON body only; send photos as the body or files")
+    return _validate(model, options)
+
+
+def _validate(model: type[Body], document: dict[str, Any]) -> Body:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise validation_error(error.errors(include_input=False, include_url=False)) from error
+
+
+@dataclass(frozen=True)
+class FormPart:
+    name: str
+    is_file: bool
+    payload: bytes
+
+
+async def read_parts(request: Request, max_files: int, max_file_bytes: int) -> list[FormPart]:
+    """Read the parts of a multipart body, in order, into memory.
+
+    A file above ``max_file_bytes`` is cut after one more byte, so that its decoder reports it as too large.
+
+    Raises InvalidRequestError.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    parts: list[FormPart] = []
+    segment: MultipartSegment | None = None
+    chunks: list[bytes] = []
+    size = 0
+    remaining = {True: max_files, False: MAX_FORM_FIELDS}
+    try:
+        with PushMultipartParser(options.get("boundary", "")) as parser:
+            async for body_chunk in request.stream():
+                # The stream ends with an empty chunk, which would end the form early.
+                for event in parser.parse(body_chunk) if body_chunk else ():
+                    if isinstance(event, MultipartSegment):
+                        segment, chunks, size = event, [], 0
+                        remaining[_is_file(event)] -= 1
+                        if min(remaining.values()) < 0:
+                            raise InvalidRequestError(
+                                f"the form has more than {max_files} files or {MAX_FORM_FIELDS} fields"
+                            )
+                    elif segment is not None and event is not None:
+                        chunk = bytes(event[: max_file_bytes + 1 - size])
+                        size += len(chunk)
+                        if chunk:
+                            chunks.append(chunk)
+                        if not _is_file(segment) and segment.bytes_received > MAX_FORM_FIELD_BYTES:
+                            raise InvalidRequestError(f"a form field has more than {MAX_FORM_FIELD_BYTES} bytes")
+                    elif segment is not None:
+                        parts.append(FormPart(segment.name or "", _is_file(segment), b"".join(chunks)))
+                        chunks = []
+    except MultipartError as error:
+        raise InvalidRequestError(f"the form cannot be read: {error.args[0]}") from error
+    return parts
+
+
+def _is_file(segment: MultipartSegment) -> bool:
+    return segment.filename is not None
+
+
+class JsonRequest(Request):
+    """Request that checks JSON limits before FastAPI parses a body parameter."""
+
+    async def json(self) -> Any:
+        """Raises InvalidRequestError, json.JSONDecodeError."""
+        body = await self.body()
+        return await _parse_in_thread_if_large(len(body), lambda: _parse_json(body))
+
+
+async def read_json(request: Request, model: type[Body], photos: int, photo_bytes: int, numbers: int) -> Body:
+    """Read a JSON body with at most ``photos`` photos and ``numbers`` numbers in embeddings.
+
+    Raises:
+        InvalidRequestError: the body is not JSON of the model, or has too many values.
+        ImageTooLargeError: a string is longer than the base64 of the largest photo.
+        RequestTooLargeError: the document without its photos is too large.
+    """
+    max_document_bytes = MAX_DOCUMENT_BYTES + photos * MAX_SHORT_STRING_BYTES + numbers * MAX_NUMBER_BYTES
+    reader = _JsonReader(JsonLimits(numbers=numbers), max_document_bytes, 2 * photo_bytes)
+    async for chunk in request.stream():
+        reader.feed(chunk)
+    return await _parse_in_thread_if_large(reader.size, lambda: reader.parse(model))
+
+
+async def _parse_in_thread_if_large(size: int, parse: Callable[[], Result]) -> Result:
+    return parse() if size <= MAX_INLINE_PARSE_BYTES else await asyncio.to_thread(parse)
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        check_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(f"the JSON has {error}") from error
+    return json.loads(body)
+
+
+class _JsonReader:
+    """Incremental reader of one body, which sets long strings aside."""
+
+    def __init__(self, limits: JsonLimits, max_document_bytes: int, max_string_bytes: int) -> None:
+        self.size = 0
+        self._scanner = JsonScanner(limits)
+        self._max_document_bytes = max_document_bytes
+        self._max_string_bytes = max(max_string_bytes, MAX_SHORT_STRING_BYTES)
+        self._document = bytearray()
+        self._string = bytearray()  # one buffer: many small chunks would fragment the heap
+        self._long_strings = LongStrings()
+
+    def feed(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        try:
+            for in_string, run in self._scanner.runs(chunk):
+                self._append(in_string, run)
+        except ValueError as error:
+            raise InvalidRequestError(f"the JSON has {error}") from error
+
+    def _append(self, in_string: bool, run: bytes) -> None:
+        if in_string:
+            self._string += run
+            if len(self._string) > self._max_string_bytes:
+                raise ImageTooLargeError(f"a photo has more than {self._max_string_bytes} bytes in base64")
+        else:
+            self._end_string()
+            self._append_to_document(run)
+
+    def _end_string(self) -> None:
+        if len(self._string) > MAX_SHORT_STRING_BYTES:
+            # Random, so that no string of the body can be mistaken for the placeholder.
+            placeholder = secrets.token_hex(16)
+            self._long_strings[placeholder] = self._string
+            self._append_to_document(placeholder.encode())
+        else:
+            self._append_to_document(self._string)
+        self._string = bytearray()
+
+    def _append_to_document(self, run: bytes | bytearray) -> None:
+        self._document += run
+        if len(self._document) > self._max_document_bytes:
+            raise RequestTooLargeError(f"without its photos the JSON has more than {self._max_document_bytes} bytes")
+
+    def parse(self, model: type[Body]) -> Body:
+        self._end_string()  # a truncated body may end within a string
+        try:
+            body = model.model_validate_json(self._document, context=self._long_strings)
+        except ValidationError as error:
+            raise validation_error(error.errors(include_input=False, include_url=False)) from error
+        if self._long_strings:
+            raise InvalidRequestError(f"a string that is not a photo has more than {MAX_SHORT_STRING_BYTES} bytes")
+        return body

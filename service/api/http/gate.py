@@ -1,0 +1,254 @@
+"""ASGI middleware around every request: request id, authentication, body limits, metrics and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.http.auth import Authenticator, rate_limit_headers
+from service.api.http.bodies import VERIFY_SIDES
+from service.api.http.permissions import ANONYMOUS, CONSOLE, Caller, paths_where
+from service.api.http.problems import problem_response
+from service.core.actor import Actor, acting_as
+from service.core.errors import (
+    AmbiguousPathError,
+    ForbiddenError,
+    ForeignOriginError,
+    KithError,
+    OverloadedError,
+    RateLimitedError,
+    RequestTooLargeError,
+    UnauthorizedError,
+)
+from service.observability.metrics import Metrics, RequestSpan
+from service.security.addresses import is_loopback
+from service.settings import Settings
+
+DEFAULT_BODY_BYTES: Final = 1_000_000
+"""Body limit of routes that take no photos."""
+_IN_GALLERY = "/v1/galleries/[^/]+"
+VERIFY: Final = "/v1/verify"
+PHOTOS: Final = re.compile(rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)")
+ARCHIVES: Final = re.compile(f"{_IN_GALLERY}/enrollments")
+IMPORTS: Final = re.compile(f"{_IN_GALLERY}/import")
+AMBIGUOUS_PATH: Final = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
+"""Parts that a server, proxy or client may normalize, so that each sees another path."""
+AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
+REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""UUIDs only: other text could be a person's name, or break a log line."""
+REFUSALS_PER_S: Final = 100
+"""Rate of 503 responses to all clients together. Each costs about half a millisecond of the event loop."""
+MAX_REFUSAL_DELAY_S: Final = 1.5
+log = logging.getLogger("service.access")
+
+
+def takes_photos(method: str, path: str) -> bool:
+    return method == "POST" and PHOTOS.fullmatch(path) is not None
+
+
+class RefusalPacing:
+    """ASGI middleware that delays 503 responses, so that clients that retry at once leave time for accepted work.
+
+    It is the outermost: the request has ended and its body is freed before the delay. The delay grows with the number
+    of delayed responses, from ten milliseconds.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._delayed = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal: list[Message] = []
+
+        async def hold_refusal(message: Message) -> None:
+            if refusal or (
+                message["type"] == "http.response.start" and isinstance(scope["state"].get("error"), OverloadedError)
+            ):
+                refusal.append(message)
+            else:
+                await send(message)
+
+        await self._app(scope, receive, hold_refusal)
+        if not refusal:
+            return
+        self._delayed += 1
+        try:
+            await asyncio.sleep(min(MAX_REFUSAL_DELAY_S, self._delayed / REFUSALS_PER_S))
+        finally:
+            self._delayed -= 1
+        for message in refusal:
+            await send(message)
+
+
+@dataclass
+class _Exchange:
+    """State of one request and its response."""
+
+    request_id: str
+    span: RequestSpan | None
+    start_s: float = field(default_factory=time.perf_counter)
+    status: int = 500
+    counted_bytes: int = 0
+    """Bytes of the body that count towards the total of all requests."""
+
+
+class Gate:
+    """ASGI middleware, so that it sees each chunk as it arrives and stops a body at its limit.
+
+    Log lines contain the route's template, not the path: subject ids may be people's names.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        on_loopback = is_loopback(settings.host)
+        self._public_paths = paths_where(lambda need: need.keyless or (need.keyless_on_loopback and on_loopback))
+        self._authenticator = Authenticator(settings)
+        self._photo_bytes = settings.max_request_bytes(settings.max_images)
+        self._verify_bytes = settings.max_request_bytes(VERIFY_SIDES)
+        self._archive_bytes = settings.max_archive_bytes
+        self._import_bytes = settings.max_import_bytes
+        self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._metrics.trace_request(scope["method"], _find_header(scope, b"traceparent")) as span:
+            await self._handle(scope, receive, send, span)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, span: RequestSpan | None) -> None:
+        request = Request(scope)
+        request_id = request.state.request_id = _client_request_id(scope) or uuid.uuid4().hex
+        exchange = _Exchange(request_id, span)
+        limit = self._body_limit(scope["method"], scope["path"])
+        # HEAD is routed as GET; the HTTP server drops the body.
+        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        added_headers = [(b"x-request-id", request_id.encode())]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message["headers"], *added_headers]
+            await send(message)
+
+        self._metrics.in_progress += 1
+        try:
+            try:
+                caller = request.state.caller = await self._admit(scope, limit, added_headers)
+            except KithError as refusal:
+                await problem_response(request, refusal)(scope, receive, send_with_headers)
+            else:
+                with acting_as(Actor(caller.name, request_id, None if span is None else span.trace_id)):
+                    await self._app(routed, self._limited(receive, limit, exchange), send_with_headers)
+        finally:
+            self._held_bytes -= exchange.counted_bytes
+            self._metrics.in_progress -= 1
+            self._record(scope, getattr(routed.get("route"), "path", "-"), exchange)
+
+    def _limited(self, receive: Receive, limit: int, exchange: _Exchange) -> Receive:
+        """Wrap ``receive`` so that it raises when a body, or all bodies together, exceed their limit."""
+        streamed = limit in (self._archive_bytes, self._import_bytes)
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise RequestTooLargeError(f"more than {limit} bytes")
+            if not streamed:  # held in memory until the response
+                self._held_bytes += received - exchange.counted_bytes
+                exchange.counted_bytes = received
+                if self._held_bytes > max(self._max_held_bytes, received):  # a single request has its own limit
+                    raise OverloadedError(f"the bodies of all requests exceed {self._max_held_bytes} bytes")
+            return message
+
+        return receive_limited
+
+    def _record(self, scope: Scope, route: str, exchange: _Exchange) -> None:
+        """Write the metrics, the span, the audit entry of a refusal, and the access log."""
+        elapsed_s = time.perf_counter() - exchange.start_s
+        method, status, span = scope["method"], exchange.status, exchange.span
+        self._metrics.observe_request(method, route, status, elapsed_s)
+        error: KithError | None = scope["state"].get("error")
+        caller: Caller = scope["state"].get("caller", ANONYMOUS)
+        code = None if error is None else error.code
+        if error is not None:
+            self._metrics.count_problem(error.code)
+            # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
+            if error.hides_existence or isinstance(error, AUDITED_REFUSALS):
+                scope["app"].state.context.audit.record_refusal(caller.name, error.code)
+        if span is not None:
+            span.answered(f"{method} {route}", route, status, code, exchange.request_id)
+        elapsed_ms = elapsed_s * 1000
+        fields = {
+            "request_id": exchange.request_id,
+            "trace_id": None if span is None else span.trace_id,
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(elapsed_ms, 1),
+            "code": code,
+            "caller": caller.name,
+        }
+        log.info(
+            *("%s %s %s %d %.1f ms", exchange.request_id, method, route, status, elapsed_ms), extra={"fields": fields}
+        )
+
+    def _body_limit(self, method: str, path: str) -> int:
+        """Return the maximum body size in bytes. Routing happens later, so that the path decides."""
+        if method == "POST" and ARCHIVES.fullmatch(path):
+            return self._archive_bytes
+        if method == "POST" and IMPORTS.fullmatch(path):
+            return self._import_bytes
+        if path == VERIFY:
+            return self._verify_bytes if method == "POST" else DEFAULT_BODY_BYTES
+        return self._photo_bytes if takes_photos(method, path) else DEFAULT_BODY_BYTES
+
+    async def _admit(self, scope: Scope, limit: int, added_headers: list[tuple[bytes, bytes]]) -> Caller:
+        """Return the caller, before any byte of the body is read. Appends rate limit headers to ``added_headers``.
+
+        Raises:
+            AmbiguousPathError: the path can be read in two ways.
+            RequestTooLargeError: the declared length exceeds the limit.
+            RateLimitedError: the caller sends too many requests.
+            UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
+        """
+        headers, caller = Headers(scope=scope), ANONYMOUS
+        if AMBIGUOUS_PATH.search(scope.get("raw_path") or scope["path"].encode()):
+            raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
+        if scope["path"] not in self._public_paths and not scope["path"].startswith(f"{CONSOLE}/"):
+            caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.context)
+            scope["state"]["caller"] = caller
+            if rate is not None:
+                standing = self._authenticator.count_request(caller, rate)
+                added_headers += rate_limit_headers(rate, standing)
+                if not standing.passes:
+                    raise RateLimitedError(
+                        f"more than {rate.rate:g} requests a second, or {rate.burst} at once", max(1, standing.next_s)
+                    )
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
+            raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
+        return caller
+
+
+def _find_header(scope: Scope, name: bytes) -> str | None:
+    value: bytes | None = next((value for header, value in scope["headers"] if header == name), None)
+    return None if value is None else value.decode("latin-1")
+
+
+def _client_request_id(scope: Scope) -> str | None:
+    """Return X-Request-Id if it is a UUID. It is for correlation only: the audit never relies on it."""
+    request_id = (_find_header(scope, b"x-request-id") or "").lower()
+    return request_id.replace("-", "") if REQUEST_ID.fullmatch(request_id) else None

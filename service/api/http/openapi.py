@@ -1,0 +1,103 @@
+"""OpenAPI schemas and examples of bodies that routes read themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from kith.wire.common import Problem
+from service.api.http.bodies import OPTIONS_FIELD
+from service.api.http.problems import MEDIA_TYPE
+from service.schemas.faces import DetectIn, EmbedIn
+from service.schemas.identification import IdentifyIn
+from service.schemas.subjects import EnrollIn
+from service.schemas.verification import VerifyIn
+
+PHOTO = "/9j/4AAQSkZJRgABAQ... (base64)"
+EXAMPLES: dict[type[BaseModel], Any] = {
+    DetectIn: {"images": [PHOTO]},
+    EmbedIn: {"images": [PHOTO]},
+    IdentifyIn: {"images": [PHOTO], "risk": {"fpir": 0.001}, "top_k": 3, "filter": {"tags": ["staff"]}},
+    EnrollIn: {"images": [PHOTO], "face": "largest"},
+    VerifyIn: {
+        "a": {"image": PHOTO},
+        "b": {"subject": {"gallery": "staff", "subject": "ada"}},
+        "risk": {"fmr": 0.001},
+    },
+}
+
+
+def request_body(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of a route that takes ``model`` as JSON or multipart.
+
+    If its files are ``images``, it also takes one photo as the body, with the other fields in the query.
+    """
+    binary = {"type": "string", "format": "binary"}
+    parts: dict[str, Any] = {name: {"type": "array", "items": binary} if name == "images" else binary for name in files}
+    parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
+    content: dict[str, Any] = {
+        "application/json": {
+            "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
+            "example": EXAMPLES[model],
+        },
+        "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
+    }
+    body = {"requestBody": {"required": True, "content": content}}
+    if files != ("images",):
+        return body
+    content |= {"image/*": {"schema": binary}, "application/octet-stream": {"schema": binary}}
+    options = {
+        "name": OPTIONS_FIELD,
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": f"The other fields of {model.__name__} as JSON, if the body is a photo.",
+    }
+    return {**body, "parameters": [options]}
+
+
+def _body_schemas() -> dict[str, Any]:
+    """Return the schemas of bodies that are not in any route's signature."""
+    schemas: dict[str, Any] = {}
+    for model in EXAMPLES:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    return schemas
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Add to the OpenAPI document what signatures lack: body schemas, problem media types and authentication."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            _complete(document)
+            document["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
+            document["security"] = [{"bearer": []}, {"header": []}, {}]  # {}: a server without keys
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any]) -> None:
+    document["components"]["schemas"] |= _body_schemas()
+    schema = {"$ref": "#/components/schemas/Problem"}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)  # FastAPI's own format, replaced by problems
+            for status in PROBLEMS.keys() & responses.keys():
+                responses[status]["content"] = {MEDIA_TYPE: {"schema": schema}}
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "What happened and what to do, with a stable error code."},
+    "5XX": {"model": Problem, "description": "The service cannot process the request now."},
+}

@@ -1,0 +1,48 @@
+"""Path and query parameters that several routes share, and pagination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
+
+from fastapi import Path, Query
+
+from service.core.errors import InvalidRequestError
+from service.schemas.fields import SEALED_CURSOR, WITHOUT_NUL, GalleryName
+from service.security.sealing import Seal, SealBrokenError
+from service.storage.db import row_sealing
+from service.storage.db.row_sealing import seal_cursor
+
+Row = TypeVar("Row")
+GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
+PageLimit = Annotated[int, Query(ge=1, le=1000)]
+NameCursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
+Cursor = Annotated[str | None, Query(pattern=SEALED_CURSOR, description="'next' of the page before.")]
+
+
+def open_cursor(seal: Seal, cursor: str | None) -> int | None:
+    """Return the row number after which a page begins. Raises InvalidRequestError: the cursor is of another list."""
+    numbers = open_cursor_numbers(seal, cursor, 1)
+    return None if numbers is None else numbers[0]
+
+
+def open_cursor_numbers(seal: Seal, cursor: str | None, count: int) -> tuple[int, ...] | None:
+    """Return the sort key of ``count`` numbers after which a page begins. Raises as :func:`open_cursor`."""
+    if cursor is None:
+        return None
+    invalid = InvalidRequestError("cursor: it is not 'next' of a page of this list")
+    try:
+        numbers = row_sealing.open_cursor(seal, cursor)
+    except (ValueError, SealBrokenError) as error:
+        raise invalid from error
+    if len(numbers) != count:
+        raise invalid
+    return numbers
+
+
+def paginate(
+    rows: Sequence[Row], limit: int, seal: Seal, number_of: Callable[[Row], int]
+) -> tuple[Sequence[Row], str | None]:
+    """Return a page and the cursor of the next one, from up to ``limit + 1`` rows."""
+    page = rows[:limit]
+    return page, seal_cursor(seal, number_of(page[-1])) if len(rows) > limit else None

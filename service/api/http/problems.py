@@ -1,0 +1,136 @@
+"""Translation of errors to RFC 9457 problem documents."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from kith.wire.common import Problem
+from models.errors import ModelError
+from service.core.errors import (
+    ClientGoneError,
+    InvalidRequestError,
+    KithError,
+    OverloadedError,
+    RateLimitedError,
+    StorageBusyError,
+    UnauthorizedError,
+)
+from service.domain.gallery import SUBJECT_ID_PATTERN
+from service.schemas.fields import GALLERY_NAME, SEALED_CURSOR, SINGLE_LINE, WITHOUT_NUL
+
+MIN_RETRY_AFTER_S: Final = 1
+MEDIA_TYPE: Final = "application/problem+json"
+PATTERN_MESSAGES: Final = {
+    "^[0-9a-f]{12}$": "must be 12 lowercase hexadecimal digits",
+    "^[0-9a-f]{32}$": "must be 32 lowercase hexadecimal digits",
+    "^[0-9a-f]{1,64}$": "must be 1 to 64 lowercase hexadecimal digits",
+    SEALED_CURSOR: "must be 'next' of the page before",
+    GALLERY_NAME: "must be at most 64 letters, digits, '.', '_' or '-', and begin with a letter or digit",
+    SUBJECT_ID_PATTERN: "must be 1 to 128 characters without slash and backslash",
+    SINGLE_LINE: "must not contain control characters, line separators or direction marks",
+    WITHOUT_NUL: "must not contain NUL",
+}
+"""Message for each regular expression of the API."""
+DATE_ERRORS: Final = frozenset({"date_from_datetime_parsing", "datetime_from_date_parsing", "datetime_parsing"})
+log = logging.getLogger(__name__)
+
+
+def to_problem(error: KithError, request_id: str | None = None) -> Problem:
+    return Problem(**error.document(), request_id=request_id)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Translate every error that leaves a route."""
+
+    @app.exception_handler(KithError)
+    async def handle_known(request: Request, error: KithError) -> JSONResponse:
+        return problem_response(request, error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def handle_disconnect(request: Request, _error: ClientDisconnect) -> JSONResponse:
+        return problem_response(request, ClientGoneError("the client closed the connection before the body ended"))
+
+    @app.exception_handler(RequestValidationError)
+    async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return problem_response(request, validation_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
+        # FastAPI wraps every error that is raised while it reads a body.
+        if isinstance(error.__cause__, KithError):
+            return problem_response(request, error.__cause__)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return await handle_disconnect(request, error.__cause__)
+        if error.status_code == HTTPStatus.BAD_REQUEST:
+            return problem_response(request, InvalidRequestError(f"the body cannot be read: {error.detail}"))
+        phrase = HTTPStatus(error.status_code).phrase
+        document = Problem(
+            type="about:blank",
+            title=phrase,
+            status=error.status_code,
+            code=phrase.lower().replace(" ", "_"),
+            detail=f"{request.method} {request.url.path}: {error.detail}",
+            remedy="See /docs for the paths and their methods.",
+            request_id=_request_id(request),
+        )
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
+        return _encode(document, headers)
+
+    @app.exception_handler(ModelError)
+    @app.exception_handler(Exception)
+    async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("request %s failed", _request_id(request), exc_info=error)
+        return problem_response(request, KithError("an unexpected error; the log has the details under the request id"))
+
+
+def problem_response(request: Request, error: KithError) -> JSONResponse:
+    request.state.error = error
+    headers = {}
+    if isinstance(error, OverloadedError | StorageBusyError):
+        wait_s = error.seconds if isinstance(error, OverloadedError) else 0
+        headers["Retry-After"] = str(max(MIN_RETRY_AFTER_S, math.ceil(wait_s)))
+    if isinstance(error, RateLimitedError):
+        headers["Retry-After"] = str(error.seconds)
+    if isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = 'Bearer realm="kith"'
+    return _encode(to_problem(error, _request_id(request)), headers)
+
+
+def _encode(document: Problem, headers: dict[str, str]) -> JSONResponse:
+    return JSONResponse(
+        document.model_dump(mode="json", exclude_none=True), document.status, headers=headers, media_type=MEDIA_TYPE
+    )
+
+
+def _request_id(request: Request) -> str | None:
+    return getattr(request.state, "request_id", None)
+
+
+def validation_error(errors: Any) -> InvalidRequestError:
+    """Return an error that names each invalid field. Values are left out: they may be photos or names."""
+    fields = [
+        {"field": ".".join(str(part) for part in error["loc"]) or "body", "problem": _message(error)}
+        for error in list(errors)[:10]
+    ]
+    return InvalidRequestError("; ".join(f"{f['field']}: {f['problem']}" for f in fields), fields=fields)
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    """Return pydantic's message, or our own where pydantic's quotes a regular expression or a parser state."""
+    if error["type"] in DATE_ERRORS:
+        return "must be a date like 2026-01-31, or a time like 2026-01-31T12:00:00Z"
+    if error["type"] == "string_pattern_mismatch" and (message := PATTERN_MESSAGES.get(error["ctx"]["pattern"])):
+        return message
+    return str(error["msg"])

@@ -1,0 +1,101 @@
+"""Route classes that check permissions, and read a gallery, before the body arrives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Annotated, Any, Final, cast
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
+
+from service.api.http.bodies import JsonRequest
+from service.api.http.context import context_of
+from service.api.http.parameters import GalleryPath
+from service.api.http.permissions import PERMISSIONS, Caller, Need
+from service.core.errors import GalleryNotFoundError
+from service.domain.gallery import Gallery
+from service.schemas.fields import GALLERY_NAME
+
+METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller that the gate authenticated."""
+    return cast(Caller, request.state.caller)
+
+
+async def _caller(request: Request) -> Caller:  # async: FastAPI calls synchronous dependencies in a thread
+    return caller_of(request)
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]
+
+
+class PermittedRoute(APIRoute):
+    """Route that checks ``PERMISSIONS`` first: the body of a rejected request is never read.
+
+    A gallery in the path that the key is not for gives 404, whatever else is wrong with the request.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Raises LookupError: the table has no row for the route."""
+        handle = super().get_route_handler()
+        needs = [self._need(method) for method in self.methods or ()]
+        if len(needs) != 1:
+            raise LookupError(f"{self.path}: give each route one method, as PERMISSIONS has one row per method")
+        need = needs[0]
+        if need.keyless or need.keyless_on_loopback:
+            return handle  # the gate has checked it
+
+        async def check_and_handle(request: Request) -> Response:
+            caller = caller_of(request)
+            caller.check(need)
+            if (gallery := request.path_params.get("gallery")) is not None:
+                caller.check_gallery(gallery)
+            await self.before_body(request)
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return check_and_handle
+
+    async def before_body(self, request: Request) -> None:
+        """Run after the permission check and before the body is read."""
+
+    def _need(self, method: str) -> Need:
+        try:
+            return PERMISSIONS[f"{method} {self.path}"]
+        except KeyError as error:
+            raise LookupError(f"{method} {self.path} has no row in service/api/http/permissions.py") from error
+
+
+def check_routes(router: APIRouter) -> APIRouter:
+    """Raises LookupError: a route does not check permissions."""
+    for route in router.routes:
+        if not isinstance(route, PermittedRoute):
+            raise LookupError(f"{getattr(route, 'path', route)} is not a PermittedRoute")
+    return router
+
+
+class GallerySnapshotRoute(PermittedRoute):
+    """Permitted route that reads its gallery when the request begins. FastAPI resolves dependencies after the body.
+
+    A body may take minutes to arrive. The snapshot tells which subjects were erased meanwhile and must stay erased.
+    """
+
+    async def before_body(self, request: Request) -> None:
+        name = request.path_params["gallery"]
+        if request.method in METHODS_WITH_BODY and re.match(GALLERY_NAME, name):
+            with suppress(GalleryNotFoundError):  # reported after the rest of the request was validated
+                request.state.gallery_snapshot = await context_of(request).find_gallery(name)
+
+
+async def _gallery_snapshot(gallery: GalleryPath, request: Request) -> Gallery:
+    snapshot: Gallery | None = getattr(request.state, "gallery_snapshot", None)
+    if snapshot is None:
+        raise GalleryNotFoundError(f"there is no gallery {gallery!r}")
+    return snapshot
+
+
+GallerySnapshot = Annotated[Gallery, Depends(_gallery_snapshot)]
+"""Gallery as it was when the request began, on a GallerySnapshotRoute. Raises GalleryNotFoundError."""

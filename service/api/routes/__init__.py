@@ -1,0 +1,1 @@
+"""Routes of the REST API, one module per resource."""

@@ -1,0 +1,93 @@
+"""Audit entries of one gallery, or of the whole service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import AfterValidator
+
+from kith.wire.audit import AuditLineOut, AuditOut
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.routing import PermittedRoute
+from service.schemas.fields import WITHOUT_NUL, GalleryName, SubjectId, to_utc
+from service.security.sealing import Seal
+from service.storage.audit.log import pseudonym
+from service.storage.audit.reader import Chosen, Listed
+
+router = APIRouter(route_class=PermittedRoute, tags=["audit"], responses=PROBLEMS)
+
+
+def _to_utc(at: datetime) -> datetime:
+    return to_utc(at if at.tzinfo else at.replace(tzinfo=UTC))
+
+
+UtcTime = Annotated[datetime, AfterValidator(_to_utc)]
+ShortText = Annotated[str | None, Query(max_length=64, pattern=WITHOUT_NUL)]
+Since = Annotated[UtcTime | None, Query(description="Only entries from this time on; UTC if it has no time zone.")]
+Until = Annotated[UtcTime | None, Query(description="Only entries before this time.")]
+
+
+@dataclass(frozen=True)
+class _Query:
+    event: str | None
+    actor: str | None
+    since: datetime | None
+    until: datetime | None
+    cursor: str | None
+    limit: int
+
+
+async def _query(
+    event: ShortText = None,
+    actor: ShortText = None,
+    since: Since = None,
+    until: Until = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> _Query:
+    return _Query(event, actor, since, until, cursor, limit)
+
+
+QueryDep = Annotated[_Query, Depends(_query)]
+
+
+@router.get("/v1/audit")
+async def list_all(
+    context: ContextDep,
+    query: QueryDep,
+    gallery: Annotated[GalleryName | None, Query(description="Also finds a deleted gallery.")] = None,
+) -> AuditOut:
+    """List the audit entries of the whole service, newest first."""
+    chosen = Chosen(None, gallery, query.event, query.actor, query.since, query.until)
+    return await _page(context, chosen, (await context.run(context.keys.ring)).seal, query)
+
+
+@router.get("/v1/galleries/{gallery}/audit")
+async def list_audit(
+    gallery: GalleryPath,
+    context: ContextDep,
+    query: QueryDep,
+    subject: Annotated[SubjectId | None, Query(description="Only entries about this subject.")] = None,
+) -> AuditOut:
+    """List the audit entries of a gallery, newest first: changes, searches, exports and automatic changes."""
+    found = await context.find_gallery(gallery)
+    subject_pseudonym = None if subject is None else pseudonym(found, subject)
+    chosen = Chosen(found.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
+    return await _page(context, chosen, found.seal, query)
+
+
+async def _page(context: Context, chosen: Chosen, seal: Seal, query: _Query) -> AuditOut:
+    before = open_cursor(seal, query.cursor)
+    await context.audit.written()
+    entries = await context.run(context.audit.reader.lines, chosen, before, query.limit + 1)
+    page, more = paginate(entries, query.limit, seal, lambda listed: listed.pk)
+    return AuditOut(lines=[_out(listed) for listed in page], next=more)
+
+
+def _out(listed: Listed) -> AuditLineOut:
+    return AuditLineOut(**vars(listed.line), chain="gallery" if listed.of_gallery else "service", hash=listed.hash)

@@ -1,0 +1,86 @@
+"""Bulk enrollment of an archive by a job."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.requests import ClientDisconnect
+
+from kith.wire.jobs import JobOut
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath
+from service.api.http.routing import PermittedRoute
+from service.core.errors import InvalidRequestError
+from service.domain.decision import FaceChoice
+from service.inference.archives import SIGNATURE_BYTES, archive_kind
+from service.schemas.jobs import to_job_out
+from service.security.sealed_files import SealedWriter
+from service.services.bulk_enrollment import KIND, BulkOptions
+
+router = APIRouter(
+    route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/enrollments", tags=["subjects"], responses=PROBLEMS
+)
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
+StripFolders = Annotated[
+    int | None,
+    Query(ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."),
+]
+
+
+async def _options(
+    face: FaceChoice = "only",
+    allow_duplicate: bool = False,
+    allow_inconsistent: bool = False,
+    allow_low_quality: bool = False,
+    allow_not_live: bool = False,
+    strip: StripFolders = None,
+) -> BulkOptions:
+    return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live)
+
+
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}},
+)
+async def enroll_archive(
+    gallery: GalleryPath,
+    request: Request,
+    context: ContextDep,
+    options: Annotated[BulkOptions, Depends(_options)],
+) -> JobOut:
+    """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
+
+    Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv or manifest.ndjson (file, subject) assigns them. The
+    archive is on disk when the response is sent.
+    """
+    found = await context.find_gallery(gallery)
+    context.recognizers.for_gallery(found)  # raises here rather than in the job
+    job_id = uuid.uuid4().hex
+    declared = request.headers.get("content-length", "0")
+    await context.run(context.spool.check_free_space, int(declared) if declared.isdigit() else 0)
+    with context.spool.receiving(job_id, found.seal) as file:
+        await _receive(request, context, file)
+        await context.run(context.spool.sync, file)
+        job = await context.run(context.jobs.submit, found, KIND, options.parameters(), job_id)
+    context.jobs.wake()
+    return to_job_out(job)
+
+
+async def _receive(request: Request, context: Context, file: SealedWriter) -> None:
+    """Write the body to ``file`` as it arrives. Raises ArchiveInvalidError once its first bytes are no archive's."""
+    head = b""
+    try:
+        async for block in request.stream():
+            if len(head) < SIGNATURE_BYTES:
+                head += block
+                if len(head) >= SIGNATURE_BYTES:
+                    archive_kind(head)
+            await context.run(context.spool.write, file, block)
+        archive_kind(head)
+    except ClientDisconnect as error:
+        raise InvalidRequestError("the connection closed before the archive ended") from error

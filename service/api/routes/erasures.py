@@ -1,0 +1,51 @@
+"""Erasure receipts, and export of all data about a subject."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from kith.wire.erasures import ReceiptsOut, VerdictOut
+from service.api.http.context import ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.routing import PermittedRoute
+from service.api.routes.subjects import SubjectPath
+from service.schemas.erasures import to_receipt_out, to_verdict_out
+from service.schemas.fields import SubjectId
+
+router = APIRouter(route_class=PermittedRoute, prefix="/v1", tags=["erasures"], responses=PROBLEMS)
+ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+
+
+@router.get("/galleries/{gallery}/erasures")
+async def list_erasures(
+    gallery: GalleryPath,
+    context: ContextDep,
+    subject: Annotated[SubjectId | None, Query(description="Only receipts of this subject id.")] = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> ReceiptsOut:
+    """List the erasure receipts of a gallery, newest first."""
+    found = await context.run(context.store.galleries.get, gallery)
+    before = open_cursor(found.seal, cursor)
+    listed = await context.run(context.erasures.list_page, found, subject, before, limit + 1)
+    page, more = paginate(listed, limit, found.seal, lambda row: row[0])
+    return ReceiptsOut(receipts=[to_receipt_out(receipt) for _, receipt in page], next=more)
+
+
+@router.get("/erasures/{receipt}")
+async def verify_receipt(receipt: ReceiptPath, context: ContextDep) -> VerdictOut:
+    """Verify a receipt: the audit has its entry, and what it names is absent or was enrolled again since."""
+    return to_verdict_out(await context.run(context.erasures.verify, receipt))
+
+
+@router.get("/galleries/{gallery}/subjects/{subject}/export", response_model=dict[str, Any])
+async def export_subject(gallery: GalleryPath, subject: SubjectPath, context: ContextDep) -> dict[str, Any]:
+    """Export all data about a subject: stored data with embeddings and crops, and audit entries.
+
+    For an erased subject the export has the receipts and the audit entries.
+    """
+    found = await context.run(context.store.galleries.get, gallery)
+    return await context.run(context.subject_access.everything_about, found, subject)

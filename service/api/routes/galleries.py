@@ -1,0 +1,125 @@
+"""Galleries: create, list, configure, delete."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from fastapi import APIRouter
+
+from kith.wire.erasures import DeletedOut
+from kith.wire.galleries import (
+    GalleriesOut,
+    GalleryOut,
+    GalleryStatsOut,
+    IndexOut,
+    RetentionAppliedOut,
+    RetentionOut,
+)
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
+from service.api.http.routing import CallerDep, PermittedRoute
+from service.core.errors import LivenessUnavailableError
+from service.domain.gallery import GallerySettings, LivenessSetting
+from service.schemas.erasures import to_deleted_out
+from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
+
+router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
+
+
+@router.post("", status_code=201)
+async def create_gallery(body: GalleryIn, context: ContextDep) -> GalleryOut:
+    """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
+    settings = body.over(GallerySettings())
+    _check_liveness(context, body.liveness)
+    recognizer = context.recognizers.default
+    created = await context.run(
+        context.store.galleries.create, body.name, recognizer.fingerprint, recognizer.dimension, settings
+    )
+    return to_gallery_out(created)
+
+
+def _check_liveness(context: Context, setting: LivenessSetting | None) -> None:
+    """Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model."""
+    if setting == "required" and context.pipeline.photos.judge is None:
+        raise LivenessUnavailableError("the served model pack has no liveness model")
+
+
+@router.get("")
+async def list_galleries(
+    context: ContextDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
+) -> GalleriesOut:
+    """List the galleries that the key is for, by name."""
+    found = await context.run(context.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
+    page = found[:limit]
+    more = page[-1].name if len(found) > limit else None
+    return GalleriesOut(galleries=[to_gallery_out(g) for g in page], next=more)
+
+
+@router.get("/{gallery}")
+async def get_gallery(gallery: GalleryPath, context: ContextDep) -> GalleryOut:
+    """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
+    found = await context.run(context.store.galleries.get, gallery)
+    drift = await context.run(context.watches.drift_of, found.pk, found.name, found.fingerprint)
+    return to_gallery_out(found).model_copy(update={"drift": to_drift_out(drift)})
+
+
+@router.get("/{gallery}/stats")
+async def gallery_stats(gallery: GalleryPath, context: ContextDep, caller: CallerDep) -> GalleryStatsOut:
+    """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
+    found = await context.run(context.store.galleries.get, gallery)
+    follower = await context.pipeline.caught_up(found)
+    stats = await context.run(follower.stats)
+    index = IndexOut(**asdict(stats))
+    if caller.rights.galleries is not None:
+        index.sequence = None
+    return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
+
+
+@router.get("/{gallery}/retention")
+async def gallery_retention(gallery: GalleryPath, context: ContextDep) -> RetentionOut:
+    """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
+    found, now = await context.run(context.store.galleries.get, gallery), datetime.now(UTC)
+    due = await context.run(context.retention.due, found, now)
+    return RetentionOut(
+        gallery=found.name,
+        retention_days=found.settings.retention_days,
+        now=now,
+        due_templates=due.templates,
+        due_subjects=due.subjects,
+        templates=due.of_templates,
+        subjects=due.of_subjects,
+        held=context.retention.needs_confirmation(due),
+    )
+
+
+@router.post("/{gallery}/retention")
+async def apply_retention(gallery: GalleryPath, body: RetentionIn, context: ContextDep) -> RetentionAppliedOut:
+    """Erase expired templates and subjects once, if there are no more than the request confirms."""
+    now = datetime.now(UTC)
+    swept = await context.run_on_gallery(gallery, context.retention.erase_due, now, body.templates, body.subjects)
+    for changed in swept.galleries:
+        context.pipeline.risks.follow(changed)
+    return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
+
+
+@router.patch("/{gallery}")
+async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, context: ContextDep) -> GalleryOut:
+    """Change the given settings of the gallery. The others stay."""
+    _check_liveness(context, body.liveness)
+    updated = await context.run(context.store.galleries.update, gallery, body.over)
+    context.pipeline.risks.follow(updated)
+    return to_gallery_out(updated)
+
+
+@router.delete("/{gallery}")
+async def delete_gallery(gallery: GalleryPath, context: ContextDep) -> DeletedOut:
+    """Delete the gallery with all its subjects and templates."""
+    deleted, receipt = await context.run_on_gallery(gallery, lambda found: context.store.galleries.delete(found.name))
+    await context.run(context.followers.drop, deleted)
+    if context.shared_engine is not None:
+        await context.run(context.shared_engine.forget, deleted)
+    context.pipeline.risks.forget(deleted)
+    context.watches.drop(deleted.pk, deleted.name)
+    return to_deleted_out(receipt)

@@ -1,0 +1,69 @@
+"""API keys: create, list, rotate, revoke. A key's token is shown once, when it is created."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from kith.wire.keys import KeyOut, KeysOut, NewKeyOut
+from service.api.http.context import ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
+from service.api.http.permissions import ANONYMOUS
+from service.api.http.routing import CallerDep, PermittedRoute
+from service.core.errors import InvalidRequestError
+from service.schemas.keys import KeyIn, RotateIn, to_key_out, to_new_key_out
+
+router = APIRouter(route_class=PermittedRoute, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
+KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
+
+
+@router.post("", status_code=201)
+async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> NewKeyOut:
+    """Create a key. Only this response contains its token.
+
+    The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
+    can create another key.
+    """
+    if caller is ANONYMOUS and not body.rights.may_everything:
+        raise InvalidRequestError(
+            "the first key ends anonymous access, so it must be able to create other keys",
+            remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
+            "(docs/keys.md).",
+        )
+    made = await context.run(context.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst)
+    return to_new_key_out(*made)
+
+
+@router.get("")
+async def list_keys(
+    context: ContextDep,
+    ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> KeysOut:
+    """List the keys, oldest first."""
+    seal = (await context.run(context.keys.ring)).seal
+    found = await context.run(context.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
+    page, more = paginate(found, limit, seal, lambda row: row[0])
+    return KeysOut(keys=[to_key_out(key) for _, key in page], next=more)
+
+
+@router.get("/{key}")
+async def get_key(key: KeyPath, context: ContextDep) -> KeyOut:
+    """Return a key, without its token."""
+    return to_key_out(await context.run(context.keys.key, key))
+
+
+@router.delete("/{key}")
+async def revoke_key(key: KeyPath, context: ContextDep) -> KeyOut:
+    """Revoke a key permanently. Every process rejects its next request."""
+    return to_key_out(await context.run(context.keys.revoke, key))
+
+
+@router.post("/{key}/rotate", status_code=201)
+async def rotate_key(key: KeyPath, body: RotateIn, context: ContextDep) -> NewKeyOut:
+    """Create a key with the same rights. The old key stays valid for `overlap_s`."""
+    return to_new_key_out(*await context.run(context.keys.rotate, key, timedelta(seconds=body.overlap_s)))

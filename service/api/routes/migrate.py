@@ -1,0 +1,147 @@
+"""Migration of a gallery to another recognizer: start, progress, cut over, roll back, finish."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from kith.wire.migration import DisagreementOut, GenerationOut, MigrationOut, MigrationThresholdOut, ShadowOut
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath
+from service.api.http.routing import PermittedRoute
+from service.core.errors import RiskUncalibratedError
+from service.domain.decision import thresholds_for
+from service.domain.gallery import Gallery, Generation
+from service.schemas.migration import CutOverIn, FinishIn, MigrateIn
+from service.storage.repositories.generations import DROP, FILL
+
+router = APIRouter(
+    route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/migrate", tags=["migration"], responses=PROBLEMS
+)
+
+
+@router.post("", status_code=202)
+async def start(gallery: GalleryPath, body: MigrateIn, context: ContextDep) -> MigrationOut:
+    """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
+    to = context.recognizers.by_name(body.to)
+    await context.run_on_gallery(
+        gallery, context.generations.start, to.fingerprint, to.dimension, to.pack.model_id, body.on_sight
+    )
+    context.jobs.wake()
+    return await _report(context, gallery)
+
+
+@router.get("")
+async def get_migration(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
+    """Return each recognizer's coverage and thresholds, and how the shadow's answers compare."""
+    return await _report(context, gallery)
+
+
+@router.post("/cut-over")
+async def cut_over(gallery: GalleryPath, body: CutOverIn, context: ContextDep) -> MigrationOut:
+    """Answer with the new recognizer from the next request on."""
+    await context.shadow.settle()
+    share = 0.0 if body.force else body.min_share
+    risk = body.risk.target("fpir") if body.risk else None
+    await context.run_on_gallery(gallery, context.generations.cut_over, share, risk)
+    context.pipeline.risks.follow(await context.find_gallery(gallery))
+    return await _report(context, gallery)
+
+
+@router.post("/roll-back")
+async def roll_back(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
+    """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
+    await context.run_on_gallery(gallery, context.generations.roll_back)
+    context.jobs.wake()
+    return await _report(context, gallery)
+
+
+@router.post("/finish")
+async def finish(gallery: GalleryPath, body: FinishIn, context: ContextDep) -> MigrationOut:
+    """Delete the vectors of the other recognizer. This cannot be undone."""
+    await context.run_on_gallery(gallery, context.generations.finish, body.force)
+    context.jobs.wake()
+    return await _report(context, gallery)
+
+
+async def _report(context: Context, name: str) -> MigrationOut:
+    await context.shadow.settle()
+    return await context.run_on_gallery(name, _read_migration, context)
+
+
+def _read_migration(gallery: Gallery, context: Context) -> MigrationOut:
+    current, *rest = context.generations.list_live(gallery)
+    other = rest[0] if rest else None
+    unfinished = context.jobs.store.list_jobs(gallery, ("queued", "running"), None, 100)
+    return MigrationOut(
+        gallery=gallery.name,
+        state="none" if other is None else "cut_over" if other.state == "previous" else other.state,
+        on_sight=other is not None and bool(other.details.get("on_sight")),
+        current=_generation(context, gallery, current),
+        other=None if other is None else _generation(context, gallery, other),
+        shadow=None if other is None or other.state == "previous" else _shadow(context, gallery, other),
+        jobs=[job.id for job in unfinished if job.kind in (FILL, DROP)],
+    )
+
+
+def _generation(context: Context, gallery: Gallery, generation: Generation) -> GenerationOut:
+    served = context.recognizers.get(generation.fingerprint)
+    covered = context.generations.coverage(gallery, generation.number)
+    counts = generation.details.get("counts", {})
+    return GenerationOut(
+        recognizer=generation.fingerprint,
+        model=generation.model if served is None else served.pack.model_id,
+        served=served is not None,
+        dimension=generation.dimension,
+        templates=covered.templates,
+        embedded=covered.embedded,
+        by_crop=counts.get("by_crop", 0),
+        by_sight=counts.get("by_sight", 0),
+        waiting_with_crop=covered.with_crop,
+        waiting_without_crop=covered.without_crop,
+        threshold=None if served is None else _threshold(context, gallery.at_generation(generation.number)),
+    )
+
+
+def _threshold(context: Context, view: Gallery) -> MigrationThresholdOut | None:
+    target = view.settings.risk
+    try:
+        found = thresholds_for(
+            target, context.pipeline.risks.of(view), max(1, view.subjects), view.settings.review_factor
+        )
+    except RiskUncalibratedError:
+        return None
+    return MigrationThresholdOut(
+        risk={target.kind: target.value},
+        threshold=round(found.accept, 4),
+        review_threshold=round(found.review, 4),
+        source=found.source,
+        extrapolated=found.extrapolated,
+    )
+
+
+def _shadow(context: Context, gallery: Gallery, generation: Generation) -> ShadowOut:
+    counts = generation.details.get("counts", {})
+    latest = context.generations.disagreements(gallery, generation)
+    keys = sorted({pk for disagreement in latest for pk in disagreement.subject_pks if pk is not None})
+    named = context.store.subjects.by_pk(gallery, keys)
+    known: dict[int | None, str] = {pk: subject.id for pk, subject in named.items()}
+    return ShadowOut(
+        compared=counts.get("compared", 0),
+        agreed=counts.get("agreed", 0),
+        same_outcome=counts.get("same_outcome", 0),
+        same_nearest=counts.get("same_nearest", 0),
+        absent=counts.get("absent", 0),
+        skipped={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
+        disagreements=[
+            DisagreementOut(
+                outcome=one.outcomes[0],
+                subject=known.get(one.subject_pks[0]),
+                similarity=one.similarities[0],
+                shadow_outcome=one.outcomes[1],
+                shadow_subject=known.get(one.subject_pks[1]),
+                shadow_similarity=one.similarities[1],
+            )
+            for one in latest
+        ],
+    )

@@ -1,0 +1,87 @@
+"""Gallery risk: thresholds for FPIR targets, the FPIR curve and the evidence behind them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, PointOut, TargetOut
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath
+from service.api.http.routing import PermittedRoute
+from service.core.errors import RiskUncalibratedError
+from service.domain import risk_report
+from service.domain.decision import thresholds_for
+from service.domain.gallery import Gallery
+from service.schemas.risk import Probability, to_threshold_out
+
+router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
+Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]
+
+
+@router.get("/risk")
+async def get_risk(
+    gallery: GalleryPath,
+    context: ContextDep,
+    fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
+) -> GalleryRiskOut:
+    """Return the FPIR curve, thresholds for FPIR targets with 95 % intervals, and the evidence.
+
+    Thresholds are for the gallery's current size and for ten times as many subjects.
+    """
+    found = await context.run(context.store.galleries.get, gallery)
+    context.recognizers.for_gallery(found)
+    return await context.run(_report, context, found, fpir)
+
+
+@router.post("/calibrate")
+async def calibrate(
+    gallery: GalleryPath,
+    context: ContextDep,
+    fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
+) -> GalleryRiskOut:
+    """Recompute the gallery's evidence from all its templates. The response is that of GET risk."""
+    context.recognizers.for_gallery(await context.find_gallery(gallery))
+    await context.run_on_gallery(gallery, lambda found: context.pipeline.risks.refresh(found.name, True))
+    return await context.run(_report, context, await context.find_gallery(gallery), fpir)
+
+
+def _report(context: Context, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
+    risks = context.pipeline.risks
+    stored = context.store.evidence.get(gallery)
+    risk = risks.gallery_risk(gallery, stored)
+    known = risks.known(gallery, risk)
+    if known is None:
+        raise RiskUncalibratedError(f"gallery {gallery.name!r} has no calibration")
+    subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
+    target = gallery.settings.risk
+    own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
+    calibration = risks.calibration(gallery)
+    return GalleryRiskOut(
+        gallery=gallery.name,
+        fusion=gallery.settings.fusion,
+        subjects=subjects,
+        risk={target.kind: target.value},
+        threshold=round(own.accept, 4),
+        review_threshold=round(own.review, 4),
+        evidence=EvidenceOut(
+            source=known.source,
+            gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
+            pairs=stored.scores.pairs if stored else 0,
+            probes=stored.scores.probes if stored else 0,
+            duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
+            pack_pairs=calibration.impostor_pairs if calibration else 0,
+            derived_at=stored.derived_at if stored else None,
+            up_to_date=stored is not None and not risks.is_stale(gallery, stored),
+        ),
+        targets=[
+            TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
+            for today, grown in risk_report.target_thresholds(
+                targets, known.comparisons(subjects), known.curve, calibration
+            )
+        ],
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), known.curve)],
+        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, known.curve))) if risk else None,
+    )

@@ -1,0 +1,119 @@
+"""Health, readiness, status, served models and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
+
+from kith.wire.status import (
+    AuditBacklogOut,
+    DiskOut,
+    HealthOut,
+    ModelOut,
+    ModelsOut,
+    NetworkOut,
+    StatusOut,
+)
+from models.pack.manifest import ModelPack
+from models.runtime.network import Network
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.routing import PermittedRoute
+from service.inference.recognizers import ServedRecognizer
+from service.observability.metrics import CONTENT_TYPE
+from service.schemas.galleries import to_drift_out
+from service.schemas.status import to_check_out, to_lag_out, to_queue_out, to_retention_status_out
+
+router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLEMS)
+
+
+@router.get("/healthz")
+async def health() -> HealthOut:
+    """Return 200 while the process runs."""
+    return HealthOut(version=version("kith-face"))
+
+
+@router.get("/readyz")
+async def ready(context: ContextDep) -> HealthOut:
+    """Return 200 if the service can process requests, else 503.
+
+    Checks: the networks are loaded, on the configured GPU; the database and, if used, Milvus respond in time; no audit
+    entry was lost. A device thread that has crashed gives 500.
+    """
+    # The checks have their own threads: a busy node is ready as well.
+    await context.readiness.check()
+    return HealthOut(version=version("kith-face"))
+
+
+@router.get("/v1/status")
+async def status(context: ContextDep) -> StatusOut:
+    """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
+    sample = await asyncio.to_thread(context.samples.latest)
+    drifts = await asyncio.to_thread(context.watches.drifts)
+    waiting, lost = context.audit.backlog()
+    began = context.metrics.started_at_s
+    return StatusOut(
+        version=version("kith-face"),
+        model=context.recognizers.default.pack.model_id,
+        started_at=datetime.fromtimestamp(began, UTC),
+        uptime_s=time.time() - began,
+        ready=await context.readiness.holds() and sample is not None and sample.ready,
+        looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
+        checks=[] if sample is None else [to_check_out(*each) for each in sample.checks.items()],
+        requests_in_progress=context.metrics.in_progress,
+        queues=[to_queue_out(batcher) for batcher in context.batchers],
+        audit=AuditBacklogOut(waiting=waiting, lost=lost),
+        jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
+        drift={name: to_drift_out(drift) for name, drift in drifts.items()},
+        index_lag=None
+        if sample is None or sample.lags is None
+        else {name: to_lag_out(lag) for name, lag in sample.lags.items()},
+        disk=None
+        if sample is None or sample.disk is None
+        else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
+        retention=None if sample is None else to_retention_status_out(sample),
+    )
+
+
+@router.get("/v1/models")
+async def models(context: ContextDep) -> ModelsOut:
+    """List the served model packs and their execution providers. All use the detector of the first."""
+    served = [_model(context, recognizer) for recognizer in context.recognizers]
+    return ModelsOut(**vars(served[0]), models=served)
+
+
+def _model(context: Context, served: ServedRecognizer) -> ModelOut:
+    first, judge = context.recognizers.default, context.pipeline.photos.judge
+    return ModelOut(
+        model=served.pack.model_id,
+        display_name=served.pack.display_name,
+        recognizer=served.fingerprint,
+        dimension=served.dimension,
+        calibrated=served.calibration is not None,
+        detection=_network(first.pack, context.detection_network),
+        recognition=_network(served.pack, served.network),
+        liveness=None if judge is None or first is not served else _network(first.pack, judge.network),
+        metrics=dict(served.pack.metrics),
+    )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(context: ContextDep) -> Response:
+    """Return Prometheus metrics of this process since its start."""
+    # Not in the threads of requests, so that a busy node can report it.
+    return Response(await asyncio.to_thread(context.telemetry.text), media_type=CONTENT_TYPE)
+
+
+def _network(pack: ModelPack, network: Network) -> NetworkOut:
+    return NetworkOut(
+        file=pack.name_of(network.path),
+        engine=network.engine,
+        precision=network.precision,
+        why=network.reason,
+        providers=network.providers,
+    )

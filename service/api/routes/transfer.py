@@ -1,0 +1,335 @@
+"""Streaming import and export of whole galleries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from kith.wire.transfer import ImportOut, ImportRefusalOut
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath
+from service.api.http.problems import to_problem
+from service.api.http.routing import PermittedRoute
+from service.core.errors import (
+    GalleryExistsError,
+    GalleryNotFoundError,
+    ImportFileError,
+    KithError,
+    RequestTooLargeError,
+    StorageError,
+    UnsupportedMediaTypeError,
+)
+from service.core.extras import require_package
+from service.core.gunzip import Gunzip
+from service.domain.gallery import Gallery, GallerySettings
+from service.domain.gallery_items import GalleryFileHeader, GalleryItems, max_items
+from service.schemas.galleries import GallerySettingsIn, to_gallery_out
+from service.storage.audit.log import Entry
+from service.storage.transfer.importing import Export, Format, Import, Report, check_header, export
+from service.storage.transfer.ndjson import Lines
+
+router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
+MEDIA_TYPES: Final[dict[str, Format]] = {
+    "application/x-ndjson": "ndjson",
+    "application/vnd.apache.parquet": "parquet",
+}
+BLOCK_BYTES: Final = 8_000_000
+"""Bytes of a body that are read before they are processed."""
+SETTING_NAMES: Final = frozenset(GallerySettingsIn.model_fields)
+BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+REQUEST_BODY: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
+
+
+@router.post("/import", openapi_extra=REQUEST_BODY)
+async def import_gallery(
+    gallery: GalleryPath,
+    request: Request,
+    context: ContextDep,
+    create: Annotated[
+        bool, Query(description="Create the gallery if it does not exist, with the settings in the file.")
+    ] = False,
+    recognizer: Annotated[
+        str | None,
+        Query(pattern="^[0-9a-f]{1,64}$", description="Fingerprint of the recognizer, for a file without a header."),
+    ] = None,
+    skip: Annotated[int, Query(ge=0, description="Number of lines (Parquet: rows) to skip.")] = 0,
+) -> ImportOut:
+    """Import subjects and templates from Parquet, or from NDJSON with or without `Content-Encoding: gzip`.
+
+    Items are committed in blocks of thousands, and present items are skipped, so that a file can be sent again. An
+    invalid item is rejected alone. Identities are not checked: GET hygiene finds duplicates and mislabeled templates.
+    """
+    kind = _format_of(request)
+    intake = _Intake(context, gallery, create, recognizer, skip, await _snapshot(context, gallery))
+    try:
+        if kind == "ndjson":
+            await _import_lines(context, request, intake)
+        else:
+            await _import_parquet(context, request, intake)
+        assert intake.opened is not None  # noqa: S101 - a file without header raises
+        intake.opened.end()
+    except KithError as error:
+        if intake.opened is not None:
+            error.extra["report"] = _out(gallery, intake.opened.report).model_dump(mode="json")
+        raise
+    finally:
+        if intake.gallery is not None:
+            context.pipeline.risks.follow(intake.gallery)
+    return _out(gallery, intake.opened.report)
+
+
+async def _snapshot(context: Context, gallery: str) -> Gallery | None:
+    """Read the gallery before the body: what is erased during the request must stay erased."""
+    try:
+        return await context.find_gallery(gallery)
+    except GalleryNotFoundError:
+        return None
+
+
+class _Intake:
+    """Import that opens or creates its gallery once the file's header is read."""
+
+    def __init__(
+        self, context: Context, name: str, create: bool, recognizer: str | None, skip: int, snapshot: Gallery | None
+    ) -> None:
+        self._context = context
+        self._name = name
+        self._create = create and snapshot is None
+        self._recognizer = recognizer
+        self._skip = skip
+        self._snapshot = snapshot
+        self.gallery: Gallery | None = None
+        self.opened: Import | None = None
+
+    def default_header(self) -> GalleryFileHeader | None:
+        """Return the header for a file without one. Raises GalleryNotFoundError."""
+        if self._recognizer is None:
+            return None
+        try:
+            dimension = self._context.store.galleries.get(self._name).dimension
+        except GalleryNotFoundError:
+            if not self._create:
+                raise
+            served = self._context.recognizers.get(self._recognizer) or self._context.recognizers.default
+            dimension = served.dimension
+        return GalleryFileHeader(self._recognizer, dimension)
+
+    def open(self, header: GalleryFileHeader) -> Import:
+        if self.opened is None:
+            self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
+            new = Import(self._context.transfers.bulk, self.gallery, self._skip)
+            new.accept(header)
+            self.opened = new
+        return self.opened
+
+    def _find_or_create(self, header: GalleryFileHeader) -> Gallery:
+        try:
+            return self._context.store.galleries.get(self._name)
+        except GalleryNotFoundError:
+            if not self._create:
+                raise
+        try:
+            given = {key: value for key, value in header.settings.items() if key in SETTING_NAMES}
+            settings = GallerySettingsIn.model_validate(given).over(GallerySettings())
+        except ValueError as error:
+            raise ImportFileError("the file's header has invalid gallery settings") from error
+        recognizer = self._context.recognizers.get(header.recognizer) or self._context.recognizers.default
+        try:
+            # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
+            check_header(header, self._name, recognizer.fingerprint, recognizer.dimension)
+            return self._context.store.galleries.create(
+                self._name, recognizer.fingerprint, recognizer.dimension, settings
+            )
+        except GalleryExistsError:  # created concurrently
+            return self._context.store.galleries.get(self._name)
+
+    def _with_erasures_of_snapshot(self, current: Gallery) -> Gallery:
+        """Raises GalleryNotFoundError: the gallery was deleted, even if a new one has its name."""
+        if self._snapshot is None:
+            return replace(current, erased=0)
+        if current.pk != self._snapshot.pk:
+            raise GalleryNotFoundError(f"gallery {self._name!r} was deleted during the request")
+        return replace(current, erased=self._snapshot.erased)
+
+    def add(self, lines: Lines, blocks: Iterator[GalleryItems]) -> None:
+        for items in blocks:
+            assert lines.header is not None  # noqa: S101 - Lines reads it before the first block
+            self.open(lines.header).take(items)
+        if lines.header is not None:
+            self.open(lines.header)
+
+
+async def _import_lines(context: Context, request: Request, intake: _Intake) -> None:
+    run = context.transfers.importing
+    lines = Lines(await run(intake.default_header))
+    unpacker, count = _unpacker(request), 0
+    async for piece in _read_blocks(context, request, unpacker):
+        count += piece.count(b"\n")
+        if count > max_items(unpacker.packed):
+            raise ImportFileError(f"the file has more than {max_items(unpacker.packed)} lines for its size")
+        await run(intake.add, lines, lines.feed(piece))
+    await run(intake.add, lines, lines.end())
+
+
+async def _import_parquet(context: Context, request: Request, intake: _Intake) -> None:
+    """Store the body in a temporary file first: Parquet has its metadata at the end."""
+
+    def import_file() -> None:
+        require_package("pyarrow", "arrow", "A Parquet import")
+        from service.storage.transfer.parquet import Reader  # imports pyarrow (30 MB), which few services need
+
+        with _translate_os_errors():
+            file = stored.reader()
+        reader = Reader(file, intake.default_header())
+        intake.open(reader.header).take_all(reader)
+
+    def store(piece: bytes) -> None:
+        with _translate_os_errors():
+            context.spool.write(stored, piece)
+
+    with closing(await context.run(context.spool.temporary)) as stored:
+        async for piece in _read_blocks(context, request, _unpacker(request)):
+            await context.run(store, piece)
+        await context.transfers.importing(import_file)
+
+
+@contextmanager
+def _translate_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the file cannot be stored temporarily: {error.strerror}") from error
+
+
+async def _read_blocks(context: Context, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
+    """Decompress the body in blocks of about BLOCK_BYTES. Raises ImportFileError, RequestTooLargeError."""
+    max_bytes = context.settings.max_import_bytes
+    pending: list[bytes] = []
+    size = 0
+    try:
+        async for packed in request.stream():
+            for piece in unpacker.feed(packed):
+                pending.append(piece)
+                size += len(piece)
+                if size >= BLOCK_BYTES:
+                    yield b"".join(pending)
+                    pending, size = [], 0
+                if unpacker.unpacked > max_bytes:
+                    raise RequestTooLargeError(f"the file has more than {max_bytes} bytes when decompressed")
+        yield b"".join(pending)
+        unpacker.end()
+    except ClientDisconnect as error:
+        raise ImportFileError("the connection closed before the file ended") from error
+    except ValueError as error:
+        raise ImportFileError(str(error)) from error
+
+
+def _unpacker(request: Request) -> _Plain | Gunzip:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "gzip"):
+        raise UnsupportedMediaTypeError(f"content encoding {coding!r}")
+    return Gunzip() if coding == "gzip" else _Plain()
+
+
+class _Plain:
+    """Uncompressed body, with the interface of Gunzip."""
+
+    def __init__(self) -> None:
+        self.packed = self.unpacked = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        self.packed += len(piece)
+        self.unpacked += len(piece)
+        yield piece
+
+    def end(self) -> None:
+        pass
+
+
+def _format_of(request: Request) -> Format:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in MEDIA_TYPES:
+        raise UnsupportedMediaTypeError(f"content type {given or 'none'!r}; send one of {', '.join(MEDIA_TYPES)}")
+    return MEDIA_TYPES[given]
+
+
+@router.get("/export", response_class=StreamingResponse, responses=RESPONSES)
+async def export_gallery(
+    gallery: GalleryPath,
+    context: ContextDep,
+    format: Format = "ndjson",  # noqa: A002 - name of the query parameter
+    embeddings: Annotated[
+        bool, Query(description="False: only subjects and metadata. Such a file cannot be imported.")
+    ] = True,
+    crops: Annotated[bool, Query(description="Include the stored face crops.")] = False,
+) -> StreamingResponse:
+    """Export a snapshot of the gallery: subjects, metadata, templates and embeddings."""
+    if format == "parquet":
+        require_package("pyarrow", "arrow", "A Parquet export")
+    await context.transfers.begin_export()
+    pieces = Export(export(context.transfers.bulk, gallery, format, _settings_document, embeddings, crops))
+    try:
+        first = await context.transfers.exporting(pieces.next)  # errors are raised before the response begins
+        await context.audit.write(_export_entry(await context.find_gallery(gallery), format, embeddings, crops))
+    except BaseException:
+        context.transfers.end_export(pieces.close)
+        raise
+    return _ExportResponse(
+        context,
+        first,
+        pieces,
+        media_type=next(name for name, kind in MEDIA_TYPES.items() if kind == format),
+        headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
+    )
+
+
+def _export_entry(gallery: Gallery, kind: Format, embeddings: bool, crops: bool) -> Entry:
+    details = {"format": kind, "embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
+    return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
+
+
+class _ExportResponse(StreamingResponse):
+    """Response that ends the export, even if nothing could be sent."""
+
+    def __init__(self, context: Context, first: bytes | None, pieces: Export, **options: Any) -> None:
+        super().__init__(_stream(context, first, pieces), **options)
+        self._end = partial(context.transfers.end_export, pieces.close)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def _stream(context: Context, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:
+    piece = first
+    while piece is not None:
+        yield piece
+        piece = await context.transfers.exporting(pieces.next)
+
+
+def _settings_document(gallery: Gallery) -> dict[str, Any]:
+    return to_gallery_out(gallery).model_dump(mode="json", include=set(SETTING_NAMES), exclude_none=True)
+
+
+def _out(gallery: str, report: Report) -> ImportOut:
+    return ImportOut(
+        gallery=gallery,
+        items=report.items,
+        subjects=report.subjects,
+        templates=report.templates,
+        present=report.present,
+        refused=report.refused,
+        refusals=[ImportRefusalOut(item=r.number, error=to_problem(r.error)) for r in report.refusals],
+    )

@@ -1,0 +1,115 @@
+"""Builders that the application and the command line share: database, master keys, Milvus and tracing."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from importlib.metadata import version
+from typing import TYPE_CHECKING, cast
+
+from service.core.errors import StorageError
+from service.security.key_command import KeyCommand
+from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
+from service.security.sealing import new_key
+from service.settings import Settings
+from service.storage.db.engine import OPEN_REMEDY, Database, open_database
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.shared_indexes import SharedIndexes
+
+if TYPE_CHECKING:
+    from service.index.milvus import IndexKind
+    from service.index.milvus_replica import MilvusEngine
+    from service.observability.tracing import Tracing
+
+
+def open_own_database(settings: Settings) -> Database:
+    """Open the configured database, and create it if it is missing. Raises MasterKeyError, StorageError."""
+    if _is_missing(settings):
+        _check_creation(settings)
+    return open_database(settings.sql_url, master_keys(settings))
+
+
+def check_database(settings: Settings) -> None:
+    """Check that the database can be opened or created. Creates nothing, as a later step of the start may fail.
+
+    Raises MasterKeyError, StorageError, SettingsError.
+    """
+    if _is_missing(settings):
+        _check_creation(settings)
+    else:
+        open_own_database(settings).close()
+
+
+def _is_missing(settings: Settings) -> bool:
+    """Return True if opening the database would create a file."""
+    file = settings.database_file
+    return file is not None and not str(file).startswith((":memory:", "file:")) and not file.exists()
+
+
+def _check_creation(settings: Settings) -> None:
+    """Check that a database and its keys can be created, without creating them."""
+    keys = existing_master_keys(settings)
+    if keys is not None:
+        wrapper = keys.first()
+        wrapper.unwrap(wrapper.wrap(new_key(), "check"), "check")
+    assert settings.database_file is not None  # noqa: S101 - _is_missing was true
+    folder = settings.database_file.absolute().parent
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise StorageError(f"the database cannot be created in {folder}: {error.strerror}", OPEN_REMEDY) from error
+
+
+def has_keys(settings: Settings) -> bool:
+    """Return True if any API key was ever created. Raises MasterKeyError, StorageError."""
+    if _is_missing(settings):
+        return False
+    with closing(open_own_database(settings)) as database:
+        return len(KeyStore(database).ring()) > 0
+
+
+def master_keys(settings: Settings) -> MasterKeys:
+    """Return the configured master keys, by default those in the data directory.
+
+    A new database creates a missing key file there. Raises MasterKeyError.
+    """
+    sources: list[Source] = []
+    if settings.master_key_command is not None:
+        sources.append(KeyCommand(settings.master_key_command_line))
+    if settings.master_key is not None:
+        sources.append(GivenKeys(settings.master_key.get_secret_value(), "KITH_MASTER_KEY"))
+    if settings.master_key_file is not None:
+        sources.append(KeyFile(settings.master_key_file))
+    return MasterKeys(*(sources or [KeyFile(settings.default_key_path, may_make=True)]))
+
+
+def existing_master_keys(settings: Settings) -> MasterKeys | None:
+    """Return the master keys without creating any; None if there are none yet. Raises MasterKeyError."""
+    configured = (settings.master_key, settings.master_key_file, settings.master_key_command) != (None, None, None)
+    return master_keys(settings) if configured or settings.default_key_path.exists() else None
+
+
+def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
+    """Connect to Milvus if it is configured. Raises SettingsError: its package is not installed."""
+    settings.check_extras()
+    if settings.milvus_uri is None:
+        return None
+    from service.index.milvus import MilvusOptions  # optional dependency, slow to import
+    from service.index.milvus_replica import MilvusEngine
+
+    token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
+    kind = cast("IndexKind", settings.milvus_index)
+    return MilvusEngine(
+        MilvusOptions(settings.milvus_uri, token, kind, settings.milvus_prefix), SharedIndexes(database)
+    )
+
+
+def open_tracing(settings: Settings) -> Tracing | None:
+    """Return the trace exporter if one is configured. Raises SettingsError: its package is not installed."""
+    settings.check_extras()
+    if settings.traces_url is None:
+        return None
+    from service.observability.tracing import Tracing  # optional dependency, slow to import
+
+    return Tracing(settings.traces_url, version("kith-face"))

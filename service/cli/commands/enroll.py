@@ -1,0 +1,274 @@
+"""``kith enroll``: enrollment of a folder or an archive."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.completion import complete_galleries
+from service.cli.connection import connect
+from service.cli.options import EnrollmentOptions, ServerOptions
+from service.cli.remedies import remedy_for, remedy_lines
+from service.cli.terminal import (
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+)
+from service.core.atomic_files import atomic_write
+
+if TYPE_CHECKING:
+    from kith import Archive, Kith
+    from kith.wire.jobs import JobOut
+
+CANCEL_TIMEOUT_S: Final = 30.0
+REPORT_SUFFIXES: Final = (".csv", ".ndjson")
+REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
+
+
+@dataclass
+class EnrollmentReport:
+    """Result of an enrollment.
+
+    Attributes:
+        photos: one row of REPORT_COLUMNS per photo; ``status`` is "done" or "refused".
+        problems: first problem document of each error code.
+    """
+
+    enrolled: int = 0
+    already_enrolled: int = 0
+    ignored: int = 0
+    interrupted: bool = False
+    jobs: list[str] = field(default_factory=list)
+    photos: list[dict[str, str]] = field(default_factory=list)
+    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> list[dict[str, str]]:
+        return [photo for photo in self.photos if photo["status"] == "refused"]
+
+
+def enroll(
+    source: Annotated[
+        Path,
+        typer.Argument(help="Folder with a folder of photos per person; or a zip, tar, tar.gz, tar.zst.", exists=True),
+    ],
+    gallery: Annotated[
+        str, typer.Option("--gallery", "-g", help="Gallery, created if missing.", autocompletion=complete_galleries)
+    ],
+    enrollment: EnrollmentOptions,
+    server: ServerOptions,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the result of each photo to this .csv or .ndjson file.")
+    ] = None,
+) -> None:
+    """Enroll everyone in a folder or an archive.
+
+    Run the command again to resume: each photo is enrolled once. Ctrl-C keeps what is done. Exit status 1 if a photo
+    is refused."""
+    if report is not None and (report.suffix not in REPORT_SUFFIXES or not report.parent.is_dir()):
+        raise typer.BadParameter(
+            f"{report} must be a .csv or .ndjson file in an existing folder.", param_hint="--report"
+        )
+    if source.is_dir() and not any(entry.is_dir() for entry in source.iterdir()):
+        raise typer.BadParameter(
+            f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
+        )
+    result = EnrollmentReport()
+    try:
+        with connect(server) as kith:
+            _create_if_missing(kith, gallery)
+            _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
+    finally:
+        if report is not None:
+            _write_report(report, result.photos)
+    _print_report(result, server.as_json)
+    if result.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if result.refused:
+        raise typer.Exit(EXIT_NO)
+
+
+class _BulkEnrollment:
+    """Enrollment of one source. The result is added to ``report`` as it becomes known."""
+
+    def __init__(self, kith: Kith, gallery: str, options: dict[str, Any], report: EnrollmentReport) -> None:
+        self._kith, self._gallery, self._options, self._report = kith, gallery, options, report
+        self._progress = progress_bar(_PhotoOrByteColumn(), TextColumn("{task.fields[rate]}"))
+
+    def run(self, source: Path) -> None:
+        """Send an archive as it is, or a folder in parts, and wait for each job. Ctrl-C cancels the running job.
+
+        Raises:
+            KithClientError: the server refused a part, or a job failed.
+        """
+        from service.cli.tools.photo_folders import TarStream, find_photos, split
+
+        with self._progress, _advise_to_resume():
+            task = self._progress.add_task("enrolling", total=None, rate="")
+            if not source.is_dir():
+                self._enroll(source, self._options, task, str)
+                return
+            photos, self._report.ignored = find_photos(source)
+            self._progress.update(task, total=len(photos))
+            for part in split(photos):
+                stream = TarStream(part)
+                self._enroll(stream, self._options | {"strip": 0}, task, lambda item: str(source / item))
+                for row in self._report.photos:
+                    if row["photo"] in stream.unreadable:
+                        row |= {"code": "unreadable", "detail": stream.unreadable[row["photo"]]}
+                        self._report.problems.setdefault("unreadable", {"code": "unreadable"})
+                if self._report.interrupted:
+                    break
+
+    def _enroll(
+        self, archive: Path | Archive, options: dict[str, Any], task: TaskID, photo_name: Callable[[str], str]
+    ) -> None:
+        """Send one archive, wait for its job, and add the result to the report.
+
+        ``photo_name`` turns the name of an archive member into the name that the report shows.
+        """
+        from kith import FileStream, KithClientError
+
+        report, done_before, job = self._report, len(self._report.photos), None
+        stream = FileStream(archive) if isinstance(archive, Path) else archive
+        sending = self._progress.add_task("sending", total=stream.size, rate="")
+
+        def update(state: JobOut) -> None:
+            rate = "" if state.rate is None else f"{state.rate:.1f} photos/s"
+            if isinstance(archive, Path):
+                self._progress.update(task, total=state.total)
+            self._progress.update(task, completed=done_before + state.done, rate=rate)
+
+        try:
+            job = self._kith.enroll_archive(self._gallery, _ProgressStream(stream, self._progress, sending), **options)
+            self._progress.remove_task(sending)
+            job = self._kith.wait_for(job.id, on_update=update)
+        except KeyboardInterrupt:
+            report.interrupted = True
+            if job is None:
+                return
+            self._kith.cancel_job(job.id)
+            try:
+                job = self._kith.wait_for(job.id, CANCEL_TIMEOUT_S)
+            except TimeoutError:
+                report.jobs.append(job.id)
+                print_note(f"Job {job.id} is still being cancelled. Wait for it with 'kith jobs watch {job.id}'.")
+                return
+        if job.state == "failed" and job.problem is not None:
+            raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
+        self._add_job(job, photo_name)
+
+    def _add_job(self, job: JobOut, photo_name: Callable[[str], str]) -> None:
+        from service.storage.repositories.jobs import ALREADY_ENROLLED, ENROLLED
+
+        report = self._report
+        report.interrupted = report.interrupted or job.state == "cancelled"
+        report.jobs.append(job.id)
+        report.enrolled += job.counts.get(ENROLLED, 0)
+        report.already_enrolled += job.counts.get(ALREADY_ENROLLED, 0)
+        report.ignored += int(job.details.get("ignored", 0))
+        for item in self._kith.job_items(job.id):
+            row = {"photo": photo_name(item.item), "status": "done", "code": "", "detail": ""}
+            if item.problem is not None:
+                row |= {"status": "refused", "code": item.problem.code, "detail": item.problem.detail}
+                report.problems.setdefault(item.problem.code, item.problem.model_dump())
+            report.photos.append(row)
+
+
+class _ProgressStream:
+    """Archive that advances a progress bar as it is sent. The bar restarts when a request is retried."""
+
+    def __init__(self, archive: Archive, progress: Progress, task: TaskID) -> None:
+        self._archive, self._progress, self._task = archive, progress, task
+        self.size = archive.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._progress.update(self._task, completed=0)
+        for chunk in self._archive:
+            yield chunk
+            self._progress.advance(self._task, len(chunk))
+
+
+class _PhotoOrByteColumn(MofNCompleteColumn):
+    """Progress in photos, or in bytes while an archive is sent."""
+
+    def render(self, task: Task) -> Text:
+        return DownloadColumn().render(task) if task.description == "sending" else super().render(task)
+
+
+@contextmanager
+def _advise_to_resume() -> Iterator[None]:
+    """Add to the remedy of a failed request that the command can be run again."""
+    from kith import KithClientError
+
+    try:
+        yield
+    except KithClientError as error:
+        remedy = f"{error.problem.get('remedy', '')} Then run the command again to resume: photos are enrolled once."
+        error.problem["remedy"] = remedy.lstrip()
+        raise
+
+
+def _create_if_missing(kith: Kith, name: str) -> None:
+    from kith import KithClientError
+
+    try:
+        kith.gallery(name)
+    except KithClientError as error:
+        if error.code != "gallery_not_found":
+            raise
+        kith.create_gallery(name)
+
+
+def _write_report(path: Path, photos: list[dict[str, str]]) -> None:
+    """Write the report, readable by its owner only: files and folders are named after people."""
+    text = io.StringIO(newline="")
+    if path.suffix == ".csv":
+        table = csv.DictWriter(text, REPORT_COLUMNS)
+        table.writeheader()
+        table.writerows(photos)
+    else:
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _print_report(report: EnrollmentReport, as_json: bool) -> None:
+    if as_json:
+        refused = [
+            {key: row[key] for key in ("photo", "code", "detail")}
+            | {"remedy": remedy_for(report.problems[row["code"]])}
+            for row in report.refused
+        ]
+        counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
+        print_json({**counts, "jobs": report.jobs, "refused": refused})
+        return
+    already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
+    ignored = f"; {report.ignored} files ignored (not a photo, or not in a person's folder)" if report.ignored else ""
+    print_line(f"{report.enrolled} photos enrolled{already}, {len(report.refused)} refused{ignored}")
+    if report.interrupted:
+        print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
+    if report.refused:
+        table = Table("Photo", "Code", "Detail")
+        for row in report.refused:
+            table.add_row(*(escape(row[column]) for column in ("photo", "code", "detail")))
+        print_table(table)
+        codes = {row["code"] for row in report.refused}
+        for line in remedy_lines(problem for code, problem in report.problems.items() if code in codes):
+            print_line(line)

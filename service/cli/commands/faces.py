@@ -1,0 +1,313 @@
+"""``kith detect``, ``embed``, ``identify`` and ``verify``: recognition in photos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn
+from rich.table import Table
+
+from service.cli.completion import complete_galleries, complete_served, complete_subjects
+from service.cli.connection import connect
+from service.cli.options import GalleryOption, Photos, RiskOptions, ServerOptions
+from service.cli.remedies import remedy_lines
+from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, progress_bar
+from service.core.text import describe_outcome, describe_reasons, format_odds
+
+if TYPE_CHECKING:
+    from kith.wire.identification import IdentityOut
+    from kith.wire.verification import VerifyOut
+
+IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png")
+
+Draw = Annotated[
+    Path | None,
+    typer.Option(metavar="PICTURE", help="Write the annotated photo to this .jpg or .png file; or photos to a folder."),
+]
+
+
+def detect(photos: Photos, server: ServerOptions, draw: Draw = None) -> None:
+    """Detect faces and measure their quality.
+
+    Exit status 1 if a photo shows no face."""
+    targets = _drawing_targets(photos, draw)
+    table = Table("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
+    answers: dict[str, Any] = {}
+    with_face = 0
+    with _print_on_exit(answers, table, server.as_json), connect(server) as kith:
+        for photo, answer in _answers(photos, lambda photo: kith.detect(photo)):
+            if isinstance(answer, dict):
+                answers[str(photo)] = answer
+                table.add_row(escape(str(photo)), "", "", "", "", answer["error"]["code"])
+                continue
+            (image,) = answer.images
+            with_face += bool(image.faces)
+            answers[str(photo)] = image.model_dump(mode="json", exclude_none=True)
+            if not image.faces:
+                table.add_row(escape(str(photo)), "", "no face", "", "", "")
+            for number, face in enumerate(image.faces, start=1):
+                box = ", ".join(f"{value:.0f}" for value in face.box)
+                usable = "yes" if face.quality.usable else describe_reasons(face.quality.reasons)
+                values = (f"{face.score:.2f}", f"{face.quality.score:.2f}", usable)
+                table.add_row(escape(str(photo)), str(number), box, *values)
+            if photo in targets:
+                from service.cli.tools.drawing import draw_faces
+
+                draw_faces(photo.read_bytes(), image.faces, targets[photo])
+    if with_face < len(photos):
+        raise typer.Exit(EXIT_NO)
+
+
+def embed(
+    photos: Photos,
+    server: ServerOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write vectors to FILE.npy: one float32 row of unit length per face."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Served pack. Default: the server's.", autocompletion=complete_served)
+    ] = None,
+) -> None:
+    """Compute the embedding of every face.
+
+    Exit status 1 if a photo shows no face."""
+    if output is not None:
+        _check_file(output, "--output", (".npy",))
+    rows: list[dict[str, Any]] = []
+    answers: dict[str, Any] = {}
+    with_face, recognizer, pack = 0, None, None
+    try:
+        with connect(server) as kith:
+            for photo, answer in _answers(photos, lambda photo: kith.embed(photo, model=model)):
+                if isinstance(answer, dict):
+                    answers[str(photo)] = answer
+                    print_note(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
+                    continue
+                (image,) = answer.images
+                with_face += bool(image.faces)
+                recognizer, pack = answer.recognizer, answer.model
+                answers[str(photo)] = document = image.model_dump(mode="json", exclude_none=True)
+                rows += [
+                    {"photo": str(photo), "face": number, "box": face["box"], "embedding": face["embedding"]}
+                    for number, face in enumerate(document["faces"], start=1)
+                ]
+    finally:
+        source = {"model": pack, "recognizer": recognizer}
+        if answers and output is None:
+            print_json({**source, "photos": answers})
+        elif answers and output is not None:
+            _write_vectors(output, rows, source, server.as_json)
+    if with_face < len(photos):
+        raise typer.Exit(EXIT_NO)
+
+
+def identify(
+    photos: Photos,
+    gallery: GalleryOption,
+    risk: RiskOptions,
+    server: ServerOptions,
+    faces: Annotated[Literal["all", "largest"], typer.Option(help="Faces to search for.")] = "all",
+    top: Annotated[int, typer.Option(min=1, max=100, help="Candidates per face in the JSON.")] = 5,
+    tag: Annotated[list[str] | None, typer.Option(help="Search subjects with this tag; repeatable: all tags.")] = None,
+    draw: Draw = None,
+) -> None:
+    """Search a gallery for the faces in photos.
+
+    Exit status 1 if no face is identified, or a photo cannot be read."""
+    targets = _drawing_targets(photos, draw)
+    options: dict[str, Any] = {"faces": faces, "top_k": top}
+    if (accepted := risk.value()) is not None:
+        options["risk"] = accepted
+    if tag:
+        options["filter"] = {"tags": tag}
+    table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "By chance")
+    answers: dict[str, Any] = {}
+    identified = 0
+    with _print_on_exit(answers, table, server.as_json), connect(server) as kith:
+        for photo, answer in _answers(photos, lambda photo: kith.identify(gallery, photo, **options)):
+            if isinstance(answer, dict):
+                answers[str(photo)] = answer
+                table.add_row(escape(str(photo)), "", answer["error"]["code"], "", "", "")
+                continue
+            answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
+            for number, result in enumerate(answer.results, start=1):
+                identified += result.outcome == "identified"
+                table.add_row(escape(str(photo)), str(number) if result.face else "", *_decision_cells(result))
+            if photo in targets:
+                from service.cli.tools.drawing import draw_decisions
+
+                draw_decisions(photo.read_bytes(), answer.results, targets[photo], gallery)
+    if not identified or any("error" in answer for answer in answers.values()):
+        raise typer.Exit(EXIT_NO)
+
+
+def verify(
+    a: Annotated[Path, typer.Argument(help="Photo.", exists=True, dir_okay=False)],
+    risk: RiskOptions,
+    server: ServerOptions,
+    b: Annotated[
+        Path | None, typer.Argument(help="Second photo, unless --subject is given.", exists=True, dir_okay=False)
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Enrolled subject to compare with.", autocompletion=complete_subjects)
+    ] = None,
+    gallery: Annotated[
+        str | None, typer.Option("--gallery", "-g", help="Gallery of --subject.", autocompletion=complete_galleries)
+    ] = None,
+) -> None:
+    """Compare a photo with another photo, or with an enrolled subject.
+
+    The default risk is FMR 0.001, or the FMR or threshold of the gallery. Exit status 1 if the two are not the same
+    person, or the photos do not allow a decision."""
+    if (subject is None) == (b is None) or (subject is None) != (gallery is None):
+        raise typer.BadParameter("Give a second photo, or --subject and --gallery.", param_hint="B")
+    other: Path | tuple[str, str]
+    if b is not None:
+        other = b
+    else:
+        assert gallery is not None and subject is not None  # noqa: S101 - checked above
+        other = (gallery, subject)
+    accepted = risk.value()
+    with connect(server) as kith:
+        answer = kith.verify(a, other, risk=accepted)
+    if server.as_json:
+        print_json(answer.model_dump(mode="json", exclude_none=True))
+    else:
+        print_line(_describe_verdict(answer, {"a": str(a), "b": str(b or subject)}))
+    if answer.outcome != "same":
+        raise typer.Exit(EXIT_NO)
+
+
+def _write_vectors(output: Path, rows: list[dict[str, Any]], source: dict[str, str | None], as_json: bool) -> None:
+    """Write embeddings to a .npy file, and list its rows. Without a face there is no row length, so no file."""
+    if rows:
+        import numpy as np
+
+        from service.core.atomic_files import atomic_write
+
+        with atomic_write(output) as file:
+            np.save(file, np.array([row["embedding"] for row in rows], np.float32))
+    listed = [{key: row[key] for key in ("photo", "face", "box")} for row in rows]
+    if as_json:
+        print_json({**source, "file": str(output) if rows else None, "rows": listed})
+        return
+    if not rows:
+        print_note(f"No face was found, so {output} was not written.")
+        return
+    table = Table("Row", "Photo", "Face")
+    for index, row in enumerate(rows):
+        table.add_row(str(index), escape(row["photo"]), str(row["face"]))
+    print_table(table)
+    print_note(f"Wrote {output}: {len(rows)} vectors of {source['model']}, recognizer {source['recognizer']}")
+
+
+def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
+    outcome = describe_outcome(answer.outcome, None)
+    if answer.similarity is None and answer.review_threshold is not None:
+        return f"{outcome}: similarity below {answer.review_threshold:.3f}"
+    if answer.similarity is None or answer.threshold is None or answer.risk is None:
+        reasons = (
+            names[side] if reason == answer.outcome else f"{names[side]}: {describe_reasons([reason])}"
+            for side, _, reason in (each.partition(": ") for each in answer.reasons)
+        )
+        return f"{outcome}: {', '.join(reasons)}"
+    kinds = (("FMR", answer.risk.fmr), ("FPIR", answer.risk.fpir), ("threshold", answer.risk.threshold))
+    risk = next(f"{kind} {value:g}" for kind, value in kinds if value is not None)
+    chance = answer.false_match_probability
+    by_chance = "" if chance is None else f"; two people score this high in {format_odds(chance)} comparisons"
+    return f"{outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at {risk}{by_chance}"
+
+
+def _decision_cells(result: IdentityOut) -> tuple[str, str, str, str]:
+    chance = result.false_alarm_probability
+    return (
+        escape(describe_outcome(result.outcome, result.name or result.subject)),
+        "" if result.similarity is None else f"{result.similarity:.3f}",
+        "" if result.threshold is None else f"{result.threshold:.3f}",
+        "" if chance is None else format_odds(chance),
+    )
+
+
+@contextmanager
+def _print_on_exit(answers: dict[str, Any], table: Table, as_json: bool) -> Iterator[None]:
+    """Print the answers even if a later photo ends the command, so that no photo has to be sent twice."""
+    try:
+        yield
+    finally:
+        if answers:
+            if as_json:
+                print_json(answers)
+            else:
+                print_table(table)
+                for line in remedy_lines(answer["error"] for answer in answers.values() if "error" in answer):
+                    print_note(line)
+
+
+def _answers(photos: list[Path], send: Callable[[Path], Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield each photo's answer, or ``{"error": problem}`` if one of several photos cannot be read."""
+    from kith import KithClientError
+
+    with progress_bar(MofNCompleteColumn(), transient=True) as progress:
+        task = progress.add_task("photos", total=len(photos), visible=len(photos) > 1)
+        for photo in photos:
+            try:
+                answer = send(photo)
+            except KithClientError as error:
+                if not error.code.startswith("image_") or len(photos) == 1:
+                    raise
+                answer = {"error": error.problem}
+            yield photo, answer
+            progress.advance(task)
+
+
+def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:
+    """Return the file to draw each photo to. Raises typer.BadParameter if it cannot be written or is a photo."""
+    if draw is None:
+        return {}
+    if len(photos) == 1 and not draw.is_dir():
+        _check_file(draw, "--draw", IMAGE_SUFFIXES)
+        targets, folder = {photos[0]: draw}, draw.parent
+    else:
+        if draw.suffix.lower() in IMAGE_SUFFIXES and not draw.is_dir():
+            raise typer.BadParameter(f"{draw} is a file. Several photos need a folder.", param_hint="--draw")
+        targets, folder = _targets_in_folder(photos, draw), draw
+    originals = {_inode(photo) for photo in photos}
+    for target in targets.values():
+        if target.exists() and _inode(target) in originals:
+            raise typer.BadParameter(f"{target} is one of the photos. Name another place.", param_hint="--draw")
+    folder.mkdir(parents=True, exist_ok=True)
+    return targets
+
+
+def _targets_in_folder(photos: list[Path], folder: Path) -> dict[Path, Path]:
+    """Name pictures after their photos, numbered if equal. Names ignore case, as some file systems do."""
+    taken: set[str] = set()
+    targets: dict[Path, Path] = {}
+    for photo in photos:
+        numbers = count(2)
+        name = photo.stem
+        while name.casefold() in taken:
+            name = f"{photo.stem}-{next(numbers)}"
+        taken.add(name.casefold())
+        targets[photo] = folder / f"{name}.jpg"
+    return targets
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    """Return the identity of a file, the same for every link to it."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+    if path.suffix.lower() not in suffixes or not path.parent.is_dir():
+        raise typer.BadParameter(
+            f"{path} must be a {' or '.join(suffixes)} file in an existing folder.", param_hint=option
+        )

@@ -1,0 +1,316 @@
+"""``kith gallery``: creation, settings, statistics, export, import, checks and deletion of galleries."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import DownloadColumn, TransferSpeedColumn
+from rich.table import Column, Table
+
+from service.cli.commands.risk import format_risk
+from service.cli.completion import complete_galleries
+from service.cli.connection import connect, local_database, local_settings
+from service.cli.options import AsJson, CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
+from service.cli.remedies import remedy_lines
+from service.cli.terminal import EXIT_NO, print_json, print_line, print_table, progress_bar, require_confirmation
+from service.core.atomic_files import atomic_write
+from service.core.text import format_odds
+
+if TYPE_CHECKING:
+    from kith.wire.galleries import GalleryOut, GalleryStatsOut
+
+app = CommandGroup(help="Manage galleries: their subjects, risk and settings.", no_args_is_help=True)
+MAX_FINDINGS_PER_REQUEST: Final = 1000
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Settings of a gallery other than its risk."""
+
+    fusion: Annotated[
+        Literal["max", "mean_top_k", "centroid", "quality_weighted"] | None,
+        typer.Option(help="Rule that combines the similarities of a subject's templates."),
+    ] = None
+    keep_crops: Annotated[
+        bool | None, typer.Option(help="Store face crops, which migration to another recognizer needs.")
+    ] = None
+    retention_days: Annotated[
+        int | None, typer.Option(min=0, max=36_500, help="Age at which templates are erased; 0: never.")
+    ] = None
+    liveness: Annotated[
+        Literal["required", "off"] | None, typer.Option(help="'required' refuses faces that fail the liveness check.")
+    ] = None
+
+    def given(self, risk: RiskOptions) -> dict[str, Any]:
+        """Return the settings that were given, with the risk, as the API takes them."""
+        values = {"risk": risk.value(), **vars(self)}
+        settings = {name: value for name, value in values.items() if value is not None}
+        if self.retention_days == 0:
+            settings["retention_days"] = None
+        return settings
+
+
+@app.command("list")
+def list_galleries(server: ServerOptions) -> None:
+    """List galleries."""
+    with connect(server) as kith:
+        galleries = list(kith.galleries())
+    if server.as_json:
+        print_json(galleries)
+        return
+    if not galleries:
+        print_line("No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.")
+        return
+    table = Table(Column("Gallery", no_wrap=True), "Subjects", "Templates", "Risk")
+    for gallery in galleries:
+        table.add_row(gallery.name, str(gallery.subjects), str(gallery.templates), format_risk(gallery.risk))
+    print_table(table)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="GALLERY", help="Name: letters, digits and . _ - only.")],
+    risk: RiskOptions,
+    settings: SettingOptions,
+    server: ServerOptions,
+) -> None:
+    """Create a gallery."""
+    given = settings.given(risk)
+    with connect(server) as kith:
+        created = kith.create_gallery(name, **given)
+    print_json(created) if server.as_json else print_line(f"Created gallery {created.name}")
+
+
+@app.command()
+def update(name: GalleryArgument, risk: RiskOptions, settings: SettingOptions, server: ServerOptions) -> None:
+    """Change the settings of a gallery that are given as options."""
+    given = settings.given(risk)
+    if not given:
+        raise typer.BadParameter("Give a setting to change.", param_hint="--fpir, --retention-days, ...")
+    with connect(server) as kith:
+        updated = kith.update_gallery(name, **given)
+    print_json(updated) if server.as_json else print_line(f"Updated gallery {updated.name}: {', '.join(given)}")
+
+
+@app.command()
+def stats(name: GalleryArgument, server: ServerOptions) -> None:
+    """Show a gallery's settings, counts, drift and index."""
+    with connect(server) as kith:
+        gallery, statistics = kith.gallery(name), kith.stats(name)
+    if server.as_json:
+        answer, index = gallery.model_dump(mode="json"), statistics.index.model_dump(mode="json")
+        print_json(answer | {"index": {"setting": answer["index"], **index}})
+    else:
+        _print_stats(gallery, statistics)
+
+
+@app.command()
+def retention(
+    name: GalleryArgument,
+    server: ServerOptions,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Erase what is past its age, although it is a large share.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Show what is past a gallery's age, and whether its erasure needs a confirmation; with --erase, confirm it
+    once."""
+    with connect(server) as kith:
+        found = kith.retention(name)
+        summary = (
+            f"{found.due_templates} of {found.templates} templates and {found.due_subjects} of {found.subjects} "
+            f"subjects of {name} are past their age; the server's clock says {found.now:%Y-%m-%d %H:%M} UTC"
+        )
+        if not erase:
+            needed = "they are kept until you confirm with --erase" if found.held else "no confirmation is needed"
+            print_json(found) if server.as_json else print_line(f"{summary}; {needed}")
+            return
+        if not yes:
+            require_confirmation(f"{summary}. Erase them for good?")
+        done = kith.apply_retention(name, found.due_templates, found.due_subjects)
+    print_json(done) if server.as_json else print_line(
+        f"Erased {done.templates} templates and {done.subjects} subjects"
+    )
+
+
+@app.command()
+def hygiene(
+    name: GalleryArgument,
+    server: ServerOptions,
+    limit: Annotated[int, typer.Option(min=1, help="Number of findings to show.")] = 50,
+) -> None:
+    """Find likely duplicates, mislabeled templates and easily confused subjects, with a remedy for each."""
+    with connect(server) as kith:
+        report = page = kith.hygiene(name, min(limit, MAX_FINDINGS_PER_REQUEST))
+        while page.next is not None and len(report.findings) < limit:
+            page = kith.hygiene(name, min(limit - len(report.findings), MAX_FINDINGS_PER_REQUEST), page.next)
+            report.findings += page.findings
+        report.next = page.next
+    if server.as_json:
+        print_json(report)
+        return
+    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "By chance", show_lines=True)
+    for finding in report.findings:
+        table.add_row(
+            finding.kind.replace("_", " "),
+            escape("\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in finding.subjects)),
+            "\n".join(t.template for t in finding.templates),
+            "" if finding.similarity is None else f"{finding.similarity:.3f}",
+            "" if finding.chance is None else format_odds(finding.chance),
+        )
+    if report.findings:
+        print_table(table)
+    for kind, action in {(finding.kind, finding.action): None for finding in report.findings}:
+        print_line(f"{kind.replace('_', ' ')}: {action}")
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
+    print_line(f"Showing {len(report.findings)} findings of {counts}" if counts else "No findings")
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[GALLERY]", help="Gallery. Default: all.", autocompletion=complete_galleries),
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the local database and the indexes built from it.
+
+    Reads the database directly, and Milvus if KITH_MILVUS_URI is set. Servers may keep running. Exit status 1 if a
+    problem remains."""
+    from service.builders import open_milvus
+    from service.services.gallery_check import open_check
+    from service.services.spool import Spool
+
+    settings = local_settings()
+    spool = Spool(settings.data_dir / "spool")
+    with (
+        local_database(settings) as database,
+        open_check(database, spool.abandoned, partial(open_milvus, settings)) as checker,
+    ):
+        findings = list(checker.findings(name, repair))
+    if as_json:
+        print_json([vars(finding) for finding in findings])
+    else:
+        for finding in findings:
+            place = f"gallery {finding.gallery}" if finding.gallery else "database"
+            state = "repaired" if finding.repaired else "run with --repair" if finding.mendable else "repair by hand"
+            print_line(f"{place}: {finding.kind} ({finding.count}): {finding.what}. {finding.action} [{state}]")
+        if not findings:
+            print_line("No problems found")
+    if not all(finding.repaired for finding in findings):
+        raise typer.Exit(EXIT_NO)
+
+
+@app.command("export")
+def export_gallery(
+    name: GalleryArgument,
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson, FILE.ndjson.gz or FILE.parquet.")],
+    server: ServerOptions,
+    embeddings: Annotated[bool, typer.Option(help="Include embeddings.")] = True,
+    crops: Annotated[bool, typer.Option("--crops", help="Include stored face crops.")] = False,
+) -> None:
+    """Write a consistent snapshot of a gallery to a file, which appears when it is complete."""
+    kind = _transfer_format(file)
+    with connect(server) as kith:
+        gallery = kith.gallery(name)
+        # The number of lines gives the progress; a Parquet file has no lines.
+        lines = 1 + gallery.templates if kind == "ndjson" else None
+        with (
+            atomic_write(file) as plain,
+            progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress,
+        ):
+            packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
+            task, received, seen = progress.add_task("receiving", total=None), 0, 0
+            with packed or nullcontext(plain) as target:
+                for chunk in kith.export_gallery(name, kind, embeddings=embeddings, crops=crops):
+                    target.write(chunk)
+                    received, seen = received + len(chunk), seen + chunk.count(b"\n")
+                    total = None if lines is None or not seen else max(received, received * lines // seen)
+                    progress.update(task, completed=received, total=total)
+    size = file.stat().st_size
+    if server.as_json:
+        print_json({"file": str(file), "bytes": size, "subjects": gallery.subjects, "templates": gallery.templates})
+    else:
+        print_line(f"Wrote {file}, {size:,} bytes")
+
+
+@app.command("import")
+def import_gallery(
+    name: GalleryArgument,
+    file: Annotated[Path, typer.Argument(help="Exported file, or your own.", exists=True, dir_okay=False)],
+    server: ServerOptions,
+    create: Annotated[bool, typer.Option("--create", help="Create the gallery if it does not exist.")] = False,
+    recognizer: Annotated[
+        str | None, typer.Option(help="Recognizer of the vectors, if the file does not name it.")
+    ] = None,
+) -> None:
+    """Import subjects from a file into a gallery.
+
+    Run the command again to resume: templates are imported once. Exit status 1 if an item is refused."""
+    _transfer_format(file)
+    with connect(server) as kith, progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress:
+        task = progress.add_task("sending", total=file.stat().st_size)
+        advance = partial(progress.advance, task)
+        report = kith.import_gallery(name, file, create=create, recognizer=recognizer, progress=advance)
+    if server.as_json:
+        print_json(report)
+    else:
+        print_line(
+            f"Imported {report.templates} templates of {report.subjects} new subjects; {report.present} already "
+            f"present, {report.refused} refused"
+        )
+        for refusal in report.refusals:
+            print_line(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}")
+        for line in remedy_lines(refusal.error.model_dump() for refusal in report.refusals):
+            print_line(line)
+    if report.refused:
+        raise typer.Exit(EXIT_NO)
+
+
+@app.command()
+def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> None:
+    """Delete a gallery with all its subjects, and print the erasure receipt."""
+    if not yes:
+        require_confirmation(f"Delete gallery {name!r} and all its subjects?")
+    with connect(server) as kith:
+        deleted = kith.delete_gallery(name)
+    if server.as_json:
+        print_json(deleted)
+    else:
+        print_line(f"Deleted {deleted.subjects} subjects, {deleted.templates} templates; receipt {deleted.receipt.id}")
+
+
+def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
+    if file.suffix == ".parquet":
+        return "parquet"
+    if file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
+        return "ndjson"
+    raise typer.BadParameter(f"{file.name} must end in .ndjson, .ndjson.gz or .parquet.", param_hint="FILE")
+
+
+def _print_stats(gallery: GalleryOut, statistics: GalleryStatsOut) -> None:
+    index = statistics.index
+    table = Table(show_header=False)
+    table.add_row("Gallery", gallery.name)
+    table.add_row("Enrolled", f"{gallery.subjects:,} subjects, {gallery.templates:,} templates")
+    table.add_row("Risk", format_risk(gallery.risk))
+    table.add_row("Fusion", gallery.fusion)
+    table.add_row("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days")
+    table.add_row("Face crops", "stored" if gallery.keep_crops else "not stored")
+    table.add_row("Liveness", gallery.liveness)
+    table.add_row("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions")
+    if gallery.drift is not None:
+        table.add_row("Drift", f"{gallery.drift.state.replace('_', ' ')}: {gallery.drift.detail}")
+    table.add_row("Index", f"{index.engine} {index.kind}: {index.reason}")
+    size = f"{index.vectors:,} vectors, {index.memory_bytes / 1e6:.1f} MB"
+    table.add_row("", size if index.recall is None else f"{size}, recall@1 {index.recall.at_1:.2%}")
+    print_table(table)

@@ -1,0 +1,209 @@
+"""``kith keys``: API keys in the local database, or on a server with ``--url``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, Protocol, Unpack
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from service.cli.completion import complete_galleries, complete_keys
+from service.cli.connection import local_database, local_settings, local_settings_or_new
+from service.cli.options import CommandGroup, ServerOptions
+from service.cli.terminal import print_json, print_line, print_note, print_table
+
+if TYPE_CHECKING:
+    from kith.options import KeyOptions
+    from kith.wire.keys import KeyOut, NewKeyOut
+    from service.security.api_keys import Scope
+    from service.storage.repositories.api_keys import KeyStore
+
+app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
+MIN_VALIDITY_DAYS: Final = 1e-4
+MAX_VALIDITY_DAYS: Final = 36_500
+MAX_OVERLAP_HOURS: Final = 2160
+KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.", autocompletion=complete_keys)]
+
+
+class ScopeName(StrEnum):
+    """Scopes of service.security.api_keys, which is slow to import."""
+
+    identify = "identify"
+    read = "read"
+    enroll = "enroll"
+    admin = "admin"
+
+
+@app.command()
+def create(
+    server: ServerOptions,
+    name: Annotated[str | None, typer.Argument(help="Name. Default: the scopes.")] = None,
+    scope: Annotated[list[ScopeName] | None, typer.Option(help="Permission; repeatable; at least one.")] = None,
+    gallery: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gallery", "-g", help="Only this gallery; repeatable. Default: all.", autocompletion=complete_galleries
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(min=MIN_VALIDITY_DAYS, max=MAX_VALIDITY_DAYS, help="Days until expiry. Default: never."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, max=1e6, help="Requests per second. Default: KITH_RATE_LIMIT.")
+    ] = None,
+    burst: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Requests at once. Default: those of one second.")
+    ] = None,
+) -> None:
+    """Create an API key, and print its token. The token cannot be shown again."""
+    if not scope:
+        raise typer.BadParameter(f"Give at least one of {', '.join(ScopeName)}.", param_hint="--scope")
+    for option, value in (("--days", days), ("--rate", rate)):
+        _reject_nan(option, value)
+    if burst is not None and rate is None:
+        raise typer.BadParameter("Give --rate too.", param_hint="--burst")
+    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    options: KeyOptions = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
+    from service.security.api_keys import SCOPES
+
+    scopes = [each for each in SCOPES if each in scope]
+    with _open_keys(server, create_database=True) as keys:
+        _print_key(keys.create_key(name or "+".join(scopes), scopes, **options), server.as_json)
+        if gallery and (missing := sorted(set(gallery) - keys.gallery_names())):
+            print_note(f"These galleries do not exist yet: {', '.join(missing)}. The key works once they are created.")
+
+
+@app.command("list")
+def list_keys(
+    server: ServerOptions,
+    ended: Annotated[bool, typer.Option("--ended", help="Include revoked and expired keys.")] = False,
+) -> None:
+    """List API keys without their tokens, oldest first."""
+    with _open_keys(server) as keys:
+        found = list(keys.api_keys(ended))
+    if server.as_json:
+        print_json(found)
+        return
+    if not found:
+        print_line("No API keys. 'kith keys create --scope admin' creates the first. Every request needs a key then.")
+        return
+    table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
+    for key in found:
+        galleries = "all" if key.galleries is None else ", ".join(key.galleries)
+        times = ("" if at is None else f"{at:%Y-%m-%d %H:%M}" for at in (key.expires_at, key.used_at))
+        table.add_row(key.id, escape(key.name), ", ".join(key.scopes), galleries, key.state, *times)
+    print_table(table)
+
+
+@app.command()
+def revoke(key: KeyId, server: ServerOptions) -> None:
+    """Revoke an API key permanently."""
+    with _open_keys(server) as keys:
+        revoked = keys.revoke_key(key)
+    print_json(revoked) if server.as_json else print_line(f"Revoked API key {revoked.id}")
+
+
+@app.command()
+def rotate(
+    key: KeyId,
+    server: ServerOptions,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0.0, max=MAX_OVERLAP_HOURS, help="Hours for which the old key remains valid.")
+    ] = 24.0,
+) -> None:
+    """Replace an API key by a new one with the same permissions, and print the new token."""
+    _reject_nan("--overlap-hours", overlap_hours)
+    with _open_keys(server) as keys:
+        _print_key(keys.rotate_key(key, round(overlap_hours * 3600)), server.as_json)
+
+
+class _Keys(Protocol):
+    """Operations on API keys that the client and the local database share."""
+
+    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> NewKeyOut: ...
+
+    def api_keys(self, ended: bool = False) -> Iterable[KeyOut]: ...
+
+    def revoke_key(self, key: str) -> KeyOut: ...
+
+    def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut: ...
+
+    def gallery_names(self) -> set[str]: ...
+
+
+class _LocalKeys:
+    """API keys of the local database."""
+
+    def __init__(self, store: KeyStore) -> None:
+        self._store = store
+
+    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> NewKeyOut:
+        from pydantic import ValidationError
+
+        from service.api.http.problems import validation_error
+        from service.schemas.keys import KeyIn
+
+        try:
+            key = KeyIn.model_validate({"name": name, "scopes": scopes, **options})
+        except ValidationError as error:
+            raise validation_error(error.errors()) from error
+        from service.schemas.keys import to_new_key_out
+
+        return to_new_key_out(*self._store.create(key.name, key.rights, key.expires_at, key.rate, key.burst))
+
+    def api_keys(self, ended: bool = False) -> list[KeyOut]:
+        from service.schemas.keys import to_key_out
+
+        return [to_key_out(key) for _, key in self._store.list_keys(ended)]
+
+    def revoke_key(self, key: str) -> KeyOut:
+        from service.schemas.keys import to_key_out
+
+        return to_key_out(self._store.revoke(key))
+
+    def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut:
+        from service.schemas.keys import to_new_key_out
+
+        return to_new_key_out(*self._store.rotate(key, timedelta(seconds=overlap_s)))
+
+    def gallery_names(self) -> set[str]:
+        return self._store.gallery_names()
+
+
+@contextmanager
+def _open_keys(server: ServerOptions, create_database: bool = False) -> Iterator[_Keys]:
+    """Open the keys of the server at --url, or of the local database. Raises MasterKeyError, StorageError."""
+    if server.url is not None:
+        from kith import Kith
+
+        with Kith(server.url, server.api_key) as kith:
+            yield kith
+        return
+    from service.storage.repositories.api_keys import KeyStore
+
+    with local_database(local_settings_or_new() if create_database else local_settings()) as database:
+        yield _LocalKeys(KeyStore(database))
+
+
+def _reject_nan(option: str, value: float | None) -> None:
+    """Reject NaN, which passes the bounds of an option."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number.", param_hint=option)
+
+
+def _print_key(key: NewKeyOut, as_json: bool) -> None:
+    if as_json:
+        print_json(key)
+        return
+    galleries = "all galleries" if key.galleries is None else ", ".join(key.galleries)
+    expires = "never expires" if key.expires_at is None else f"expires at {key.expires_at:%Y-%m-%d %H:%M} UTC"
+    print_note(f"Created API key {key.id} ({key.name}): {', '.join(key.scopes)} in {galleries}; {expires}.")
+    print_note("Save the token now. It cannot be shown again:")
+    print_line(key.token)

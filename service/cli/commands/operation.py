@@ -1,0 +1,152 @@
+"""``kith serve``, ``demo``, ``doctor``, ``backup`` and ``restore``: operation of the service."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from service.cli.connection import local_database, local_settings
+from service.cli.options import AsJson
+from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, stdout_console
+from service.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from service.cli.tools.engine_benchmark import EngineBenchmark
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Overrides KITH_HOST.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Overrides KITH_PORT.")] = None,
+) -> None:
+    """Serve until interrupted."""
+    from service import server
+    from service.observability.logs import configure
+    from service.settings import load_settings
+
+    settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
+    configure(settings.log_level, settings.log_format)
+    server.serve(settings)
+
+
+def demo(output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output")) -> None:
+    """Enroll, verify and identify real photos on a temporary server, and explain each step.
+
+    Exit status 1 if a decision is wrong."""
+    from kith import Kith
+    from service.cli.tools.demo import run_demo
+    from service.server import embedded
+    from service.settings import load_settings
+
+    terminal = stdout_console()
+    console = terminal if terminal.is_terminal else stdout_console(width=150)
+    models_dir = load_settings().models_path  # below the data directory, which is replaced
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        embedded(load_settings(data_dir=Path(folder), models_dir=models_dir, database_url=None, api_key=None)) as url,
+        Kith(url) as kith,
+    ):
+        correct = run_demo(kith, output, console)
+    if not correct:
+        raise typer.Exit(EXIT_NO)
+
+
+def doctor(
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure every installed engine, and recommend settings.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the installation, and show where each network runs.
+
+    Exit status 1 if a check fails."""
+    from models.pack.loading import load_pack
+    from service.cli.tools.doctor import diagnose
+    from service.cli.tools.engine_benchmark import measure
+    from service.settings import load_settings
+
+    settings = load_settings()
+    checks = diagnose(settings)
+    sound = all(check.verdict != "error" for check in checks)
+    benchmark = measure(load_pack(settings.pack_path), settings) if bench and sound else None
+    if as_json:
+        listed = [vars(check) for check in checks]
+        print_json({"findings": listed, **asdict(benchmark)} if benchmark is not None else listed)
+    else:
+        table = Table("Check", "", "Detail")
+        colors = {"ok": "green", "warning": "yellow", "error": "red"}
+        for check in checks:
+            table.add_row(check.what, f"[{colors[check.verdict]}]{check.verdict}[/]", check.detail)
+        print_table(table)
+        if benchmark is not None:
+            _print_benchmark(benchmark)
+    if not sound:
+        raise typer.Exit(EXIT_NO)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="Backup file, replaced when the new one is complete.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a consistent snapshot of the database to one file. Servers keep running."""
+    from service.core.extras import require_package
+    from service.storage.audit.log import Entry, record_entries
+
+    require_package("pyarrow", "arrow", "A backup")
+    from service.storage.privacy.backup import back_up
+
+    with local_database(local_settings()) as database:
+        manifest = back_up(database, file)
+        try:
+            record_entries(database, [Entry("database_backed_up", details=manifest.rows)])
+        except StorageError as error:  # a damaged database must still be backed up
+            print_note(f"The backup is not recorded in the audit log: {error}")
+    if as_json:
+        print_json(manifest.document())
+        return
+    print_line(f"Wrote {file}, {file.stat().st_size:,} bytes: {_describe_rows(manifest.rows)}")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Backup file.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Delete all data in the database first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Restore a backup into the configured database, completely or not at all."""
+    from service.builders import master_keys
+    from service.core.extras import require_package
+
+    require_package("pyarrow", "arrow", "Restoring a backup")
+    from service.storage.privacy import backup as backups
+
+    settings, manifest = local_settings(must_exist=False), backups.read_manifest(file)
+    backups.check_keys(file, master_keys(settings))  # before a database and a master key are created
+    with local_database(settings) as database:
+        backups.restore(database, file, replace, said=print_note)
+    if as_json:
+        print_json(manifest.document())
+        return
+    print_line(f"Restored {_describe_rows(manifest.rows)}, as of {manifest.created_at}")
+    for needed in manifest.recognizers:
+        print_line(f"Requires recognizer {needed['fingerprint'][:12]} with {needed['dimension']} dimensions")
+
+
+def _describe_rows(rows: dict[str, int]) -> str:
+    return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
+
+
+def _print_benchmark(benchmark: EngineBenchmark) -> None:
+    from service.cli.tools.engine_benchmark import BATCH_SIZES
+
+    times = (f"ms per item, batch {size}" for size in BATCH_SIZES)
+    table = Table("Network", "Engine", "Precision", *times, "Accuracy loss (points)", "Default")
+    for rate in benchmark.rates:
+        loss = "not measured" if rate.points_lost is None else f"{rate.points_lost:g}"
+        milliseconds = (f"{each:.2f}" for each in rate.milliseconds)
+        table.add_row(rate.network, rate.engine, rate.precision, *milliseconds, loss, "yes" if rate.chosen else "")
+    print_table(table)
+    print_line(benchmark.advice)

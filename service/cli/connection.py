@@ -1,0 +1,118 @@
+"""Targets of a command: a server, an embedded service, or the local database."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from secrets import token_hex
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from service.cli.terminal import print_note
+from service.core.errors import DatabaseMissingError
+
+if TYPE_CHECKING:
+    from kith import Kith, KithClientError
+    from service.cli.options import ServerOptions
+    from service.settings import Settings
+    from service.storage.db.engine import Database
+
+
+@contextmanager
+def connect(options: ServerOptions) -> Iterator[Kith]:
+    """Yield a client of the server at ``options.url``, or of a service that runs as long as the block.
+
+    Raises:
+        KithClientError: a request failed. ``gallery_not_found`` also lists similar gallery names.
+    """
+    from kith import Kith, KithClientError
+
+    with _server_address(options) as (url, key), Kith(url, key) as kith:
+        try:
+            yield kith
+        except KithClientError as error:
+            if error.code == "gallery_not_found":
+                _add_similar_names(kith, error)
+            raise
+
+
+def local_settings(must_exist: bool = True) -> Settings:
+    """Return the settings of a command that works on the local database and ignores KITH_URL.
+
+    Raises:
+        DatabaseMissingError: ``must_exist`` is set and the file is missing. Opening it would create an empty database.
+    """
+    from service.settings import load_settings
+
+    settings = load_settings()
+    file = settings.database_file
+    place = str(file) if file is not None else _without_credentials(settings.sql_url)
+    ignored = bool(os.environ.get("KITH_URL"))
+    if must_exist and file is not None and not file.is_file():
+        raise DatabaseMissingError(f"no database at {place}{'; this command ignores KITH_URL' if ignored else ''}")
+    if ignored:
+        print_note(f"This command ignores KITH_URL and uses the local database: {place}")
+    return settings
+
+
+def local_settings_or_new() -> Settings:
+    """Return the settings of a command that may create the local database, and print which database it uses."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    file = settings.database_file
+    if file is None:
+        print_note(f"Database: {_without_credentials(settings.sql_url)}")
+    elif file.is_file():
+        print_note(f"Database: {file.absolute()}")
+    else:
+        print_note(
+            f"Creating the database {file.absolute()}, and a master key if none is set. API keys in it are valid only "
+            "for servers that use this database (KITH_DATA_DIR, KITH_DATABASE_URL)."
+        )
+    return settings
+
+
+@contextmanager
+def local_database(settings: Settings) -> Iterator[Database]:
+    """Open the local database. The audit names the operator as the actor. Raises MasterKeyError, StorageError."""
+    from service.builders import open_own_database
+    from service.core.actor import Actor, acting_as
+
+    with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
+        yield database
+
+
+@contextmanager
+def _server_address(options: ServerOptions) -> Iterator[tuple[str, str | None]]:
+    if options.url is not None:
+        yield options.url, options.api_key
+        return
+    from service.server import embedded
+    from service.settings import load_settings
+
+    # A random key keeps other users of this machine out of the embedded service.
+    key = token_hex(32)
+    settings = load_settings(api_key=key)
+    file = settings.database_file
+    is_new = file is not None and not file.is_file()
+    with embedded(settings) as url:
+        if is_new:
+            print_note(f"Created a new database: {file}")
+        yield url, key
+
+
+def _add_similar_names(kith: Kith, error: KithClientError) -> None:
+    from kith import KithClientError
+
+    name = str(error.problem.get("detail", "")).partition("'")[2].partition("'")[0]
+    with suppress(KithClientError):  # the key may not be allowed to list galleries
+        if near := difflib.get_close_matches(name, kith.gallery_names(), n=3, cutoff=0.5):
+            error.problem["near"] = near
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname or 'localhost'}{parts.path}"

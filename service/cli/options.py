@@ -1,0 +1,157 @@
+"""Options and arguments that several commands share, and option groups."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_type_hints
+
+import typer
+
+from service.cli.completion import complete_galleries, complete_jobs, complete_packs, complete_subjects
+
+if TYPE_CHECKING:
+    from kith.options import Risk
+
+MIN_RISK: Final = 1e-12
+MAX_RISK: Final = 1 - 1e-12
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
+GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
+GalleryArgument = Annotated[
+    str, typer.Argument(metavar="GALLERY", help="Gallery name.", autocompletion=complete_galleries)
+]
+GalleryFilter = Annotated[
+    str | None, typer.Option("--gallery", "-g", help="Only this gallery.", autocompletion=complete_galleries)
+]
+Subject = Annotated[str, typer.Argument(help="Subject id.", autocompletion=complete_subjects)]
+JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.", autocompletion=complete_jobs)]
+PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.", autocompletion=complete_packs)]
+Photos = Annotated[list[Path], typer.Argument(help="One or more photos.", exists=True, dir_okay=False)]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of every command that uses a server."""
+
+    url: Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server address. Default: the local database.")] = (
+        None
+    )
+    api_key: Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class RiskOptions:
+    """Accepted risk of a decision: at most one of these options."""
+
+    fpir: Annotated[
+        float | None,
+        typer.Option(
+            min=MIN_RISK, max=MAX_RISK, help="Accepted share of searches that name a stranger, such as 0.001."
+        ),
+    ] = None
+    fmr: Annotated[
+        float | None,
+        typer.Option(
+            min=MIN_RISK, max=MAX_RISK, help="Accepted share of comparisons that match two people, such as 0.001."
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None, typer.Option(min=-1.0, max=1.0, help="Similarity threshold instead of a risk, such as 0.4.")
+    ] = None
+    preset: Annotated[
+        Literal["strict", "standard", "relaxed"] | None,
+        typer.Option(help="Named FPIR: strict 1 in 10,000, standard 1 in 1,000, relaxed 1 in 100."),
+    ] = None
+
+    def value(self) -> Risk | None:
+        """Return the risk as the API takes it, or None if no option was given.
+
+        Raises:
+            typer.BadParameter: more than one option was given.
+        """
+        given = {kind: value for kind, value in asdict(self).items() if value is not None}
+        if len(given) > 1:
+            raise typer.BadParameter("Give only one of these options.", param_hint=", ".join(f"--{k}" for k in given))
+        return cast("Risk", given) if given else None
+
+
+@dataclass(frozen=True)
+class EnrollmentOptions:
+    """Choice of face, and checks to skip."""
+
+    largest_face: Annotated[
+        bool, typer.Option("--largest-face", help="Enroll the largest face if a photo shows several.")
+    ] = False
+    allow_duplicate: Annotated[
+        bool, typer.Option("--allow-duplicate", help="Accept faces that are enrolled as another subject.")
+    ] = False
+    allow_inconsistent: Annotated[
+        bool, typer.Option("--allow-inconsistent", help="Accept photos unlike the subject's other photos.")
+    ] = False
+    allow_low_quality: Annotated[
+        bool, typer.Option("--allow-low-quality", help="Accept photos below the gallery's quality gate.")
+    ] = False
+    allow_not_live: Annotated[
+        bool, typer.Option("--allow-not-live", help="Accept faces that fail the gallery's liveness check.")
+    ] = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of an enrollment request."""
+        fields = asdict(self)
+        return {"face": "largest" if fields.pop("largest_face") else "only", **fields}
+
+
+class CommandGroup(typer.Typer):
+    """Typer application whose commands take option groups: parameters whose type is a dataclass."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """Register a command, with the fields of its option groups as options."""
+        register = super().command(*args, **kwargs)
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            register(_expand_groups(function))
+            return function
+
+        return add
+
+
+def _expand_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose signature has the fields of option groups, after the other parameters."""
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+    fields = {name: _option_parameters(group) for name, group in groups.items()}
+
+    @functools.wraps(function)
+    def run(**values: Any) -> Any:
+        given = {
+            name: group(**{field.name: values.pop(field.name) for field in fields[name]})
+            for name, group in groups.items()
+        }
+        return function(**values, **given)
+
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in groups
+    ]
+    parameters += [field for each in fields.values() for field in each]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _option_parameters(group: Any) -> list[inspect.Parameter]:
+    types = get_type_hints(group, include_extras=True)
+    return [
+        parameter.replace(annotation=types[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(group).parameters.values()
+    ]

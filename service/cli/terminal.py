@@ -1,0 +1,135 @@
+"""Terminal output and questions: answers go to stdout; progress, notes and questions go to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from service.core.text import CONTROL_PATTERN, replace_controls
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+MAX_TABLE_COLUMNS: Final = 10_000
+# Exit statuses, documented in docs/cli.md.
+EXIT_NO: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+"""128 + SIGPIPE, as a shell reports it."""
+
+
+class SafeConsole(Console):
+    """Rich console that replaces control characters in stored names and raises BrokenPipeError to the caller."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Replace control characters, then render."""
+        return super().render_str(_replace_controls(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave the exit status to :func:`service.cli.main.main`."""
+        raise BrokenPipeError
+
+
+def stdout_console(width: int | None = None) -> Console:
+    """Return a console on stdout, ``width`` columns wide (default: the terminal's width)."""
+    return SafeConsole(width=width, highlight=False)
+
+
+def stderr_console() -> Console:
+    """Return a console on stderr."""
+    return SafeConsole(stderr=True, highlight=False)
+
+
+def print_note(text: str) -> None:
+    """Print a message for people to stderr."""
+    stderr_console().print(text, markup=False, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """Print a line of the answer to stdout, without control characters."""
+    print(_replace_controls(text))
+
+
+def print_table(table: Table) -> None:
+    """Print a table without cutting its ``no_wrap`` columns, so that ids can be copied.
+
+    The table is wider than the terminal if those columns need it. In a pipe, no column is wrapped.
+    """
+    console = stdout_console()
+    needed = Measurement.get(console, console.options.update(width=MAX_TABLE_COLUMNS), table)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        stdout_console(max(console.width, needed.minimum)).print(table)
+    else:
+        stdout_console(max(needed.maximum, 1)).print(table)
+
+
+def print_json(answer: BaseModel | Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print JSON in the form of the REST API, nulls included. ``answer`` may hold models at any depth."""
+    text = json.dumps(answer, indent=2, ensure_ascii=False, default=_dump_model)
+    lines = (CONTROL_PATTERN.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n"))
+    print("\n".join(lines))
+
+
+def progress_bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
+    """Return a progress bar with these columns and the remaining time, hidden if stderr is not a terminal."""
+    console = stderr_console()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )
+
+
+def require_confirmation(question: str) -> None:
+    """Ask before an action that cannot be undone.
+
+    Raises:
+        typer.Exit: the user did not confirm.
+        typer.BadParameter: stdin is closed.
+    """
+    if not confirm(question, "--yes"):
+        print_note("Nothing was changed.")
+        raise typer.Exit(EXIT_NO)
+
+
+def confirm(question: str, option: str) -> bool:
+    """Ask a yes-or-no question. ``option`` is the command's option that answers yes.
+
+    Raises:
+        typer.BadParameter: stdin is closed.
+    """
+    stderr_console().print(f"{question} [y/N]: ", end="", markup=False, soft_wrap=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        stderr_console().print()
+        raise typer.BadParameter("There is no terminal to ask. Add this option to confirm.", param_hint=option)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: '1 line', '2 lines'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _dump_model(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
+
+
+def _replace_controls(text: str) -> str:
+    return "\n".join(map(replace_controls, text.split("\n")))

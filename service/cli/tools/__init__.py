@@ -1,0 +1,1 @@
+"""Code behind commands that is slow to import or useful without the command line."""

@@ -1,0 +1,158 @@
+"""Checks of the installation, the model packs, and the engine that runs each network."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from typing import Final, Literal
+
+import numpy as np
+
+from models.engines.selection import EnginePreference, open_network, open_networks
+from models.errors import ModelError, RuntimeUnavailableError
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.runtime.cuda import visible_gpus
+from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
+from models.runtime.openvino_network import fast_precisions, openvino_version
+from models.runtime.openvino_network import is_installed as openvino_is_installed
+from models.vision.specs import NetworkSpec
+from service.builders import master_keys
+from service.core.errors import KithError
+from service.security.master_keys import KeyFile
+from service.settings import Settings
+
+Verdict = Literal["ok", "warning", "error"]
+# Distributions that install the same import package, so that the later one overwrites files of the earlier one.
+CONFLICTING_DISTRIBUTIONS: Final = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
+    "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11"),
+    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+}
+GPU_RUNTIME: Final = "onnxruntime-gpu"
+
+
+@dataclass(frozen=True)
+class InstallationCheck:
+    """Result of one check. ``what`` names the subject, such as a package or a network file."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+
+
+def diagnose(settings: Settings) -> list[InstallationCheck]:
+    """Check the installation, then run the packs' networks under the profiler."""
+    installed = installed_versions()
+    checks = [
+        InstallationCheck("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
+        InstallationCheck("cores", "ok", f"{available_cores()} usable"),
+        *check_conflicts(installed),
+        check_master_key(settings),
+    ]
+    try:
+        providers = available_providers()
+        checks.append(InstallationCheck("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(providers)}"))
+        checks += check_gpu_runtime(installed, providers)
+    except RuntimeUnavailableError as error:
+        if not openvino_is_installed():
+            return [*checks, InstallationCheck("onnxruntime", "error", str(error))]
+        effect = "OpenVINO serves without it, but `kith models pull` and GPUs need it"
+        checks.append(InstallationCheck("onnxruntime", "warning", f"{error}: {effect}"))
+    if openvino_is_installed():
+        detail = f"{openvino_version()}, precisions {', '.join(sorted(fast_precisions()))}"
+        checks.append(InstallationCheck("openvino", "ok", detail))
+    try:
+        packs = [load_pack(path) for path in settings.pack_paths]
+        for pack in packs:
+            pack.verify()
+            checks.append(InstallationCheck("pack", "ok", f"{pack.model_id}: checksums match"))
+        checks += check_gpus(settings, packs)
+        networks: list[tuple[NetworkSpec, int]] = [
+            (pack.recognition, pack.recognition.alignment.size_px) for pack in packs
+        ]
+        if (liveness := packs[0].liveness) is not None:
+            networks.append((liveness, liveness.alignment.size_px))
+        for spec, side in ((packs[0].detection, 256), *networks):
+            checks += [] if settings.wish.wants_gpu else _check_network(spec, settings.wish, side)
+    except ModelError as error:
+        checks.append(InstallationCheck("pack", "error", str(error)))
+    return checks
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of installed distributions by normalized name."""
+    return {d.metadata["Name"].lower().replace("_", "-"): d.version for d in distributions() if d.metadata["Name"]}
+
+
+def check_master_key(settings: Settings) -> InstallationCheck:
+    """Check the sources of the master key. Warn if it is stored with the data, since a thief would get both."""
+    try:
+        sources = master_keys(settings).sources
+        found = "; ".join(f"{', '.join(each.ids()) or 'created at first start'} from {each.place}" for each in sources)
+    except KithError as error:
+        return InstallationCheck("master key", "error", f"{error}. {error.remedy}")
+    data_dir = settings.data_dir.resolve()
+    if any(isinstance(each, KeyFile) and data_dir in each.path.resolve().parents for each in sources):
+        advice = "it is stored with the data that it protects. Set KITH_MASTER_KEY_FILE to another place"
+        return InstallationCheck("master key", "warning", f"{found}; {advice} (docs/privacy.md)")
+    return InstallationCheck("master key", "ok", found)
+
+
+def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
+    """Report distributions that overwrite each other's files."""
+    checks = []
+    for package, names in CONFLICTING_DISTRIBUTIONS.items():
+        present = [f"{name} {installed[name]}" for name in names if name in installed]
+        if len(present) > 1:
+            verdict: Verdict = "error" if package == "onnxruntime" else "warning"
+            remedy = "uninstall all and install one; install insightface with --no-deps (docs/decisions/0002)"
+            detail = f"{' and '.join(present)} overwrite each other: {remedy}"
+            checks.append(InstallationCheck(package, verdict, detail))
+    return checks
+
+
+def check_gpu_runtime(installed: dict[str, str], providers: list[str]) -> list[InstallationCheck]:
+    """Report that another onnxruntime overwrote onnxruntime-gpu, so that the loaded library has no CUDA."""
+    if GPU_RUNTIME in installed and "CUDAExecutionProvider" not in providers:
+        detail = (
+            "onnxruntime-gpu is installed, but the loaded onnxruntime has no CUDA: another one overwrote it. Uninstall "
+            "every onnxruntime, then install onnxruntime-gpu."
+        )
+        return [InstallationCheck("gpu", "error", detail)]
+    return []
+
+
+def check_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[InstallationCheck]:
+    """Check that requested GPUs run the networks. An error here would keep the service from becoming ready."""
+    gpus = visible_gpus()
+    if not settings.wish.wants_gpu:
+        unused = f"; {', '.join(gpus)} is not used (KITH_DEVICE={settings.device})" if gpus else ""
+        return [InstallationCheck("gpu", "ok", f"not requested{unused}")]
+    checks = [InstallationCheck("gpu", "ok", f"{index}: {name}") for index, name in enumerate(gpus)]
+    specs: list[NetworkSpec] = [packs[0].detection, *(pack.recognition for pack in packs)]
+    for spec in specs:
+        opened = open_networks(spec, settings.wish)
+        if opened.gpu_error is not None:
+            return [*checks, InstallationCheck("gpu", "warning" if settings.allow_cpu else "error", opened.gpu_error)]
+        checks += [InstallationCheck(spec.path.name, "ok", network.reason) for network in opened.networks]
+    return checks
+
+
+def _check_network(spec: NetworkSpec, wish: EnginePreference, side_px: int) -> list[InstallationCheck]:
+    """Run one network on the CPU and report where its nodes ran."""
+    network = open_network(spec, wish)
+    name = network.path.name
+    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
+    placed = network.placement(np.zeros(shape, np.float32))
+    detail = ", ".join(f"{count} nodes on {where}" for where, count in sorted(placed.items()))
+    checks = [
+        InstallationCheck(name, "ok", f"{network.engine} in {network.precision}: {network.reason}"),
+        InstallationCheck(name, "ok", f"ran {detail}"),
+    ]
+    if network.engine == "onnxruntime" and placed.get(wanted := network.providers[0], 0) == 0:
+        detail = f"{wanted} is preferred but ran no node: the network fell back"
+        checks.append(InstallationCheck(name, "warning", detail))
+    return checks

@@ -1,0 +1,415 @@
+import { attemptKey, call, patiently, subjectPath } from "../api.js";
+import { galleries, galleryField, personField } from "../choices.js";
+import { fill, h, icon } from "../dom.js";
+import { counted } from "../numbers.js";
+import { personForm } from "../person_form.js";
+import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
+import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
+import * as words from "../words.js";
+
+export const title = () => "Enroll";
+
+export function render(params, signal) {
+  return h(
+    "div",
+    { class: "page" },
+    heading("Enroll", "Show Kith a person, so that it knows them the next time. Two or three different photos are better than one."),
+    loading(async () => {
+      const known = await galleries(signal);
+      if (known?.length === 0)
+        return empty(
+          "gallery",
+          "First, a gallery",
+          "People are enrolled in a gallery: a staff, a club, a family. Make one, and come back.",
+          linkButton("Make a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
+        );
+      return desk(known, params, signal);
+    }, "Looking for your galleries…"),
+  );
+}
+
+// What may be said in spite of a refusal, and what it means to say it.
+const ANYWAY = {
+  duplicate_subject: ["allow_duplicate", "They are two people: enroll anyway", "Are they two different people?", "Both would be enrolled. If they are one person, searches will find two names for one face."],
+  inconsistent_template: ["allow_inconsistent", "It is the same person: enroll anyway", "Is it the same person?", "A photo of somebody else under this name makes Kith take the one for the other."],
+  low_quality: ["allow_low_quality", "Enroll it all the same", "Enroll a poor photo?", "People are found less often by poor photos, and are mistaken more often."],
+  not_live: ["allow_not_live", "Enroll it all the same", "Enroll a picture of a person?", "Do so for a passport’s or an archive’s photo that you trust."],
+};
+
+function desk(known, params, signal) {
+  const items = [];
+  const list = h("ul", { class: "stack", "aria-label": "Photos to enroll" });
+  const told = h("p", { class: "unseen", role: "status" });
+  const who = whoForm(known, params, signal);
+  const go = button("Enroll", enrollAll, { kind: "primary", icon: "enroll", disabled: true });
+  const done = h("div", { class: "stack" });
+
+  async function take(files) {
+    for (const file of files) {
+      const item = { photo: await open(file, signal), state: "looking", faces: null, chosen: null, problem: null, key: null, allowed: {} };
+      items.push(item);
+      list.append((item.place = h("li", { class: "card" })));
+      show(item);
+      look(item);
+    }
+    pick.classList.add("compact");
+  }
+
+  /** Where the faces are, before anything is kept; a key that may only enroll goes without. */
+  async function look(item) {
+    try {
+      const request = { ...bodyOf(item.photo.file), signal };
+      const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
+      const [found] = answer.images;
+      item.faces = found.faces;
+      measured(item.photo, found);
+      item.chosen = choose(item);
+      item.state = "ready";
+    } catch (error) {
+      if (signal.aborted) return;
+      item.state = error.code === "forbidden" ? "ready" : "refused";
+      item.problem = item.state === "refused" ? error : null;
+    }
+    show(item);
+  }
+
+  function choose({ faces, photo, wanted }) {
+    if (faces.length <= 1) return faces.length - 1;
+    if (!photo.drawable) return largest(faces); // nothing can be cut out of it
+    const same = wanted ? faces.findIndex((face) => nearlySame(face.box, wanted)) : -1;
+    return same === -1 ? null : same;
+  }
+
+  function show(item) {
+    fill(item.place, row(item));
+    const ready = items.filter((one) => one.state === "ready" && one.chosen !== -1 && (one.chosen !== null || one.faces === null));
+    go.disabled = ready.length === 0;
+    go.querySelector("span").textContent = ready.length > 1 ? `Enroll ${ready.length} photos` : "Enroll";
+    item.ready = ready.includes(item);
+  }
+
+  function remove(item) {
+    const at = items.indexOf(item);
+    const after = (items[at + 1] ?? items[at - 1])?.place ?? pick;
+    const focused = item.place.contains(document.activeElement);
+    items.splice(at, 1);
+    item.place.remove();
+    if (items.length) show(items[0]);
+    else {
+      go.disabled = true;
+      pick.classList.remove("compact");
+    }
+    if (focused) after.querySelector("button")?.focus(); // the focus went with its row
+  }
+
+  function row(item) {
+    const { photo, faces, chosen, state } = item;
+    const drop = state !== "busy" && state !== "enrolled" && button("Remove", () => remove(item), { kind: "quiet", icon: "close" });
+    drop && drop.classList.add("small");
+    const picture = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
+    const line = (...content) => h("div", { class: "photo-row" }, picture, h("div", { class: "stack tight" }, h("p", { class: "file" }, photo.file.name), ...content));
+    if (state === "looking") return line(waitLine("Looking for faces…"));
+    if (state === "busy") return line(waitLine("Enrolling…"));
+    if (state === "enrolled") return line(h("p", {}, h("span", { class: "outcome identified" }, icon("check"), "Enrolled"), ` A ${words.quality(item.score)} photo.`));
+    if (state === "refused") return line(refusal(item, drop));
+    if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show one upright, visible and not tiny."), h("div", { class: "actions" }, drop));
+    if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
+    if (faces.length > 1 && chosen === null) return [h("h2", {}, `${faces.length} faces. Whose is to be enrolled?`), chooser(item), h("div", { class: "actions" }, drop)];
+    const { quality } = faces[chosen];
+    const another = faces.length > 1 && photo.drawable && button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
+    another && another.classList.add("small");
+    return line(
+      h("p", {}, `A ${words.quality(quality.score)} photo of a face.`, faces.length > 1 && !photo.drawable && " It is the largest of several; this browser cannot show the file for you to choose."),
+      quality.reasons.length > 0 && h("ul", { class: "bullets" }, quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen])))),
+      h("div", { class: "actions" }, another, drop),
+    );
+  }
+
+  function chooser(item) {
+    const marks = item.faces.map((face, i) => ({ face, label: `Choose face ${i + 1}`, outcome: "" }));
+    return stage(item.photo, marks, {
+      alt: `${item.photo.file.name}, ${item.faces.length} faces`,
+      onChoose: (i) => {
+        item.chosen = i;
+        show(item);
+        item.place.querySelector("button")?.focus();
+      },
+    });
+  }
+
+  function refusal(item, drop) {
+    const { problem } = item;
+    const said = words.problem(problem);
+    const [allow, label, question, meaning] = ANYWAY[problem.code] ?? [];
+    const other = problem.code === "duplicate_subject" && problem.document.subject;
+    const small = (element) => (element.classList.add("small"), element);
+    return [
+      h("p", { class: "refused", role: "alert" }, icon("warning"), h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy)),
+      h(
+        "div",
+        { class: "actions" },
+        other && small(linkButton(`See “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
+        other && small(button(`It is “${other}”: enroll it there`, () => ((item.state = "busy"), enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })))),
+        problem.code === "several_faces" && small(button("Enroll the largest", () => ((item.allowed.face = "largest"), again(item)))),
+        allow &&
+          small(
+            button(label, async () => {
+              if (!(await confirmed({ title: question, text: meaning, yes: "Enroll", danger: false }))) return;
+              item.allowed[allow] = true;
+              again(item);
+            }),
+          ),
+        words.mayPass(problem) && small(button("Try again", () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item))))),
+        drop,
+      ),
+    ];
+  }
+
+  const again = (item) => enrollOne(item, item.person);
+
+  async function enrollAll() {
+    const person = await who.person().catch(who.failed);
+    if (!person) return;
+    for (const item of items.filter((one) => one.state === "ready" && one.ready)) {
+      if (signal.aborted) return;
+      await enrollOne(item, person);
+      if (item.state === "ready") return; // the id is somebody's: it is not the photos that have to be others
+    }
+    const left = items.filter((one) => one.state !== "enrolled").length;
+    const taken = items.length - left;
+    (items.find((one) => one.state === "refused")?.place ?? done).scrollIntoView({ block: "nearest" });
+    told.textContent = `${counted(taken, "photo")} enrolled${left ? `, ${left} not` : ""}.`;
+  }
+
+  async function enrollOne(item, person) {
+    if (item.problem && !words.mayPass(item.problem)) item.key = null; // another request than the one refused
+    item.key ??= attemptKey();
+    Object.assign(item, { state: "busy", problem: null, person, gallery: person.gallery });
+    show(item);
+    const { photo, faces, chosen } = item;
+    const several = faces !== null && faces.length > 1;
+    const cut = several && photo.drawable;
+    try {
+      const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
+      const options = { ...(several && { face: "largest" }), ...item.allowed };
+      // Without `signal`: who leaves the page now leaves a photo that is whole, and a person who has their name.
+      const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
+      const request = { ...bodyOf(file, options), headers };
+      const path = `${subjectPath(person.gallery, person.id)}/templates`;
+      const answer = await patiently(() => call("POST", path, request), signal);
+      item.score = answer.results[0].face.quality.score;
+      item.state = "enrolled";
+      made(person);
+      await describe(person);
+    } catch (error) {
+      if (error.code === "subject_exists" && !signal.aborted) {
+        Object.assign(item, { state: "ready", key: null });
+        who.taken(person).catch(who.failed);
+      } else if (item.state === "enrolled" || signal.aborted) tell(error);
+      else Object.assign(item, { state: "refused", problem: error });
+    }
+    show(item);
+  }
+
+  /** Whoever this desk made is new to none of its photos, those that were refused before included. */
+  function made(person) {
+    if (person.fresh) for (const one of [person, ...same(person)]) one.fresh = false;
+  }
+
+  /** What the photos here have of the same person: each press of “Enroll” reads the form anew. */
+  const same = ({ gallery, id }) => items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
+
+  /** Say what was typed of them; what cannot be said now is said with the next photo, or by the button. */
+  async function describe(person) {
+    try {
+      if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
+      for (const one of [person, ...same(person)]) one.about = null; // what was typed before it is out of date
+      who.know(person);
+    } catch (error) {
+      who.owes(person);
+      throw error;
+    } finally {
+      finished(person);
+    }
+  }
+
+  async function repeat(person) {
+    try {
+      await describe(person);
+      toast("Saved.");
+    } finally {
+      done.querySelector("button, a").focus(); // the button pressed is another one now
+    }
+  }
+
+  function finished(person) {
+    const owed = Boolean(person.about);
+    const at = `#/galleries/${encodeURIComponent(person.gallery)}/subjects/${encodeURIComponent(person.id)}`;
+    fill(
+      done,
+      h(
+        "section",
+        { class: "notice" },
+        icon(owed ? "warning" : "check"),
+        h(
+          "div",
+          {},
+          h("h2", {}, owed ? `${person.label} is enrolled without what you typed` : `${person.label} is enrolled`),
+          h("p", {}, owed ? `“${person.gallery}” knows their face by the id “${person.id}”; name, tags and the rest are not there yet.` : `“${person.gallery}” knows them from now on.`),
+          h("div", { class: "actions" }, owed && button("Save what you typed", () => repeat(person), { kind: "primary" }), linkButton("See them", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enroll somebody else", next)),
+        ),
+      ),
+    );
+  }
+
+  function next() {
+    for (const item of [...items]) remove(item);
+    fill(done);
+    who.clear();
+    toast("Ready for the next person.");
+  }
+
+  const pick = picker(take, { signal, title: "Drop photos of one person here" });
+  if (DESK.photo) {
+    const { photo, box } = DESK;
+    DESK.photo = DESK.box = null; // what there is to come back to stays
+    queueMicrotask(async () => {
+      await take([photo.file]);
+      items[0].wanted = box;
+    });
+  }
+  return h(
+    "div",
+    { class: "columns" },
+    h("div", { class: "stack" }, pick, list),
+    h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Who it is" }, h("h2", {}, "Who is it?"), who.element, h("div", { class: "actions" }, go)), told, done),
+  );
+}
+
+/** Who is enrolled: somebody new, or more photos of somebody who is there. */
+function whoForm(known, params, signal) {
+  const about = personForm();
+  const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
+  let ownId = false;
+  about.name.addEventListener("input", () => {
+    if (!ownId) id.value = words.idFrom(about.name.value);
+  });
+  id.addEventListener("input", () => (ownId = id.value !== ""));
+  const person = personField("Whose photos are these?", signal);
+  const gallery = galleryField(known, (name) => person.load(name).catch(tell), { chosen: params.gallery });
+  const group = unique("who");
+  const fresh = h("input", { type: "radio", name: group, checked: !params.subject });
+  const there = h("input", { type: "radio", name: group, checked: Boolean(params.subject) });
+  const problem = h("p", { class: "refused", role: "alert" });
+  const newFields = h("div", { class: "stack" }, about.elements[0], field("Id", id, "What other programs call them; it cannot be changed later."), about.elements.slice(1));
+  const swap = () => {
+    newFields.hidden = !fresh.checked;
+    person.hidden = fresh.checked;
+    fill(problem);
+  };
+  for (const one of [fresh, there]) one.addEventListener("change", swap);
+  swap();
+  if (gallery.value)
+    person
+      .load(gallery.value)
+      .then(async () => {
+        if (!params.subject) return;
+        person.input.value = params.subject;
+        const found = await person.find();
+        if (found) person.set(found);
+      })
+      .catch(tell);
+  const refuse = (text, input, ...more) => {
+    fill(problem, icon("warning"), h("span", {}, text, " ", ...more));
+    input.focus();
+    return null;
+  };
+
+  /** Whoever has the id already; null where nobody has, or the key may not see who. */
+  const holder = ({ gallery: into, id: wanted }) =>
+    call("GET", subjectPath(into, wanted), { signal }).catch((error) => {
+      if (error.code === "subject_not_found" || error.code === "forbidden") return null;
+      throw error;
+    });
+
+  /** Say that the id is somebody's, of whom nothing was changed. */
+  async function taken(wanted) {
+    const name = (await holder(wanted))?.name;
+    return refuse(`Somebody here has the id “${wanted.id}” already${name ? `: ${name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
+  }
+
+  let owed = null; // somebody made here, of whom what was typed is not there yet: to go on with them takes no other id
+
+  return {
+    element: h(
+      "div",
+      { class: "stack" },
+      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Make another gallery")),
+      h("fieldset", {}, h("legend", { class: "unseen" }, "New or known"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "Somebody new"), h("label", { class: "check" }, there, "Somebody enrolled already"))),
+      newFields,
+      person,
+      problem,
+    ),
+    /** {gallery, id, label, fresh, about}, or null once it is said what lacks. */
+    async person() {
+      fill(problem);
+      const into = gallery.value;
+      if (there.checked) {
+        const found = await person.find();
+        if (!found) return refuse(person.unfound, person.input);
+        return { gallery: into, id: found.id, label: words.called(found), fresh: false };
+      }
+      const told = about.read();
+      const chosen = id.value.trim();
+      if (!chosen) return refuse("Say who it is: a name, or an id.", about.name);
+      const unfit = words.idRefusal(chosen);
+      if (unfit) return refuse(unfit, id);
+      const wanted = { gallery: into, id: chosen, label: told.name ?? chosen, name: told.name, fresh: true, about: given(told) };
+      if (owed?.gallery === into && owed.id === chosen) return { ...wanted, fresh: false };
+      return (await holder(wanted)) ? taken(wanted) : wanted;
+    },
+    taken,
+    /** Tell what went wrong beside the form; a toast would lie over the button that is to be pressed again. */
+    failed(error) {
+      if (error.name === "AbortError") return;
+      const said = words.problem(error);
+      fill(problem, icon("warning"), h("span", {}, said.text, " ", said.remedy));
+    },
+    /** What was typed of them could not be said, and stays in the form. */
+    owes(who) {
+      owed = who;
+    },
+    /** What comes next is more of them. */
+    know(who) {
+      owed = null;
+      if (!fresh.checked) return;
+      there.checked = true;
+      person.set({ id: who.id, name: who.name });
+      swap();
+    },
+    clear() {
+      owed = null;
+      about.clear();
+      id.value = person.input.value = "";
+      ownId = false;
+      fresh.checked = true;
+      swap();
+    },
+  };
+}
+
+/** What was typed, and nothing of what was left empty: null where all was. */
+function given(about) {
+  const said = Object.entries(about).filter(([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0));
+  return said.length > 0 ? Object.fromEntries(said) : null;
+}
+
+const preview = (photo) =>
+  photo.drawable ? h("img", { class: "thumb large", src: photo.url, alt: "" }) : h("span", { class: "thumb large blank", "aria-hidden": "true" }, icon("photo"));
+
+const waitLine = (text) => h("p", { class: "wait-line", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
+
+const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
+const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);
+/** The same face seen by two requests: batches may differ in the last digits. */
+const nearlySame = (one, other) => one.every((value, i) => Math.abs(value - other[i]) < 3);

@@ -1,0 +1,513 @@
+"""Errors that users can meet: a stable code, an HTTP status, and a remedy. The API translates them once."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class KithError(Exception):
+    """Base class. ``code`` is stable and listed in docs/errors.md; ``remedy`` says what to do."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    hides_existence = False
+    """True if the error may hide that the resource exists for other keys."""
+    remedy: str = "Try again. If it fails again, report it with the request ID."
+
+    def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.extra = extra
+        if remedy is not None:
+            self.remedy = remedy
+
+    def document(self) -> dict[str, Any]:
+        """Return the RFC 9457 problem document."""
+        return {
+            "type": f"urn:kith:error:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "remedy": self.remedy,
+            **self.extra,
+        }
+
+    def redacted(self) -> dict[str, Any]:
+        """Return the document to store with a subject's data.
+
+        It names no other subject, because the erasure of that subject would not find it there.
+        """
+        return self.document()
+
+
+class InvalidRequestError(KithError):
+    status, code, title = 422, "invalid_request", "The request is invalid"
+    remedy = "See /docs for the fields, their types and ranges."
+
+
+class AmbiguousPathError(KithError):
+    status, code, title = 400, "ambiguous_path", "The path is ambiguous"
+    remedy = "Use paths as /docs lists them. IDs contain no slash or backslash, and are not '.' or '..'."
+
+
+class UnsupportedMediaTypeError(KithError):
+    status, code, title = 415, "unsupported_media_type", "The content type is not supported"
+    remedy = "Send application/json, multipart/form-data with photos as files, or one photo with an image/* type."
+
+
+class UnauthorizedError(KithError):
+    status, code, title = 401, "unauthorized", "A valid API key is required"
+    remedy = "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."
+
+
+class ForbiddenError(KithError):
+    status, code, title = 403, "forbidden", "The API key lacks permission"
+    remedy = "Use a key with the required scope, or ask the operator for one (docs/keys.md)."
+
+
+class ForeignOriginError(KithError):
+    status, code, title = 403, "foreign_origin", "Cross-origin requests need an API key"
+    remedy = (
+        "Call http://localhost or http://127.0.0.1. For other host names, set up API keys, or set "
+        "KITH_ALLOW_ANONYMOUS=true (docs/keys.md)."
+    )
+
+
+class RateLimitedError(KithError):
+    """Rate limit error. ``seconds`` is the time until the next attempt may succeed."""
+
+    status, code, title = 429, "rate_limited", "Too many requests"
+    remedy = "Wait for the seconds in Retry-After, then stay within RateLimit-Policy."
+
+    def __init__(self, detail: str, seconds: int, remedy: str | None = None) -> None:
+        super().__init__(detail, remedy)
+        self.seconds = seconds
+
+
+class ProbeBudgetError(RateLimitedError):
+    code, title = "probe_budget", "Too many embeddings were compared with subjects"
+    remedy = (
+        "Wait for the seconds in Retry-After, send photos instead of embeddings, or raise KITH_EMBEDDING_RATE. To "
+        "enroll many embeddings, use an import."
+    )
+
+
+class KeyNotFoundError(KithError):
+    status, code, title = 404, "key_not_found", "The API key does not exist"
+    remedy = "List the keys with 'kith keys list' or GET /v1/keys."
+
+
+class KeyEndedError(KithError):
+    status, code, title = 409, "key_ended", "The API key is no longer valid"
+    remedy = "Create a new key."
+
+
+class RequestTooLargeError(KithError):
+    status, code, title = 413, "request_too_large", "The request is too large"
+    remedy = "Send fewer or smaller photos. docs/settings.md lists the limits."
+
+
+# Connections, refused before a request is parsed
+
+
+class MalformedHttpError(KithError):
+    status, code, title = 400, "malformed_http", "Malformed HTTP request"
+    remedy = "Send HTTP/1.1 (RFC 9112) with one body length, one Host and no Upgrade (Java: version(HTTP_1_1))."
+
+
+class ClientTooSlowError(KithError):
+    status, code, title = 408, "client_too_slow", "The request arrived too slowly"
+    remedy = "Send the whole request at once. The limits are KITH_CLIENT_PATIENCE_S and KITH_CLIENT_MIN_RATE."
+
+
+class HeadTooLargeError(KithError):
+    status, code, title = 431, "head_too_large", "The request line and headers are too long"
+    remedy = "Send fewer or shorter headers, and long options in the body. The limit is KITH_MAX_HEAD_BYTES."
+
+
+class TooManyConnectionsError(KithError):
+    status, code, title = 503, "too_many_connections", "The connection limit is reached"
+    remedy = (
+        "Close idle connections and try again. The limits are KITH_MAX_CONNECTIONS and "
+        "KITH_MAX_CONNECTIONS_PER_ADDRESS."
+    )
+
+
+# Photos
+
+
+class ImageError(KithError):
+    """Unusable photo. In a request with several photos, only this photo fails."""
+
+    status = 422
+
+
+class ImageEmptyError(ImageError):
+    code, title = "image_empty", "The photo is empty"
+    remedy = "Send the content of the file."
+
+
+class ImageFormatError(ImageError):
+    code, title = "image_format", "The photo format is not supported"
+    remedy = "Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC."
+
+
+class ImageDamagedError(ImageError):
+    code, title = "image_damaged", "The photo is damaged or truncated"
+    remedy = "Send the complete file."
+
+
+class ImageTooLargeError(ImageError):
+    status, code, title = 413, "image_too_large", "The photo has too many bytes or pixels"
+    remedy = "Shrink the photo. docs/settings.md lists the limits."
+
+
+class UrlRefusedError(ImageError):
+    code, title = "url_refused", "Photos from this URL are not allowed"
+    remedy = "Send the photo itself, or an https URL of a host in KITH_URL_HOSTS (docs/rest.md)."
+
+
+class UrlFailedError(ImageError):
+    code, title = "url_failed", "The photo could not be fetched"
+    remedy = "Check the URL, or send the photo itself."
+
+
+class NoFaceError(ImageError):
+    code, title = "no_face", "No face was found"
+    remedy = "Send a photo with an upright, visible and sufficiently large face."
+
+
+class SeveralFacesError(ImageError):
+    code, title = "several_faces", "The photo shows several faces"
+    remedy = "Send a photo with one face, or set 'face' to 'largest'."
+
+
+class LowQualityError(ImageError):
+    code, title = "low_quality", "The face quality is too low to enroll"
+    remedy = "Send a sharper, better lit, more frontal photo, or relax the quality gate of the gallery."
+
+
+class NotLiveError(ImageError):
+    code, title = "not_live", "The face did not pass the liveness check"
+    remedy = "Send a photo of the person with room around the face, or set 'allow_not_live' to enroll it anyway."
+
+
+# Galleries
+
+
+class LivenessUnavailableError(KithError):
+    status, code, title = 409, "liveness_unavailable", "No liveness model is available"
+    remedy = "Serve a pack with tasks.liveness (docs/models.md), or set 'liveness' of the gallery to 'off'."
+
+
+class GalleryNotFoundError(KithError):
+    status, code, title = 404, "gallery_not_found", "The gallery does not exist"
+    remedy = "Create it with POST /v1/galleries."
+
+
+class GalleryExistsError(KithError):
+    status, code, title = 409, "gallery_exists", "The gallery already exists"
+    remedy = "Use it, or choose another name."
+
+
+class SubjectNotFoundError(KithError):
+    status, code, title = 404, "subject_not_found", "The subject does not exist in this gallery"
+    remedy = "Check the ID. To create the subject, send PUT or enroll a template for it."
+
+
+class SubjectExistsError(KithError):
+    status, code, title = 412, "subject_exists", "The subject ID is already in use"
+    remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match'."
+
+
+class SubjectErasedError(KithError):
+    status, code, title = 409, "subject_erased", "The subject was erased during this request"
+    remedy = "Enroll again with a request sent after the erasure."
+
+
+class ReceiptNotFoundError(KithError):
+    status, code, title = 404, "receipt_not_found", "The receipt does not exist"
+    remedy = (
+        "Check the ID (32 hexadecimal digits) with 'kith erasures list'. A receipt issued after the last backup is "
+        "lost with its database."
+    )
+
+
+class TemplateNotFoundError(KithError):
+    status, code, title = 404, "template_not_found", "The subject has no such template"
+    remedy = "List the templates of the subject."
+
+
+class RecognizerMismatchError(KithError):
+    status, code, title = 409, "recognizer_mismatch", "The gallery uses another recognizer"
+    remedy = (
+        "Serve the pack whose recognizer made the gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/migration.md "
+        "describes how to change it. With embeddings, send 'recognizer', and embeddings of the gallery's recognizer."
+    )
+
+
+class GalleryMovedError(RecognizerMismatchError):
+    """Migration to another recognizer during a request; the request is retried."""
+
+
+class MigrationStateError(KithError):
+    status, code, title = 409, "migration_state", "The migration is in another state"
+    remedy = "Read the state with GET .../migrate. Finish or roll back a migration before you start another."
+
+
+class MigrationIncompleteError(KithError):
+    status, code, title = 409, "migration_incomplete", "Some templates have no vector of the new recognizer"
+    remedy = (
+        "Wait for the job, or enroll templates without a crop again. With 'force', the remaining templates are not "
+        "found by searches."
+    )
+
+
+class ModelNotServedError(KithError):
+    status, code, title = 404, "model_not_served", "The pack is not served"
+    remedy = "List the served packs with GET /v1/models. Add packs with KITH_EXTRA_PACKS."
+
+
+class EmbeddingError(KithError):
+    status, code, title = 422, "embedding_invalid", "The embedding is invalid"
+    remedy = "Send finite numbers, not all zero, in the dimension that GET /v1/models lists."
+
+
+class DuplicateSubjectError(KithError):
+    status, code, title = 409, "duplicate_subject", "The face belongs to another subject"
+    remedy = "Enroll it for that subject, or repeat the request with 'allow_duplicate': true."
+
+    def redacted(self) -> dict[str, Any]:
+        document = self.document() | {"detail": "the face resembles another subject"}
+        return {name: value for name, value in document.items() if name not in ("subject", "similarity")}
+
+
+class InconsistentTemplateError(KithError):
+    status, code, title = 409, "inconsistent_template", "The face differs from the subject's other templates"
+    remedy = "Check the photo, or repeat the request with 'allow_inconsistent': true."
+
+    def redacted(self) -> dict[str, Any]:
+        return {name: value for name, value in self.document().items() if name != "similarity"}
+
+
+class IdempotencyConflictError(KithError):
+    status, code, title = 409, "idempotency_conflict", "The Idempotency-Key belongs to another request"
+    remedy = "Use a new key for each new request."
+
+
+class ImportFileError(KithError):
+    """Unusable import file. Items that were imported before the error stay."""
+
+    status, code, title = 422, "import_invalid", "The file cannot be imported"
+    remedy = "See docs/galleries.md for the two formats. A repeated import skips items that exist already."
+
+
+class ForeignFileError(KithError):
+    """Unusable input of 'kith convert'. Servers never return it."""
+
+    status, code, title = 422, "foreign_file", "The file of the other service cannot be converted"
+    remedy = "See docs/moving-here.md for the supported files and how to export them."
+
+
+class ItemError(KithError):
+    status, code, title = 422, "item_invalid", "The import item is invalid"
+    remedy = "Correct the item and send the file again. Items that exist already are skipped."
+
+
+class TemplateConflictError(KithError):
+    status, code, title = 409, "template_conflict", "Another template has this ID"
+    remedy = "Delete the enrolled template, or omit the template ID of this item."
+
+
+class RiskUncalibratedError(KithError):
+    status, code, title = 409, "risk_uncalibrated", "The risk cannot be converted to a threshold"
+    remedy = (
+        'Send an explicit threshold, such as {"threshold": 0.4}, calibrate the pack with kith-train calibrate, or '
+        "enroll at least 50 people."
+    )
+
+
+# Jobs
+
+
+class ArchiveInvalidError(KithError):
+    """Unreadable archive, or unreadable file in an archive."""
+
+    status, code, title = 422, "archive_invalid", "The archive, or a file in it, cannot be read"
+    remedy = "Send a complete zip (stored or deflated, not encrypted), tar, tar.gz or tar.zst."
+
+
+class ArchiveTooLargeError(KithError):
+    status, code, title = 413, "archive_too_large", "The archive is too large"
+    remedy = "Send it in parts. docs/settings.md lists the limits."
+
+
+class JobNotFoundError(KithError):
+    status, code, title = 404, "job_not_found", "The job does not exist"
+    remedy = "List the jobs with GET /v1/jobs. Finished jobs are deleted after two weeks."
+
+
+class JobCrashedError(KithError):
+    """Problem of a failed job. No request is answered with it."""
+
+    code, title = "job_crashed", "The job failed with an unexpected error"
+    remedy = "Start it again; it skips finished items. If it fails again, report it with the job ID."
+
+
+class JobUnrunnableError(KithError):
+    """Problem of a failed job. No request is answered with it."""
+
+    code, title = "job_unrunnable", "No server could run the job"
+    remedy = "Send the archive again, or serve the required pack and start the job again. Finished items stay."
+
+
+# Load and storage
+
+
+class OverloadedError(KithError):
+    """Backpressure. ``seconds`` estimates the time until the queue is empty; 0 if unknown."""
+
+    status, code, title = 503, "overloaded", "The service is overloaded"
+    remedy = "Try again after the seconds in Retry-After."
+
+    def __init__(self, detail: str, seconds: float = 0.0) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
+
+
+class DeadlineExceededError(KithError):
+    status, code, title = 504, "deadline_exceeded", "The deadline was exceeded"
+    remedy = "Try again under lower load, or allow more time with X-Request-Timeout-Ms and KITH_DEADLINE_S."
+
+
+class ClientGoneError(KithError):
+    """Client disconnect. It appears in the log only; nginx uses the same status."""
+
+    status, code, title = 499, "client_gone", "The client disconnected before the response was ready"
+    remedy = "No action is needed. Queued work of the request was dropped."
+
+
+class GpuUnavailableError(KithError):
+    status, code, title = 503, "gpu_unavailable", "The requested GPU does not run the networks"
+    remedy = (
+        "Follow the detail and restart the service; 'kith doctor' repeats the check. To run on the CPU, set "
+        "KITH_ALLOW_CPU=true or KITH_DEVICE=cpu."
+    )
+
+
+class ReadinessUnknownError(KithError):
+    status, code, title = 503, "readiness_unknown", "A dependency of the service did not respond in time"
+    remedy = "Check the database, and Milvus if used, and the network connection to them."
+
+
+class StorageError(KithError):
+    status, code, title = 503, "storage_unavailable", "The database is unavailable"
+    remedy = "Try again with the same Idempotency-Key, so that a request that was already stored is not repeated."
+
+
+class StorageBusyError(StorageError):
+    code, title = "storage_busy", "The database was locked by other writers for too long"
+    remedy = "Try again. Nothing of this request was stored."
+
+
+class StorageFullError(StorageError):
+    status, code, title = 507, "storage_full", "The disk is full"
+    remedy = "Free disk space, then try again. Nothing of this request was stored. Searches still work."
+
+
+class ClockSteppedError(KithError):
+    status, code, title = 503, "clock_stepped", "The system clock is unreliable"
+    remedy = (
+        "Retention deletes nothing meanwhile. Correct the clock; if it is right now, restart the service. "
+        "To erase old templates anyway, run kith gallery retention GALLERY --erase."
+    )
+
+
+class RetentionChangedError(KithError):
+    status, code, title = 409, "retention_changed", "More data would be erased than was confirmed"
+    remedy = "Read the current counts, and confirm them (docs/privacy.md)."
+
+
+class StorageDamagedError(StorageError):
+    status, code, title = 500, "storage_damaged", "The database is damaged"
+    remedy = "Stop the service, run kith gallery check, and restore a backup. Nothing of this request was stored."
+
+
+class IndexUnavailableError(KithError):
+    status, code, title = 503, "index_unavailable", "The search index is unavailable"
+    remedy = "Try again. Enrolled subjects are searchable again as soon as the index responds."
+
+
+class BackupError(KithError):
+    """Backup that cannot be created or restored."""
+
+    code, title = "backup", "The backup cannot be used"
+    remedy = "Nothing was changed."
+
+
+class DatabaseMissingError(KithError):
+    """Missing database of a command line tool. A server creates its database."""
+
+    code, title = "no_database", "The database does not exist"
+    remedy = (
+        "Run the command in the server's folder, or set KITH_DATA_DIR or KITH_DATABASE_URL as on the server. "
+        "'kith serve', 'kith keys create' and 'kith restore' create a database."
+    )
+
+
+class AuditWriteError(KithError):
+    status, code, title = 503, "audit_unwritten", "The audit log cannot be written"
+    remedy = "Check that the database is writable. The refused operation was not performed. See docs/audit.md."
+
+
+class AuditFileError(KithError):
+    """Unreadable source of audit entries."""
+
+    code, title = "audit_file", "The audit log cannot be read from this file"
+    remedy = "Name a Kith database, or a file written by 'kith audit export'. See docs/audit.md."
+
+
+class MasterKeyError(KithError):
+    """Master key that does not open the stored data."""
+
+    code, title = "master_key", "The master key does not match the stored data"
+    remedy = (
+        "Provide the key that the database was created with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it the "
+        "galleries are unreadable. 'kith master show' lists the available keys; 'kith master rotate' changes the key."
+    )
+
+
+class MasterKeyUnavailableError(MasterKeyError):
+    status, code, title = 503, "master_key_unavailable", "The master key service is unavailable"
+    remedy = (
+        "Try again. Galleries in the cache remain searchable. Check the program of KITH_MASTER_KEY_COMMAND; its output "
+        "is in the log."
+    )
+
+
+class ExtraMissingError(KithError):
+    """Optional package that an operation needs."""
+
+    status, code, title = 501, "extra_missing", "An optional package is not installed"
+    remedy = "Install the extra that the message names, in the environment of the service."
+
+
+class SettingsError(KithError):
+    """Invalid setting that prevents the service from starting."""
+
+    code, title = "settings", "A setting is invalid"
+    remedy = "Correct the setting. docs/settings.md lists all settings."
+
+
+def all_errors() -> list[type[KithError]]:
+    """Return every error class that defines a code, sorted by code."""
+    found: list[type[KithError]] = []
+    waiting: list[type[KithError]] = [KithError]
+    while waiting:
+        error = waiting.pop()
+        waiting += error.__subclasses__()
+        if "code" in vars(error):
+            found.append(error)
+    return sorted(found, key=lambda e: e.code)

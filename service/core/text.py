@@ -1,0 +1,56 @@
+"""Plain-language texts for probabilities, decisions and rejection reasons."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Final
+
+CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+"""Regular expression class of characters that control a terminal, break a line, or reverse the text around them.
+
+Unicode categories Cc, Zl and Zp, and the bidirectional embeddings, overrides and isolates. Joiners and combining marks
+are not included, because names need them."""
+CONTROL_PATTERN: Final = re.compile(f"[{CONTROL_CHARACTERS}]")
+MIN_ODDS: Final = 1e-9
+MIN_PERCENTAGE_ODDS: Final = 0.1
+OUTCOME_WORDS: Final = {"rejected_quality": "too poor to tell", "rejected_liveness": "not accepted as a live person"}
+REASON_WORDS: Final = {
+    "eye_distance_px": "too small",
+    "sharpness": "blurred",
+    "brightness": "too dark or too bright",
+    "contrast": "low contrast",
+    "yaw": "turned away",
+    "not_judged": "too little space around it",
+    "risk_out_of_reach": "no similarity meets the risk",
+}
+
+
+def replace_controls(text: str) -> str:
+    """Replace each control character with U+FFFD, so that stored text is safe to print."""
+    return CONTROL_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def format_odds(chance: float) -> str:
+    """Format a probability: '1 in 3,000', '40 in 100', 'less than 1 in 1,000,000,000'."""
+    if chance < MIN_ODDS:
+        return f"less than 1 in {round(1 / MIN_ODDS):,}"
+    if chance > MIN_PERCENTAGE_ODDS:
+        return f"{min(100, round(100 * chance))} in 100"
+    return f"1 in {_two_digits(1 / chance):,}"
+
+
+def describe_outcome(outcome: str, who: str | None) -> str:
+    """Return the identified person's name, or the outcome in words."""
+    return who if outcome == "identified" and who else OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))
+
+
+def describe_reasons(reasons: Iterable[str]) -> str:
+    """Return the rejection reasons of the quality gate in words."""
+    return ", ".join(REASON_WORDS.get(reason, reason.replace("_", " ")) for reason in reasons)
+
+
+def _two_digits(value: float) -> int:
+    step = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    return int(round(value / step) * step)

@@ -1,0 +1,1 @@
+"""Domain model: entities, decisions, fusion, verification and hygiene."""

@@ -1,0 +1,258 @@
+"""Entities of the domain: galleries, subjects, templates, change log entries and search hits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.gallery_risk import ImpostorEvidence
+from models.runtime.network import Float
+from models.vision.quality_gate import QualityGate
+from service.core.errors import GalleryMovedError
+from service.domain.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
+from service.domain.fusion import DEFAULT_FUSION, Fusion
+
+if TYPE_CHECKING:
+    from service.security.sealing import Seal
+
+Keys = NDArray[np.int64]
+"""Primary keys of templates or subjects, (n,)."""
+DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
+TemplateKind = Literal["photo", "embedding"]
+SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
+IndexSetting = Literal["auto", "exact", "compact", "graph"]
+LivenessSetting = Literal["off", "required"]
+ErasedKind = Literal["subject", "template", "gallery"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+DEFAULT_RECALL: Final = 0.999
+
+
+def check_subject_id(text: str) -> str:
+    """Return a subject ID that fits SUBJECT_ID_PATTERN. Raises ValueError if it is not printable, '.' or '..'."""
+    if not text.isprintable() or text != text.strip() or text in (".", ".."):
+        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
+    return text
+
+
+@dataclass(frozen=True)
+class GallerySettings:
+    risk: RiskTarget = DEFAULT_RISK
+    fusion: Fusion = DEFAULT_FUSION
+    quality_gate: QualityGate = field(default_factory=QualityGate)
+    review_factor: float = REVIEW_FACTOR
+    min_margin: float = MIN_MARGIN
+    keep_crops: bool = False
+    """Store the face crop of each template, so that another recognizer can embed it."""
+    index: IndexSetting = "auto"
+    recall: float = DEFAULT_RECALL
+    """Required recall@1 of approximate search."""
+    retention_days: int | None = None
+    """Age at which templates, and subjects without templates, are erased. None: never."""
+    liveness: LivenessSetting = "off"
+    liveness_threshold: float | None = None
+    """None: the threshold of the pack."""
+
+
+GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Vectors of a gallery by one recognizer.
+
+    ``state`` is one of: current (answers requests), shadow (being filled by a migration), previous (answered before the
+    migration), set_aside (filled, then rolled back) and dropped (deleted). A ``number`` is never reused.
+    """
+
+    number: int
+    fingerprint: str
+    dimension: int
+    model: str | None
+    state: GenerationState
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    evidence_sequence: int | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Gallery, bound to the recognizer ``fingerprint``.
+
+    ``pk`` is never reused after deletion. ``seal`` encrypts and decrypts the personal data of the gallery.
+    """
+
+    pk: int
+    name: str
+    fingerprint: str
+    dimension: int
+    settings: GallerySettings
+    created_at: datetime
+    seal: Seal = field(repr=False, compare=False)
+    subjects: int = 0
+    templates: int = 0
+    evidence_sequence: int | None = None
+    """Change log sequence of the stored evidence, None without evidence."""
+    generation: int = 0
+    """Generation that is read, whose vectors ``fingerprint`` made."""
+    current_generation: int = 0
+    """Generation that answers requests; differs from ``generation`` during a migration only."""
+    log_floor: int = 0
+    """Change log entries up to this sequence may be deleted. A follower behind it starts from a snapshot."""
+    other: Generation | None = None
+    """Second generation during a migration, or until a rollback is no longer possible."""
+    moved: bool = False
+    """True if the gallery has, or had, vectors of a second recognizer."""
+    version: int = 0
+    """Version tag that changes with every change of the gallery or its content. Versions have no order."""
+    erased: int = 0
+    """Number of the latest erasure. Work begun before an erasure must not store data of the erased subject."""
+
+    def at_generation(self, generation: int) -> Gallery:
+        """Return the gallery with the vectors of another generation.
+
+        Raises:
+            GalleryMovedError: The gallery has no such generation, or no longer.
+        """
+        if generation == self.generation:
+            return self
+        other = self.other
+        if other is None or other.number != generation:
+            raise GalleryMovedError(f"gallery {self.name!r} has no generation {generation}")
+        return replace(
+            self,
+            fingerprint=other.fingerprint,
+            dimension=other.dimension,
+            evidence_sequence=other.evidence_sequence,
+            generation=other.number,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StoredEvidence:
+    """Impostor evidence of a gallery at ``sequence`` of its change log, from ``templates`` templates."""
+
+    sequence: int
+    fusion: Fusion
+    templates: int
+    scores: ImpostorEvidence
+    derived_at: datetime
+
+
+@dataclass(frozen=True)
+class Subject:
+    pk: int
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+    created_at: datetime
+    updated_at: datetime
+    templates: int = 0
+
+
+@dataclass(frozen=True)
+class SubjectLabel:
+    """Public ID and name of a subject."""
+
+    id: str
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Template:
+    pk: int
+    id: str
+    subject: str
+    kind: TemplateKind
+    quality: dict[str, float] | None
+    detection_score: float | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Encoded part of a photo around a face, with five ``landmarks_xy`` in pixels of the crop."""
+
+    image: bytes
+    landmarks_xy: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class NewTemplate:
+    """Template to enroll: a (d,) unit ``vector``, and ``others``, the vectors of further generations by number."""
+
+    id: str
+    vector: Float
+    kind: TemplateKind
+    quality: dict[str, float] | None = None
+    detection_score: float | None = None
+    others: Mapping[int, Float] = field(default_factory=dict)
+    crop: Crop | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """Entry of the change log. ``vector`` is None for a removal."""
+
+    sequence: int
+    template_pk: int
+    subject_pk: int
+    vector: Float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """All templates of a gallery at one ``sequence`` of its change log, ordered by subject, then by age.
+
+    ``template_pks`` and ``subject_pks`` are (m,), ``vectors`` (m, d) unit vectors, ``qualities`` (m,) scores in [0, 1],
+    NaN for templates enrolled as embeddings.
+    """
+
+    sequence: int
+    template_pks: NDArray[np.int64]
+    subject_pks: NDArray[np.int64]
+    vectors: Float
+    qualities: Float
+
+
+@dataclass(frozen=True)
+class GalleryCounts:
+    """Totals over all galleries, and (subjects, templates) of some galleries by name."""
+
+    galleries: int
+    subjects: int
+    templates: int
+    by_gallery: Mapping[str, tuple[int, int]]
+
+
+class LogTrimmedError(Exception):
+    """Change log entries that a follower needs are deleted. It must restart from a snapshot."""
+
+
+@dataclass(frozen=True)
+class SubjectFilter:
+    """Filter for subjects that have all ``tags``, and equal values for the keys of ``metadata``."""
+
+    tags: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Search hit: a subject and its fused similarity."""
+
+    subject_pk: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class IdempotentResponse:
+    """Stored response of a request with an Idempotency-Key. ``digest`` identifies the request."""
+
+    key: str
+    digest: str
+    response: str

@@ -1,0 +1,100 @@
+"""Risk report of a gallery: thresholds for FPIR targets, the FPIR curve, and a cross-check. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_above, fmr_for_fpir, fpir_from_fmr
+from models.risk.gallery_risk import ImpostorEvidence
+
+TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
+GROWTH_FACTOR: Final = 10
+"""Growth of the gallery for which the report forecasts thresholds."""
+CURVE_POINTS: Final = 61
+CURVE_MAX_FPIR, CURVE_MIN_FPIR = 0.5, 1e-5
+"""FPIR range of the curve."""
+CHECKED_FPIR: Final = 0.1
+
+
+@dataclass(frozen=True)
+class TargetThreshold:
+    """Threshold for an FPIR in a gallery of ``subjects``, with its 95 % interval.
+
+    ``fnmr`` is the false non-match rate at the threshold, from the pack's mated pairs.
+    """
+
+    fpir: float
+    subjects: int
+    threshold: float
+    low: float
+    high: float
+    extrapolated: bool
+    fnmr: float | None
+
+
+@dataclass(frozen=True)
+class FpirPoint:
+    """FPIR at a similarity, with its 95 % interval."""
+
+    similarity: float
+    fpir: float
+    low: float
+    high: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class MaximaCheck:
+    """Expected and observed number of subjects that reach the threshold of an FPIR of 10 % among all others.
+
+    A cross-check for users only. If the two differ strongly, comparisons depend on each other, or people are enrolled
+    twice.
+    """
+
+    fpir: float
+    probes: int
+    expected: float
+    observed: int
+
+
+def target_threshold(fpir: float, subjects: int, curve: FmrCurve, calibration: Calibration | None) -> TargetThreshold:
+    found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
+    fnmr = None if calibration is None else calibration.fnmr(found.similarity)
+    return TargetThreshold(fpir, subjects, found.similarity, found.low, found.high, found.extrapolated, fnmr)
+
+
+def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
+    """Return the FPIR at CURVE_POINTS equally spaced similarities, from CURVE_MAX_FPIR down to CURVE_MIN_FPIR."""
+    first, last = (
+        min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).similarity)
+        for rate in (CURVE_MAX_FPIR, CURVE_MIN_FPIR)
+    )
+    points = []
+    for t in np.linspace(first, last, CURVE_POINTS).tolist():
+        rate = curve.fmr(t)
+        fpir, low, high = (fpir_from_fmr(value, subjects) for value in (rate.value, rate.low, rate.high))
+        points.append(FpirPoint(t, fpir, low, high, rate.extrapolated))
+    return points
+
+
+def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
+    """Compare the observed maxima with the curve (leave-one-out)."""
+    others = evidence.subjects - 1
+    threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).similarity
+    observed = round(float(np.interp(threshold, EDGES, count_at_or_above(evidence.best))))
+    return MaximaCheck(CHECKED_FPIR, evidence.probes, CHECKED_FPIR * evidence.probes, observed)
+
+
+def target_thresholds(
+    targets: Sequence[float], subjects: int, curve: FmrCurve, calibration: Calibration | None
+) -> list[tuple[TargetThreshold, TargetThreshold]]:
+    """Return the threshold of each target at the current size, and at GROWTH_FACTOR times that size."""
+    today, grown = (
+        [target_threshold(fpir, size, curve, calibration) for fpir in targets]
+        for size in (subjects, GROWTH_FACTOR * subjects)
+    )
+    return list(zip(today, grown, strict=True))

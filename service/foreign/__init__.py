@@ -1,1 +1,0 @@
-"""Databases of other face recognition, turned into files that Kith takes."""

@@ -1,0 +1,293 @@
+"""FAISS adapter: exact search over numpy arrays, and approximate search structures. The only faiss import."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.core.errors import SettingsError
+from service.domain.gallery import Keys
+from service.index.protocol import Builder, Kind, StoppedError
+
+# The loader warns about every instruction set that the wheel lacks.
+logging.getLogger("faiss.loader").setLevel(logging.WARNING)
+
+# By default, OpenMP threads spin while they wait, which slows down all other threads on busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import faiss  # noqa: E402
+
+api: Any = faiss  # the stubs are incomplete
+# Use BLAS for batches above this size. The default threshold is far too high.
+api.cvar.distance_compute_blas_threshold = 20
+THREADS: Final[int] = api.omp_get_max_threads()
+MIN_MULTIPLICATIONS_FOR_THREADS: Final = 250_000_000
+"""About 10 ms of one core. Below, starting threads and waiting for the last one costs more than it gains."""
+ROWS_PER_CACHE_BLOCK: Final = 1024
+"""2 MB of vectors of 512 dimensions, which stay in the cache for the next probe."""
+DIMENSIONS_PER_LOOKUP: Final = 4
+"""Dimensions that one table lookup covers in a coded vector."""
+MAX_TRAINING_VECTORS: Final = 50_000
+"""Enough for 16 centroids of four dimensions."""
+ROWS_PER_SLICE: Final = 16_384
+ROWS_PER_GRAPH_SLICE: Final = 1024
+GRAPH_LINKS: Final = 32
+ROWS_PER_IVF_LIST: Final = 1000
+MAX_GPU_RESULTS: Final = 2048
+"""Limit of results per search on a GPU."""
+COMPACT_DEPTHS: Final = (128, 256, 512, 1024, 2048)
+GRAPH_DEPTHS: Final = (64, 128, 256, 512, 1024)
+
+
+def exact(probes: Float, vectors: Float, k: int) -> tuple[Float, Keys]:
+    """Return (q, k) similarities and rows of the most similar of (n, d) vectors, best first; -1 fills gaps."""
+    with _threads(len(probes) * vectors.size):
+        similarities, rows = api.knn(_contiguous(probes), vectors, k, metric=api.METRIC_INNER_PRODUCT)
+    return similarities, rows
+
+
+def products(probes: Float, vectors: Float) -> Float:
+    """Return (q, n) similarities of a few (q, d) probes to all (n, d) vectors, in the calling thread.
+
+    numpy's BLAS starts threads even for a product of 0.1 ms, and these spin for 20 ms afterwards. On two cores that
+    cost as much per photo as the networks (bench/searches.py).
+    """
+    probes, vectors = _contiguous(probes), _contiguous(vectors)
+    found = np.empty((len(probes), len(vectors)), np.float32)
+    for start in range(0, len(vectors), ROWS_PER_CACHE_BLOCK):
+        part = vectors[start : start + ROWS_PER_CACHE_BLOCK]
+        for probe, row in zip(probes, found, strict=True):
+            pointers = [api.swig_ptr(array) for array in (row[start:], probe, part)]
+            api.fvec_inner_products_ny(*pointers, vectors.shape[1], len(part))
+    return found
+
+
+def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
+    """Return (q, m) similarities of each of (q, d) probes to its own (q, m) rows of (n, d) vectors.
+
+    -inf where a row is -1.
+    """
+    found = np.full(rows.shape, -np.inf, np.float32)
+    probes, rows = _contiguous(probes), np.ascontiguousarray(rows, np.int64)
+    pointers = [api.swig_ptr(array) for array in (found, probes, vectors, rows)]
+    with _threads(rows.size * vectors.shape[1]):
+        api.fvec_inner_products_by_idx(*pointers, vectors.shape[1], *rows.shape)
+    return found
+
+
+def builders(device: str) -> Callable[[Kind, Float], Builder]:
+    """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu.
+
+    Raises:
+        SettingsError: FAISS finds no GPU, or the installed build is for CPUs.
+    """
+    if device == "gpu":
+        check_gpu()
+        return _gpu_builder
+    return _cpu_builder
+
+
+def check_gpu() -> None:
+    """Check that FAISS finds a GPU. Raises SettingsError."""
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: install kith-face[gpu]")
+    if api.get_num_gpus() < 1:
+        raise SettingsError("KITH_INDEX_DEVICE is gpu, but FAISS finds no GPU: see `kith doctor`")
+
+
+def _cpu_builder(kind: Kind, sample: Float) -> Builder:
+    return Graphs(sample.shape[1]) if kind == "graph" else Codes(sample)
+
+
+def _gpu_builder(kind: Kind, sample: Float) -> Builder:
+    match kind:
+        case "graph":
+            return Graphs(sample.shape[1])
+        case "compact":
+            return GpuLists(sample)
+        case "exact":
+            return GpuFlats(sample.shape[1])
+
+
+class Codes:
+    """Builder of product quantization: 4 bits for 4 dimensions, scanned in registers.
+
+    Reads 1/32 of the bytes of the vectors (André, Kermarrec and Le Scouarnec, arXiv:1704.07355 and 1812.09162).
+    """
+
+    kind: Kind = "compact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, sample: Float) -> None:
+        """Train on at most MAX_TRAINING_VECTORS of (n, d) vectors, at least 16; ``d`` a multiple of 4."""
+        self._empty = api.index_factory(sample.shape[1], f"PQ{sample.shape[1] // 4}x4fs", api.METRIC_INNER_PRODUCT)
+        self._empty.pq.cp.min_points_per_centroid = 1
+        self._empty.train(_contiguous(sample[:MAX_TRAINING_VECTORS]))
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> CodeIndex:
+        index = api.clone_index(self._empty)
+        for start in range(0, len(vectors), ROWS_PER_SLICE):
+            _raise_if(stopped)
+            index.add(vectors[start : start + ROWS_PER_SLICE])
+        return CodeIndex(index, vectors)
+
+
+class CodeIndex:
+    """Product-quantized vectors of one segment. Safe to search from several threads."""
+
+    def __init__(self, index: Any, vectors: Float) -> None:
+        # Kernel that keeps a block of codes in registers for all probes and collects candidates in reservoirs. The
+        # default kernel takes 50 % longer for a batch.
+        index.implem = 15
+        self._index = index
+        self.vectors = vectors
+        self.memory_bytes = len(vectors) * vectors.shape[1] // 8
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        with _threads(len(probes) * self.vectors.size // DIMENSIONS_PER_LOOKUP):
+            scores, rows = self._index.search(_contiguous(probes), depth)
+        return scores, rows
+
+
+class Graphs:
+    """Builder of HNSW graphs (Malkov and Yashunin, arXiv:1603.09320). A search visits a few hundred vectors."""
+
+    kind: Kind = "graph"
+    depths: tuple[int, ...] = GRAPH_DEPTHS
+
+    def __init__(self, dimension: int) -> None:
+        self._dimension = dimension
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> Graph:
+        index = api.IndexHNSWFlat(self._dimension, GRAPH_LINKS, api.METRIC_INNER_PRODUCT)
+        with _all_threads():
+            for start in range(0, len(vectors), ROWS_PER_GRAPH_SLICE):
+                _raise_if(stopped)
+                index.add(vectors[start : start + ROWS_PER_GRAPH_SLICE])
+        return Graph(index)
+
+
+class Graph:
+    """HNSW graph of one segment. Safe to search from several threads."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.vectors = _share_vectors(api.downcast_index(index.storage), index)
+        self.memory_bytes = index.hnsw.neighbors.size() * 4 + index.hnsw.offsets.size() * 8
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        options = api.SearchParametersHNSW(efSearch=depth)
+        with _threads(len(probes) * depth * GRAPH_LINKS * self.vectors.shape[1]):
+            scores, rows = self._index.search(_contiguous(probes), depth, params=options)
+        return scores, rows
+
+
+class GpuFlats:
+    """Builder of exhaustive GPU indexes in fp16; candidates are compared again in fp32."""
+
+    kind: Kind = "exact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, dimension: int) -> None:
+        self._dimension = dimension
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
+        resources, config = api.StandardGpuResources(), api.GpuIndexFlatConfig()
+        config.useFloat16 = True
+        index = api.GpuIndexFlatIP(resources, self._dimension, config)
+        for start in range(0, len(vectors), ROWS_PER_SLICE):
+            _raise_if(stopped)
+            index.add(vectors[start : start + ROWS_PER_SLICE])
+        return OnGpu(index, resources, vectors, None)
+
+
+class GpuLists:
+    """Builder of IVF indexes on the GPU: only the lists nearest to a probe are compared."""
+
+    kind: Kind = "compact"
+    depths: tuple[int, ...] = COMPACT_DEPTHS
+
+    def __init__(self, sample: Float) -> None:
+        self._sample = _contiguous(sample[:MAX_TRAINING_VECTORS])
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
+        lists = max(1, min(len(vectors), 39 * len(self._sample)) // ROWS_PER_IVF_LIST)
+        resources = api.StandardGpuResources()
+        dimension = vectors.shape[1]
+        index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
+        index.train(self._sample)
+        for start in range(0, len(vectors), ROWS_PER_SLICE):
+            _raise_if(stopped)
+            index.add(vectors[start : start + ROWS_PER_SLICE])
+        return OnGpu(index, resources, vectors, lists)
+
+
+class OnGpu:
+    """GPU index of one segment. Searches are serialized."""
+
+    def __init__(self, index: Any, resources: Any, vectors: Float, lists: int | None) -> None:
+        self._index, self._resources, self._lists = index, resources, lists
+        self._lock = threading.Lock()
+        self.vectors = vectors
+        self.memory_bytes = 0  # in host memory
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        # More candidates require more lists.
+        options = None
+        if self._lists is not None:
+            options = api.SearchParametersIVF(nprobe=min(self._lists, max(8, depth // 8)))
+        with self._lock:
+            scores, rows = self._index.search(_contiguous(probes), min(depth, MAX_GPU_RESULTS), params=options)
+        return scores, rows
+
+
+def _share_vectors(storage: Any, owners: object) -> Float:
+    """Return the (n, d) vectors of a flat index without a copy. The array keeps ``owners`` alive."""
+    size = storage.ntotal * storage.d
+    memory = (ctypes.c_float * size).from_address(int(storage.get_xb()))
+    memory.owners = owners
+    return np.frombuffer(memory, np.float32).reshape(-1, storage.d)
+
+
+def _contiguous(vectors: Float) -> Float:
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+def use_one_thread() -> None:
+    """Limit FAISS and its BLAS to one thread for later calls of this thread, except for building graphs."""
+    api.omp_set_num_threads(1)
+
+
+@contextmanager
+def _threads(multiplications: int) -> Iterator[None]:
+    """Use one thread for little work, otherwise all that the calling thread may use."""
+    allowed = api.omp_get_max_threads()
+    if multiplications < MIN_MULTIPLICATIONS_FOR_THREADS:
+        api.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        api.omp_set_num_threads(allowed)
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    allowed = api.omp_get_max_threads()
+    api.omp_set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        api.omp_set_num_threads(allowed)
+
+
+def _raise_if(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise StoppedError

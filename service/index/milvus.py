@@ -1,0 +1,341 @@
+"""Milvus adapter: an index shared by all nodes, for galleries larger than one machine. The only pymilvus import.
+
+A collection holds the rows of one recognizer, generation and kind: one row per template, or one fused row per subject.
+The gallery is the partition key. Rows have the primary key of the database, so that changes are idempotent.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from pymilvus import DataType, MilvusClient, MilvusException
+
+from models.runtime.network import Float
+from service.core.errors import IndexUnavailableError
+from service.index.faiss_structures import products
+
+# Errors are raised and logged once by the caller; the library would also print a traceback for each.
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+
+IndexKind = Literal["FLAT", "HNSW", "IVF_FLAT", "IVF_SQ8", "DISKANN", "AUTOINDEX"]
+RowKind = Literal["templates", "centroid", "quality_weighted"]
+
+MAX_RESULTS: Final = 16_384
+"""Limit of results per search in Milvus."""
+KEYS_PER_EXPRESSION: Final = 8192
+"""Keys in one filter expression, which Milvus must parse."""
+ROWS_PER_REQUEST: Final = 1000
+RETRY_S: Final = 1.0
+"""Time between connection attempts."""
+PARTITIONS: Final = 64
+NOT_FOUND: Final = 100
+NOT_LOADED: Final = 101
+LISTS: Final = 1024
+OVERSAMPLING: Final = 4
+
+
+class _Kind(NamedTuple):
+    """Build and search parameters of an index; ``rough``: its similarities are those of compressed vectors."""
+
+    build: dict[str, int]
+    search: Callable[[int], dict[str, int]]
+    rough: bool = False
+
+
+KINDS: Final[dict[IndexKind, _Kind]] = {
+    "FLAT": _Kind({}, lambda depth: {}),
+    "HNSW": _Kind({"M": 32, "efConstruction": 256}, lambda depth: {"ef": max(256, 2 * depth)}),
+    "IVF_FLAT": _Kind({"nlist": LISTS}, lambda depth: {"nprobe": LISTS // 8}),
+    "IVF_SQ8": _Kind({"nlist": LISTS}, lambda depth: {"nprobe": LISTS // 8}, rough=True),
+    "DISKANN": _Kind({}, lambda depth: {"search_list": max(100, 2 * depth)}),
+    "AUTOINDEX": _Kind({}, lambda depth: {}, rough=True),
+}
+
+
+@dataclass(frozen=True)
+class MilvusOptions:
+    """Address of Milvus, index kind, and prefix of collection names. ``timeout_s``: limit of one call."""
+
+    uri: str
+    token: str = ""
+    index: IndexKind = "FLAT"
+    prefix: str = "kith"
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Content of a collection."""
+
+    rows: RowKind
+    fingerprint: str
+    dimension: int
+    generation: int
+
+
+class Milvus:
+    """Connection, opened on first use. Safe to share between threads."""
+
+    def __init__(self, options: MilvusOptions) -> None:
+        self.options = options
+        self.timeout_s = options.timeout_s
+        self._client: MilvusClient | None = None
+        self._refused: tuple[float, Exception] | None = None
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Check that Milvus answers. Raises IndexUnavailableError."""
+        self.call(lambda client: client.list_collections(timeout=self.timeout_s))
+
+    def call(self, function: Callable[[MilvusClient], Any]) -> Any:
+        """Call a function with the client and return its result. Raises IndexUnavailableError."""
+        try:
+            return function(self._connected())
+        except (MilvusException, grpc.RpcError) as error:
+            raise _unavailable(error) from error
+
+    def _connected(self) -> MilvusClient:
+        # The client itself reconnects a connection that breaks later.
+        with self._lock:
+            if self._client is not None:
+                return self._client
+            # Otherwise queued requests would each wait for the timeout of a failing connection.
+            if self._refused and time.monotonic() < self._refused[0] + RETRY_S:
+                raise self._refused[1]
+            try:
+                self._client = MilvusClient(
+                    uri=self.options.uri, token=self.options.token, timeout=self.timeout_s, dedicated=True
+                )
+            except (MilvusException, grpc.RpcError) as error:
+                self._refused = (time.monotonic(), error)
+                raise
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def collection(self, place: Place) -> Collection:
+        """Return the collection behind a fixed alias; create it if missing.
+
+        If several nodes create it at the same time, one succeeds. Its name has a random suffix, so that a recreated
+        collection is not mistaken for one that has already applied changes.
+        """
+        alias = (
+            f"{self.options.prefix}_{place.rows}_{place.fingerprint[:16]}_{place.dimension}_g{place.generation}"
+            f"_{self.options.index.lower()}"
+        )
+        found = self._behind(alias)
+        if found is None:
+            made = f"{alias}_{uuid.uuid4().hex[:12]}"
+            self.call(lambda client: _create(client, made, place.dimension, self.options))
+            try:
+                self.call(lambda client: client.create_alias(made, alias, timeout=self.timeout_s))
+            except IndexUnavailableError:
+                found = self._behind(alias)
+                self.call(lambda client: client.drop_collection(made, timeout=self.timeout_s))
+                if found is None:
+                    raise
+        return Collection(self, found or made, KINDS[self.options.index])
+
+    def _behind(self, alias: str) -> str | None:
+        def ask(client: MilvusClient) -> str | None:
+            try:
+                return str(client.describe_alias(alias, timeout=self.timeout_s)["collection_name"])
+            except MilvusException as error:
+                if "not exist" in error.message or "not found" in error.message:
+                    return None
+                raise
+
+        found: str | None = self.call(ask)
+        return found
+
+    def collections(self) -> Iterator[tuple[Place, Collection]]:
+        """Yield all collections of this installation."""
+        named = re.compile(rf"{re.escape(self.options.prefix)}_([a-z_]+)_([0-9a-f]+)_(\d+)_g(\d+)_[a-z0-9_]+_[0-9a-f]+")
+        for name in self.call(lambda client: client.list_collections(timeout=self.timeout_s)):
+            if (parts := named.fullmatch(name)) and parts[1] in ("templates", "centroid", "quality_weighted"):
+                place = Place(parts[1], parts[2], int(parts[3]), int(parts[4]))  # type: ignore[arg-type]
+                yield place, Collection(self, name, KINDS["FLAT"])
+
+
+def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOptions) -> None:
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field("key", DataType.INT64, is_primary=True)
+    schema.add_field("gallery", DataType.INT64, is_partition_key=True)
+    schema.add_field("subject", DataType.INT64)
+    schema.add_field("first", DataType.BOOL)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+    index = client.prepare_index_params()
+    index.add_index("vector", index_type=options.index, metric_type="IP", params=KINDS[options.index].build)
+    client.create_collection(
+        name,
+        schema=schema,
+        index_params=index,
+        num_partitions=PARTITIONS,
+        consistency_level="Strong",
+        timeout=options.timeout_s,
+    )
+
+
+class RowMatches(NamedTuple):
+    """Rows for one probe, most similar first; ``all``: no further rows exist."""
+
+    similarities: list[float]
+    subjects: list[int]
+    all: bool
+
+
+class Collection:
+    """Rows in Milvus: (key, gallery, subject, first, vector), ``first`` in one row of each subject."""
+
+    def __init__(self, milvus: Milvus, name: str, kind: _Kind) -> None:
+        self._milvus = milvus
+        self._name = name
+        self._kind = kind
+        self._timeout_s = milvus.timeout_s
+
+    @property
+    def engine(self) -> str:
+        """Name of this index in the table of shared indexes."""
+        return f"milvus/{self._name.rpartition('_')[2]}"
+
+    def put(self, gallery_pk: int, keys: NDArray[np.int64], subjects: NDArray[np.int64], vectors: Float) -> None:
+        """Insert or replace rows; (n,) keys and subjects, ascending by subject."""
+        first = np.diff(subjects, prepend=-1) != 0
+        for start in range(0, len(keys), ROWS_PER_REQUEST):
+            rows = [
+                {"key": key, "gallery": gallery_pk, "subject": subject, "first": leads, "vector": vector}
+                for key, subject, leads, vector in zip(
+                    *(a[start : start + ROWS_PER_REQUEST].tolist() for a in (keys, subjects, first)),
+                    vectors[start : start + ROWS_PER_REQUEST],
+                    strict=True,
+                )
+            ]
+            self._put(rows)
+
+    def remove(self, keys: Iterable[int]) -> None:
+        """Delete the rows with these keys."""
+        for some in parts(sorted(keys)):
+            self._delete(ids=some)
+
+    def remove_where(self, where: str) -> None:
+        self._delete(filter=where)
+
+    def drop(self) -> None:
+        """Drop the collection; the next use creates and fills it again."""
+
+        def remove(client: MilvusClient) -> None:
+            for alias in client.list_aliases(self._name, timeout=self._timeout_s)["aliases"]:
+                client.drop_alias(alias, timeout=self._timeout_s)
+            client.drop_collection(self._name, timeout=self._timeout_s)
+
+        self._call(remove)
+
+    def keys(self, where: str) -> set[int]:
+        return {row["key"] for row in self._query(where, ["key"])}
+
+    def galleries(self, where: str) -> set[int]:
+        """Return gallery keys of matching rows, possibly not all."""
+        return {row["gallery"] for row in self._query(where, ["gallery"], limit=MAX_RESULTS)}
+
+    def count(self, where: str) -> int:
+        return int(self._query(where, ["count(*)"])[0]["count(*)"])
+
+    def vectors(self, where: str) -> tuple[NDArray[np.int64], Float]:
+        """Return (m,) ascending subjects and the (m, d) vectors of their rows."""
+        rows = self._query(where, ["subject", "vector"])
+        subjects = np.array([row["subject"] for row in rows], np.int64)
+        order = np.argsort(subjects, kind="stable")
+        return subjects[order], np.array([row["vector"] for row in rows], np.float32)[order]
+
+    def search(self, probes: Float, limit: int, where: str, settled: bool) -> list[RowMatches]:
+        """Return the ``limit`` most similar rows of each (d,) probe.
+
+        ``settled``: all changes that must be visible are older than the bounded staleness.
+        """
+        rough = self._kind.rough
+        depth = min(MAX_RESULTS, limit * (OVERSAMPLING if rough else 1))
+        answers = self._call(
+            lambda client: client.search(
+                self._name,
+                data=list(np.ascontiguousarray(probes, np.float32)),
+                filter=where,
+                limit=depth,
+                output_fields=["subject", "vector"] if rough else ["subject"],
+                search_params={"metric_type": "IP", "params": self._kind.search(depth)},
+                consistency_level="Bounded" if settled else "Strong",
+                timeout=self._timeout_s,
+            )
+        )
+        return [
+            _rescored(probe, hits, limit, depth) if rough else _found(hits, depth)
+            for probe, hits in zip(probes, answers, strict=True)
+        ]
+
+    def _put(self, rows: list[dict[str, Any]]) -> None:
+        self._call(lambda client: client.upsert(self._name, rows, timeout=self._timeout_s))
+
+    def _delete(self, **which: Any) -> None:
+        self._call(lambda client: client.delete(self._name, timeout=self._timeout_s, **which))
+
+    def _query(self, where: str, fields: list[str], **options: int) -> Sequence[Any]:
+        rows: Sequence[Any] = self._call(
+            lambda client: client.query(
+                self._name,
+                filter=where,
+                output_fields=fields,
+                consistency_level="Strong",
+                timeout=self._timeout_s,
+                **options,
+            )
+        )
+        return rows
+
+    def _call(self, function: Callable[[MilvusClient], Any]) -> Any:
+        def loaded(client: MilvusClient) -> Any:
+            try:
+                return function(client)
+            except MilvusException as error:
+                if error.code != NOT_LOADED:
+                    raise
+                client.load_collection(self._name, timeout=self._timeout_s)
+                return function(client)
+
+        return self._milvus.call(loaded)
+
+
+def _found(hits: Sequence[Any], depth: int) -> RowMatches:
+    return RowMatches([hit["distance"] for hit in hits], [hit["entity"]["subject"] for hit in hits], len(hits) < depth)
+
+
+def _rescored(probe: Float, hits: Sequence[Any], limit: int, depth: int) -> RowMatches:
+    """Return the best ``limit`` rows by exact similarity."""
+    vectors = np.array([hit["entity"]["vector"] for hit in hits], np.float32).reshape(len(hits), len(probe))
+    (similarities,) = products(probe[None], vectors)
+    best = np.argsort(-similarities, kind="stable")[:limit]
+    subjects = [hits[i]["entity"]["subject"] for i in best.tolist()]
+    return RowMatches(similarities[best].tolist(), subjects, len(hits) < depth and len(hits) <= limit)
+
+
+def parts(keys: list[int], size: int | None = None) -> Iterator[list[int]]:
+    """Yield slices of at most ``size`` keys."""
+    step = size or KEYS_PER_EXPRESSION
+    return (keys[start : start + step] for start in range(0, len(keys), step))
+
+
+def _unavailable(error: Exception) -> IndexUnavailableError:
+    said = error.message if isinstance(error, MilvusException) else str(getattr(error, "details", lambda: error)())
+    return IndexUnavailableError(f"Milvus: {said}")

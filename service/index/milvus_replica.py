@@ -1,0 +1,345 @@
+"""Replicas in Milvus: shared by all nodes, updated by one node at a time, searched by every fusion rule."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.core.errors import GalleryNotFoundError, IndexUnavailableError, KithError
+from service.domain.fusion import TOP_K, Fusion, fuse_similarities, subject_vectors
+from service.domain.gallery import Gallery, Hit, Keys, Snapshot
+from service.index.milvus import (
+    MAX_RESULTS,
+    NOT_FOUND,
+    Collection,
+    Milvus,
+    MilvusOptions,
+    Place,
+    RowKind,
+    RowMatches,
+    parts,
+)
+from service.index.protocol import IndexStats
+from service.storage.repositories.shared_indexes import Changed, Position, SharedIndexes, Turn
+
+SETTLED_S: Final = 15.0
+"""Age after which changes are visible with bounded consistency: three times Milvus' ``common.gracefulTime``."""
+PROBES_PER_REQUEST: Final = 64
+SUBJECTS_PER_REQUEST: Final = 500
+"""Subjects whose vectors are read at once."""
+SWEEP_S: Final = 600.0
+"""Time between sweeps for rows of deleted galleries."""
+log = logging.getLogger(__name__)
+
+
+class _Reached(NamedTuple):
+    """Collection to search, its minimum position in the change log, and the time when that was read."""
+
+    collection: Collection
+    position: Position
+    since: float
+
+
+class MilvusReplica:
+    """Replica of one gallery in Milvus.
+
+    A thread searches the collection that it caught up with. If that was dropped, the search fails instead of using a
+    new, empty collection.
+    """
+
+    def __init__(self, milvus: Milvus, shared: SharedIndexes, gallery: Gallery) -> None:
+        self._milvus = milvus
+        self._shared = shared
+        self._gallery = gallery
+        self._fusion: Fusion = gallery.settings.fusion
+        self._rows: RowKind = "templates" if self._fusion in ("max", "mean_top_k") else self._fusion  # type: ignore[assignment]
+        self._best = TOP_K if self._fusion == "mean_top_k" else 1
+        self._collection: Collection | None = None
+        self._lock = threading.Lock()
+        self._failed: tuple[float, IndexUnavailableError] | None = None
+        self._latest: _Reached | None = None
+        self._own_thread = threading.local()
+        self._counted: tuple[_Reached, int] | None = None
+
+    def is_at(self, version: int) -> bool:
+        return False  # other nodes change the position too
+
+    def catch_up(self, version: int | None = None) -> None:
+        collection = self.opened()
+        position = self._shared.position(self._gallery, collection.engine)
+        if position.behind:
+            asked = time.monotonic()
+            # One thread of this process waits for the turn, so that the others keep no database connection busy.
+            with self._lock, self._reopening_if_dropped():
+                # Fail at once if a concurrent attempt failed, instead of waiting for another timeout.
+                if self._failed and self._failed[0] > asked:
+                    raise IndexUnavailableError(self._failed[1].detail)
+                self._apply_up_to(collection, position.last)
+            position = self._shared.position(self._gallery, collection.engine)
+        latest = self._latest
+        if latest is None or (latest.collection is not collection or latest.position != position):
+            latest = self._latest = _Reached(collection, position, time.monotonic())
+        self._own_thread.reached = latest
+
+    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
+        with self._reopening_if_dropped():
+            compared = self._compared(among)
+            if not compared or not len(probes):
+                return [[] for _ in probes], compared
+            hits: list[list[Hit]] = []
+            for start in range(0, len(probes), PROBES_PER_REQUEST):
+                hits += self._search(probes[start : start + PROBES_PER_REQUEST], min(k, compared), among)
+            return hits, compared
+
+    def stats(self) -> IndexStats:
+        with self._reopening_if_dropped():
+            reached = self._reached
+            kind = self._milvus.options.index
+            return IndexStats(
+                "milvus",
+                kind.lower(),
+                "set by KITH_MILVUS_INDEX",
+                reached.collection.count(self._own),
+                reached.position.applied or 0,
+            )
+
+    def sequence(self) -> int | None:
+        return None if self._latest is None else self._latest.position.applied
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def _reached(self) -> _Reached:
+        reached: _Reached = self._own_thread.reached
+        return reached
+
+    @property
+    def _own(self) -> str:
+        return f"gallery == {self._gallery.pk}"
+
+    def opened(self) -> Collection:
+        """Return the gallery's collection; create it if missing. Raises IndexUnavailableError."""
+        if self._collection is None:
+            gallery = self._gallery
+            self._collection = self._milvus.collection(
+                Place(self._rows, gallery.fingerprint, gallery.dimension, gallery.generation)
+            )
+        return self._collection
+
+    @contextmanager
+    def _reopening_if_dropped(self) -> Iterator[None]:
+        """Open a dropped collection again on the next call."""
+        try:
+            yield
+        except IndexUnavailableError as error:
+            if getattr(error.__cause__, "code", None) == NOT_FOUND:
+                self._collection = None
+            raise
+
+    def _apply_up_to(self, collection: Collection, last: int) -> None:
+        try:
+            self._follow(collection, last)
+        except IndexUnavailableError as error:
+            self._failed = (time.monotonic(), error)
+            raise
+        except GalleryNotFoundError:
+            # This thread may have written rows after the deletion of the gallery removed them.
+            collection.remove_where(self._own)
+            raise
+
+    def _follow(self, collection: Collection, last: int) -> None:
+        while True:
+            position = self._shared.position(self._gallery, collection.engine)
+            if position.applied is not None and position.applied >= last:
+                return
+            with self._shared.turn(self._gallery, collection.engine) as turn:
+                if turn.position.applied is None:
+                    self.pass_on(collection, turn)
+                elif turn.position.behind:
+                    changed = turn.next_changes()
+                    self.apply(collection, changed)
+                    turn.advance(changed.now.sequence)
+
+    def pass_on(self, collection: Collection, turn: Turn) -> None:
+        """Copy the next batch of subjects during the initial load."""
+        after = turn.scan_position()
+        until, now = turn.next_subjects(after)
+        keys = self._put(collection, now)
+        within = f"{self._own} and subject > {after}" + ("" if until is None else f" and subject <= {until}")
+        collection.remove(collection.keys(within) - keys)
+        turn.record_scan(until)
+
+    def apply(self, collection: Collection, changed: Changed) -> None:
+        """Replace the rows of changed subjects by their current ones."""
+        keys = self._put(collection, changed.now)
+        # Remove last, so that no subject is missing at any time.
+        collection.remove((changed.templates if self._rows == "templates" else changed.subjects) - keys)
+
+    def _put(self, collection: Collection, now: Snapshot) -> set[int]:
+        if self._rows == "templates":
+            keys, subjects, vectors = now.template_pks, now.subject_pks, now.vectors
+        else:
+            keys = subjects = np.unique(now.subject_pks)
+            vectors = subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rows)
+        collection.put(self._gallery.pk, keys, subjects, vectors)
+        return set(keys.tolist())
+
+    def _compared(self, among: Keys | None) -> int:
+        reached = self._reached
+        if among is not None:
+            return sum(reached.collection.count(f"{where} and first == true") for where in self._within(among))
+        counted = self._counted
+        if counted is None or counted[0] is not reached:
+            counted = self._counted = (reached, reached.collection.count(f"{self._own} and first == true"))
+        return counted[1]
+
+    def _within(self, among: Keys | None) -> list[str]:
+        """Return disjoint filter expressions."""
+        if among is None:
+            return [self._own]
+        return [f"{self._own} and subject in {some}" for some in parts(among.tolist())]
+
+    def _search(self, probes: Float, k: int, among: Keys | None) -> list[list[Hit]]:
+        best: list[list[Hit]] = [[] for _ in probes]
+        for where in self._within(among):
+            best = [_best(have + new, k) for have, new in zip(best, self._distinct(probes, k, where), strict=True)]
+        return best
+
+    def _distinct(self, probes: Float, k: int, where: str) -> list[list[Hit]]:
+        """Return the ``k`` best subjects of each probe among the matching rows."""
+        depth = min(MAX_RESULTS, k if self._rows != "templates" else 4 * k * self._best)
+        answers = self._reached.collection.search(probes, depth, where, self._settled)
+        fused = self._fused(probes, answers, where)
+        return [
+            self._widened(probe, k, where, depth, answer, hits)
+            for probe, answer, hits in zip(probes, answers, fused, strict=True)
+        ]
+
+    def _widened(self, probe: Float, k: int, where: str, depth: int, answer: RowMatches, hits: list[Hit]) -> list[Hit]:
+        """Search further until no unseen subject can surpass the best ``k``."""
+        best = hits
+        # The fused similarity of an unseen subject is at most the last similarity seen.
+        while not answer.all and (len(best) < k or _best(best, k)[-1].similarity < answer.similarities[-1]):
+            depth = min(MAX_RESULTS, depth * 4)
+            others = f"{where} and subject not in {[hit.subject_pk for hit in best]}"
+            (answer,) = self._reached.collection.search(probe[None], depth, others, self._settled)
+            best = best + self._fused(probe[None], [answer], others)[0]
+        return _best(best, k)
+
+    def _fused(self, probes: Float, answers: list[RowMatches], where: str) -> list[list[Hit]]:
+        """Return the subjects of each answer with their fused similarity."""
+        if self._best == 1:
+            return [_best_of_each(answer) for answer in answers]
+        subjects = sorted({subject for answer in answers for subject in answer.subjects})
+        similarity: list[dict[int, float]] = [{} for _ in probes]
+        # Include templates below the search depth.
+        for some in parts(subjects, SUBJECTS_PER_REQUEST):
+            owners, vectors = self._reached.collection.vectors(f"{self._own} and subject in {some}")
+            fused = fuse_similarities(probes, vectors, owners, np.full(len(owners), np.nan, np.float32), self._fusion)
+            for known, row in zip(similarity, fused.tolist(), strict=True):
+                known.update(zip(np.unique(owners).tolist(), row, strict=True))
+        return [
+            [Hit(subject, known[subject]) for subject in dict.fromkeys(answer.subjects) if subject in known]
+            for known, answer in zip(similarity, answers, strict=True)
+        ]
+
+    @property
+    def _settled(self) -> bool:
+        return time.monotonic() - self._reached.since > SETTLED_S
+
+
+def _best(hits: list[Hit], k: int) -> list[Hit]:
+    return sorted(hits, key=lambda hit: -hit.similarity)[:k]
+
+
+def _best_of_each(answer: RowMatches) -> list[Hit]:
+    best: dict[int, float] = {}
+    for subject, similarity in zip(answer.subjects, answer.similarities, strict=True):
+        best.setdefault(subject, similarity)
+    return [Hit(subject, similarity) for subject, similarity in best.items()]
+
+
+class MilvusEngine:
+    """Factory of replicas in Milvus, and sweeper of rows of deleted galleries.
+
+    Rows are removed with their gallery, and by a background sweep in case a node or Milvus failed in between.
+    """
+
+    def __init__(self, options: MilvusOptions, shared: SharedIndexes) -> None:
+        self.options = options
+        self._milvus = Milvus(options)
+        self._shared = shared
+        self._served: set[str] = set()
+        self._stop = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_at_times, name="milvus-sweeper", daemon=True)
+
+    def start(self) -> None:
+        self._sweeper.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._sweeper.ident is not None:
+            self._sweeper.join()
+        self._milvus.close()
+
+    def replica(self, gallery: Gallery) -> MilvusReplica:
+        self._served.add(gallery.name)
+        return MilvusReplica(self._milvus, self._shared, gallery)
+
+    def check(self) -> None:
+        """Check that Milvus answers. Raises IndexUnavailableError."""
+        self._milvus.check()
+
+    def start_over(self, gallery: Gallery) -> None:
+        """Reload a gallery in Milvus: the next search copies all subjects first."""
+        self._shared.start_over(gallery)
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove the rows of a deleted gallery. If Milvus is away, a later sweep removes them."""
+        try:
+            for _, collection in self._milvus.collections():
+                collection.remove_where(f"gallery == {gallery.pk}")
+        except IndexUnavailableError as error:
+            log.warning(
+                "rows of deleted gallery %d are still in the index; a later sweep removes them: %s",
+                gallery.pk,
+                error.detail,
+            )
+
+    def sweep(self) -> None:
+        """Remove the rows of deleted galleries and generations. Raises IndexUnavailableError."""
+        for place, collection in self._milvus.collections():
+            while not self._stop.is_set():
+                living = self._shared.live_galleries(place.generation, place.fingerprint)
+                found = collection.galleries(f"gallery not in {sorted(living)}")
+                # Check again: a new gallery may be missing from the first list. Keys are never reused.
+                gone = found - self._shared.live_galleries(place.generation, place.fingerprint)
+                if not gone:
+                    break
+                collection.remove_where(f"gallery in {sorted(gone)}")
+
+    def shorten_logs(self) -> None:
+        """Trim the change logs of galleries served here. Raises StorageError."""
+        for name in sorted(self._served):
+            try:
+                self._shared.trim_log(name)
+            except GalleryNotFoundError:
+                self._served.discard(name)
+
+    def _sweep_at_times(self) -> None:
+        while True:
+            for task in (self.sweep, self.shorten_logs):
+                try:
+                    task()
+                except KithError as error:
+                    log.warning("cleaning up Milvus failed and is retried later: %s", error.detail)
+            if self._stop.wait(SWEEP_S):
+                return

@@ -1,0 +1,98 @@
+"""Protocols and value types of the index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from models.runtime.network import Float
+from service.domain.gallery import Gallery, Keys
+
+Kind = Literal["exact", "compact", "graph"]
+
+
+class Structure(Protocol):
+    """Approximate search structure of one segment."""
+
+    vectors: Float
+    """(n, d) vectors as given. A structure that owns its vectors shares them here, to avoid a second copy."""
+    memory_bytes: int
+    """Memory without the vectors."""
+
+    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+        """Return (q, depth) estimated similarities to (q, d) probes, best first, and their rows; -1 fills gaps."""
+
+
+class Builder(Protocol):
+    """Builder of structures of one kind."""
+
+    kind: Kind
+    depths: tuple[int, ...]
+    """Numbers of candidates to try, ascending."""
+
+    def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
+        """Build a structure of (n, d) vectors, in slices.
+
+        Raises:
+            StoppedError: ``stopped`` returned true between two slices.
+        """
+
+
+class StoppedError(Exception):
+    """Building was stopped because the index is closed."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Measured recall@1 and recall@10 (0 to 1).
+
+    Attributes:
+        sample: number of probes.
+        similarity: cosine similarity of each probe to one of the gallery's vectors.
+        promise: recall@1 that the gallery requires.
+    """
+
+    at_1: float
+    at_10: float
+    sample: int
+    similarity: float
+    promise: float
+
+
+@dataclass(frozen=True)
+class IndexStats:
+    """State of a gallery's index.
+
+    Attributes:
+        reason: why this kind was selected.
+        sequence: last applied line of the change log.
+        tail: vectors not in a sealed segment yet.
+        tombstones: removed vectors still in memory.
+        depth: candidates compared exactly; None: all.
+        recall: None while every vector is compared.
+    """
+
+    engine: str
+    kind: str
+    reason: str
+    vectors: int
+    sequence: int
+    segments: int = 0
+    tail: int = 0
+    tombstones: int = 0
+    memory_bytes: int = 0
+    depth: int | None = None
+    recall: Recall | None = None
+    compacted_at: datetime | None = None
+
+
+class SharedEngine(Protocol):
+    """Index engine shared by all nodes."""
+
+    def check(self) -> None:
+        """Check that the engine answers. Raises IndexUnavailableError."""
+
+    def forget(self, gallery: Gallery) -> None:
+        """Remove the rows of a deleted gallery, eventually."""

@@ -1,0 +1,269 @@
+"""In-memory index of a gallery: one writer at a time, concurrent searches, compaction in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.domain.gallery import IndexSetting, Keys
+from service.index.faiss_structures import MAX_TRAINING_VECTORS
+from service.index.protocol import Builder, IndexStats, Kind, StoppedError
+from service.index.recall import Measurement, measure, sample_of
+from service.index.segment_builder import Batch, SegmentBuilder
+from service.index.segments import Matches, Rows, View
+from service.index.selection import Choice, Failure, Sizes, choose
+
+REMEASURE_SHARE: Final = 0.2
+"""Vectors added or removed, as a share of the gallery, after which recall is measured again."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Builder trained on ``size`` vectors after ``moved`` changes; ``alone``: no structure existed then."""
+
+    builder: Builder
+    size: int
+    moved: int
+    alone: bool
+
+
+class SegmentedIndex:
+    """Index made of segments. Safe to share between threads.
+
+    Args:
+        dimension: length of a vector.
+        setting: the gallery's index setting.
+        promise: recall@1 to keep (0 to 1); below it, every vector is compared.
+        build_for: returns a kind's builder, trained on a sample of the vectors.
+        run_later: runs a function in the background.
+        accelerated: the exact kind has structures too (on a GPU).
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        setting: IndexSetting,
+        promise: float,
+        build_for: Callable[[Kind, Float], Builder],
+        run_later: Callable[[Callable[[], None]], None],
+        sizes: Sizes | None = None,
+        accelerated: bool = False,
+    ) -> None:
+        self._dimension, self._setting, self._promise = dimension, setting, promise
+        self._build_for, self._run_later = build_for, run_later
+        self._sizes = sizes or Sizes()
+        self._accelerated = accelerated
+        self.view = View()
+        self._segments = SegmentBuilder(dimension, self._sizes)
+        self._epoch = 0
+        """Number of loads and unloads. A merge that was begun in an earlier epoch is discarded."""
+        self._trained: Trained | None = None
+        self._choice = choose(setting, 0, dimension, self._sizes, None, "exact")
+        self._measured: Measurement | None = None
+        self._failed: Failure | None = None
+        self._compacted_at: datetime | None = None
+        self._closed = False
+        self._scheduled = False
+        self._scheduling = threading.Lock()
+        self._changing = threading.Lock()
+        self._compacting = threading.Lock()
+
+    def search(self, view: View, probes: Float, k: int, among: Keys | None = None) -> Matches:
+        """Search a view of this index, as :meth:`View.search`, at the depth that keeps the promised recall.
+
+        Every vector is compared until that depth has been measured.
+        """
+        probes = np.ascontiguousarray(probes, np.float32)
+        measured = self._measured
+        return view.search(probes, k, measured.depth if measured and view.structured else None, among)
+
+    def load(self, rows: Rows, sequence: int) -> None:
+        """Replace all content with rows sorted by owner and key. The caller must not change them afterwards."""
+        with self._changing:
+            self._reset(View(self._segments.load(rows, self._choice.kind), sequence, _count_owners(rows)))
+        self._schedule()
+
+    def unload(self) -> None:
+        """Release all content until the next load."""
+        with self._changing:
+            self._reset(View())
+
+    def apply(self, batches: Iterable[Batch]) -> None:
+        """Apply changes. Searches see all batches at once."""
+        with self._changing:
+            view = self.view
+            for batch in batches:
+                view = self._segments.apply(view, batch, self._choice.kind)
+            self.view = view
+        self._schedule()
+
+    def stats(self) -> IndexStats:
+        """Return the current state of the index."""
+        view = self.view
+        measured = self._measured if view.structured else None
+        return IndexStats(
+            "faiss",
+            self._choice.kind,
+            self._choice.reason,
+            len(view),
+            view.sequence,
+            sum(segment.sealed for segment in view.segments),
+            sum(segment.live for segment in view.segments if not segment.sealed),
+            sum(segment.dead for segment in view.segments),
+            sum(segment.memory_bytes for segment in view.segments),
+            measured.depth if measured else None,
+            measured.recall if measured else None,
+            self._compacted_at,
+        )
+
+    def close(self) -> None:
+        """Stop compaction at its next step."""
+        self._closed = True
+
+    def compact(self) -> None:
+        """Seal, merge and rebuild segments, then measure recall. Searches continue meanwhile.
+
+        Raises:
+            StoppedError: the index was closed.
+        """
+        with self._compacting:
+            while (merged := self.merge_next()) or self._check_recall():
+                # Measuring costs as much as the structures are large, so an early failure saves building the rest.
+                if merged and self._has_doubled(self.view):
+                    self._check_recall()
+            self._compacted_at = datetime.now(UTC)
+
+    def needs_compaction(self) -> bool:
+        """Return whether :meth:`compact` has work to do."""
+        view = self.view
+        choice = self._choose(view)
+        if choice.kind != self._choice.kind:
+            return True
+        self._choice = choice
+        return bool(self._segments.select(view, choice.kind, self._has_structures(choice.kind))) or self._is_unmeasured(
+            view
+        )
+
+    def merge_next(self) -> bool:
+        """Merge one group of segments. Return whether there was one."""
+        with self._changing:
+            epoch = self._epoch
+            choice = self._choose(self.view)
+            if choice.kind != self._choice.kind or not self._has_structures(choice.kind):
+                self._drop_structures()
+            view, self._choice = self.view, choice
+        structured = self._has_structures(choice.kind)
+        old = self._segments.select(view, choice.kind, structured)
+        if not old:
+            return False
+        builder = self._builder_for(view) if structured else None
+        merged = self._segments.merge(old, builder, lambda: self._closed)
+        with self._changing:
+            if self._epoch == epoch:
+                self.view = self._segments.swap(self.view, old, merged)
+        return True
+
+    def _reset(self, view: View) -> None:
+        self._epoch += 1
+        self._measured, self._trained = None, None
+        self.view = view
+
+    def _schedule(self) -> None:
+        """Compact in the background if there is work to do."""
+        with self._scheduling:
+            if self._scheduled or self._closed or not self.needs_compaction():
+                return
+            self._scheduled = True
+        self._run_later(self._compact_in_background)
+
+    def _compact_in_background(self) -> None:
+        try:
+            self.compact()
+        except StoppedError:
+            pass
+        except Exception:  # no caller waits for this thread, so the log is the only report
+            self._scheduled = False  # the next change tries again
+            log.exception("index compaction failed; searches continue on the index as it is")
+        else:
+            # Reset only now: a second compaction would block a thread that other galleries need.
+            self._scheduled = False
+            self._schedule()
+
+    def _has_structures(self, kind: Kind) -> bool:
+        return kind != "exact" or self._accelerated
+
+    def _choose(self, view: View) -> Choice:
+        return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self._choice.kind)
+
+    def _drop_structures(self) -> None:
+        """Compare every vector from now on."""
+        view = self.view
+        self._measured, self._trained = None, None
+        self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments))
+
+    def _builder_for(self, view: View) -> Builder:
+        """Return the trained builder. It is trained again when the gallery has grown fourfold."""
+        size, kind = len(view), self._choice.kind
+        trained = self._trained
+        if trained is None or trained.builder.kind != kind or size >= 4 * trained.size:
+            sample = sample_of(view, min(size, MAX_TRAINING_VECTORS), np.random.default_rng(size))
+            trained = Trained(self._build_for(kind, sample), size, view.moved, not view.structured)
+            self._measured, self._trained = None, trained
+        return trained.builder
+
+    def _check_recall(self) -> bool:
+        """Measure recall if the gallery has changed. Return whether there is more to do because it is too low.
+
+        The first remedy is to rebuild all structures, the second to compare every vector.
+        """
+        with self._changing:
+            view, epoch = self.view, self._epoch
+        if not self._is_unmeasured(view):
+            return False
+        builder = self._builder_for(view)
+        measured = measure(view, builder.depths, self._promise, lambda: self._closed)
+        with self._changing:
+            if self._epoch != epoch:
+                return True
+            if measured.recall.at_1 >= self._promise:
+                self._measured = measured
+                return False
+            log.warning(
+                "recall@1 of the %s index is %.4f for %d vectors", builder.kind, measured.recall.at_1, len(view)
+            )
+            if not self._is_trained_on(view):
+                self._drop_structures()
+                return True
+            self._measured = None
+            if builder.kind == "exact":
+                self._accelerated = False
+            self._failed = Failure(builder.kind, len(view), measured.recall.at_1, self._promise)
+        return True
+
+    def _is_trained_on(self, view: View) -> bool:
+        """Return whether all structures come from a builder that was trained on most of these vectors."""
+        trained = self._trained
+        return trained is not None and trained.alone and view.moved - trained.moved <= REMEASURE_SHARE * trained.size
+
+    def _is_unmeasured(self, view: View) -> bool:
+        last = self._measured
+        if last is None:
+            return view.structured > 1
+        changed = max(view.moved - last.moved, abs(view.structured - last.size))
+        return view.structured > 1 and changed > REMEASURE_SHARE * last.size
+
+    def _has_doubled(self, view: View) -> bool:
+        last = self._measured
+        return view.structured > 1 and (last is None or view.structured > 2 * last.size)
+
+
+def _count_owners(rows: Rows) -> int:
+    return int((np.diff(rows.owners) != 0).sum()) + 1 if len(rows.owners) else 0

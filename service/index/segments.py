@@ -1,0 +1,318 @@
+"""Segments of an index, and exact search over them. All objects are immutable.
+
+A search takes one ``View`` and needs no lock: each change creates a new view that shares unchanged segments. Sealed
+segments are sorted by owner and key. They may have a structure that finds candidates, which are then compared exactly.
+The last segment, the tail, takes new vectors and is compared exhaustively. A removed vector stays as a tombstone until
+its segment is rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.runtime.network import Float
+from service.domain.gallery import Keys
+from service.index.faiss_structures import exact, products, similarities_at
+from service.index.protocol import Structure
+
+Mask = NDArray[np.bool_]
+ROWS_PER_BLOCK: Final = 16_384
+"""Rows compared at once: their similarities stay in the processor's cache."""
+ROWS_PER_GATHER: Final = 4096
+"""Rows gathered at once: numpy holds the GIL meanwhile."""
+MAX_NUMPY_PROBES: Final = 8
+"""Probes up to which ranking in numpy is faster than FAISS."""
+MAX_GATHER_SHARE_EXACT: Final = 0.3
+MAX_GATHER_SHARE_STRUCTURED: Final = 0.02
+"""Share of a segment that passes a filter, up to which gathering and comparing these rows is cheapest."""
+MAX_CANDIDATE_SHARE: Final = 0.25
+"""Share of a segment above which comparing everything is cheaper than asking for so many candidates."""
+
+
+class Matches(NamedTuple):
+    """(q, m) similarities, best first, with keys and owners; -inf and -1 fill gaps."""
+
+    similarities: Float
+    keys: Keys
+    owners: Keys
+
+    def at(self, columns: Keys) -> Matches:
+        """Return the (q, m) selected columns of each probe."""
+        return Matches(
+            np.take_along_axis(self.similarities, columns, 1),
+            np.take_along_axis(self.keys, columns, 1),
+            np.take_along_axis(self.owners, columns, 1),
+        )
+
+
+class Rows(NamedTuple):
+    """(n,) keys and owners, and (n, d) unit vectors."""
+
+    keys: Keys
+    owners: Keys
+    vectors: Float
+
+    def at(self, chosen: slice | Keys) -> Rows:
+        return Rows(self.keys[chosen], self.owners[chosen], self.vectors[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """(n, d) vectors with (n,) keys and owners. Rows that are not ``alive`` are tombstones; ``number`` is unique."""
+
+    number: int
+    vectors: Float
+    keys: Keys
+    owners: Keys
+    alive: Mask
+    live: int
+    sealed: bool
+    structure: Structure | None = None
+    by_key: tuple[Keys, NDArray[np.int32]] | None = None
+    """Ascending keys and the row of each; None: the rows are sorted by key."""
+
+    @classmethod
+    def seal(cls, number: int, rows: Rows, structure: Structure | None = None) -> Segment:
+        """Return a sealed segment of rows sorted by owner and key."""
+        ascending = bool((np.diff(rows.keys) > 0).all())
+        order = None if ascending else np.argsort(rows.keys).astype(np.int32)
+        by_key = None if order is None else (rows.keys[order], order)
+        alive = np.ones(len(rows.keys), np.bool_)
+        vectors = rows.vectors if structure is None else structure.vectors
+        return cls(number, vectors, rows.keys, rows.owners, alive, len(alive), True, structure, by_key)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def dead(self) -> int:
+        return len(self.keys) - self.live
+
+    @property
+    def memory_bytes(self) -> int:
+        held = sum(array.nbytes for array in (self.vectors, self.keys, self.owners, self.alive, *(self.by_key or ())))
+        return int(held) + (self.structure.memory_bytes if self.structure else 0)
+
+    def rows_of_keys(self, keys: Keys) -> Keys:
+        """Return the live rows with these ascending keys."""
+        if not self.sealed:
+            return np.flatnonzero(_contained(self.keys, keys) & self.alive)
+        ordered, row_of = self.by_key or (self.keys, None)
+        places = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
+        places = places[ordered[places] == keys]
+        rows = places if row_of is None else row_of[places].astype(np.int64)
+        return np.asarray(rows[self.alive[rows]], np.int64)
+
+    def rows_of_owners(self, owners: Keys) -> Keys:
+        """Return the live rows of these ascending owners."""
+        if not self.sealed:
+            return np.flatnonzero(_contained(self.owners, owners) & self.alive)
+        first = np.searchsorted(self.owners, owners, "left")
+        counts = np.searchsorted(self.owners, owners, "right") - first
+        # Concatenate the runs of rows.
+        ends = np.cumsum(counts)
+        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+        return np.asarray(rows[self.alive[rows]], np.int64)
+
+    def without(self, rows: Keys) -> Segment:
+        """Return the segment with these rows as tombstones."""
+        alive = self.alive.copy()
+        alive[rows] = False
+        return replace(self, alive=alive, live=self.live - len(rows))
+
+    @property
+    def rows(self) -> Rows:
+        """All rows, tombstones included."""
+        return Rows(self.keys, self.owners, self.vectors)
+
+
+class Hits(NamedTuple):
+    """(q, m) unordered similarities and rows of one segment; ``exact``: the similarities are not estimates."""
+
+    similarities: Float
+    rows: Keys
+    exact: bool
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """State of a gallery at one ``sequence`` of its change log.
+
+    Attributes:
+        owners: number of owners with a vector.
+        moved: vectors added or removed since the gallery was loaded.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    sequence: int = 0
+    owners: int = 0
+    moved: int = 0
+
+    def __len__(self) -> int:
+        return sum(segment.live for segment in self.segments)
+
+    @cached_property
+    def structured(self) -> int:
+        """Number of vectors in segments with a structure."""
+        return sum(segment.live for segment in self.segments if segment.structure is not None)
+
+    def count_of(self, owners: Keys) -> Keys:
+        """Return the number of live vectors of each of these ascending owners."""
+        counts = np.zeros(len(owners), np.int64)
+        for segment in self.segments:
+            found = segment.owners[segment.rows_of_owners(owners)]
+            counts += np.bincount(np.searchsorted(owners, found), minlength=len(owners))
+        return counts
+
+    def search(self, probes: Float, k: int, depth: int | None, among: Keys | None = None) -> Matches:
+        """Return the ``k`` most similar vectors for each of (q, d) probes.
+
+        Args:
+            depth: candidates per segment with a structure; None: compare every vector.
+            among: ascending owners to search; None: all.
+        """
+        parts = [
+            (segment, hits)
+            for segment in self.segments
+            if segment.live and (hits := _hits(segment, probes, k, depth, among)) is not None
+        ]
+        if not parts:
+            none = np.full((len(probes), 0), -1, np.int64)
+            return Matches(none.astype(np.float32), none, none)
+        return _best(_exact_matches(probes, parts, max(depth or 0, k)), k)
+
+    def vectors_of(self, owners: Keys) -> Rows:
+        """Return the live vectors of these ascending owners, sorted by owner and key."""
+        found = [segment.rows.at(segment.rows_of_owners(owners)) for segment in self.segments]
+        together = Rows(
+            np.concatenate([rows.keys for rows in found]),
+            np.concatenate([rows.owners for rows in found]),
+            np.concatenate([rows.vectors for rows in found]),
+        )
+        return together.at(np.lexsort((together.keys, together.owners)))
+
+
+def _contained(values: Keys, ascending: Keys) -> Mask:
+    if not len(ascending):
+        return np.zeros(len(values), np.bool_)
+    return np.asarray(ascending[np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)] == values)
+
+
+def _hits(segment: Segment, probes: Float, k: int, depth: int | None, among: Keys | None) -> Hits | None:
+    """Return one segment's hits; None: no row passes the filter."""
+    structured = segment.structure is not None and depth is not None
+    allowed, available = (None if not segment.dead else segment.alive), segment.live
+    if among is not None:
+        rows = segment.rows_of_owners(among)
+        available = len(rows)
+        if not available:
+            return None
+        if available <= (MAX_GATHER_SHARE_STRUCTURED if structured else MAX_GATHER_SHARE_EXACT) * len(segment):
+            return _gathered(segment, probes, k, rows)
+        allowed = np.zeros(len(segment), np.bool_)
+        allowed[rows] = True
+    if structured and depth is not None:
+        candidates = _candidates(segment, probes, max(depth, k), allowed, available)
+        if candidates is not None:
+            return candidates
+    return _every(segment, probes, k, allowed)
+
+
+def _candidates(segment: Segment, probes: Float, depth: int, allowed: Mask | None, available: int) -> Hits | None:
+    """Return the best ``depth`` candidates among the ``allowed`` rows. None: comparing all rows is cheaper.
+
+    Structures cannot filter, so the number requested grows until enough candidates are allowed.
+    """
+    assert segment.structure is not None  # noqa: S101 - checked by the caller
+    wanted = min(depth, available)
+    asked = wanted if allowed is None else int(1.2 * wanted * len(segment) / available) + 16
+    while asked <= MAX_CANDIDATE_SHARE * len(segment):
+        scores, rows = segment.structure.candidates(probes, asked)
+        passed = rows >= 0
+        if allowed is not None:
+            passed &= allowed[rows]
+        if (passed.sum(1) >= wanted).all():
+            return Hits(np.where(passed, scores, -np.inf), np.where(passed, rows, -1), False)
+        asked *= 4
+    return None
+
+
+def _gathered(segment: Segment, probes: Float, k: int, rows: Keys) -> Hits:
+    kept = []
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        part = rows[start : start + ROWS_PER_BLOCK]
+        vectors = segment.vectors[part]
+        if len(probes) > MAX_NUMPY_PROBES:
+            similarities, places = exact(probes, vectors, min(k, len(part)))
+        else:
+            similarities, places = _top(products(probes, vectors), k)
+        kept.append((similarities, part[places]))
+    return _joined(kept)
+
+
+def _every(segment: Segment, probes: Float, k: int, allowed: Mask | None) -> Hits:
+    if len(probes) > MAX_NUMPY_PROBES:
+        if allowed is not None:
+            return _gathered(segment, probes, k, np.flatnonzero(allowed))
+        return Hits(*exact(probes, segment.vectors, min(k, len(segment))), True)
+    kept = []
+    for start in range(0, len(segment), ROWS_PER_BLOCK):
+        part = slice(start, start + ROWS_PER_BLOCK)
+        similarities = products(probes, segment.vectors[part])
+        if allowed is not None:
+            similarities[:, ~allowed[part]] = -np.inf
+        best, places = _top(similarities, k)
+        kept.append((best, np.where(best > -np.inf, places + start, -1)))
+    return _joined(kept)
+
+
+def _top(similarities: Float, k: int) -> tuple[Float, Keys]:
+    """Return the (q, <= k) highest of (q, n) similarities, unordered, and their columns."""
+    if similarities.shape[1] <= k:
+        return similarities, np.broadcast_to(np.arange(similarities.shape[1]), similarities.shape)
+    columns = np.argpartition(similarities, -k, axis=1)[:, -k:]
+    return np.take_along_axis(similarities, columns, 1), columns
+
+
+def _joined(kept: Sequence[tuple[Float, Keys]]) -> Hits:
+    return Hits(np.concatenate([part[0] for part in kept], 1), np.concatenate([part[1] for part in kept], 1), True)
+
+
+def _exact_matches(probes: Float, parts: list[tuple[Segment, Hits]], depth: int) -> Matches:
+    """Return all hits with exact similarities; of estimated ones only the best ``depth`` over all segments."""
+    estimated = [hits.similarities for _, hits in parts if not hits.exact]
+    least: Float | float = -np.inf
+    if sum(scores.shape[1] for scores in estimated) > depth:
+        together = np.concatenate(estimated, 1)
+        least = -np.partition(-together, depth - 1, axis=1)[:, depth - 1 : depth]
+    found = list(_rescored(probes, parts, least))
+    return Matches(
+        np.concatenate([part.similarities for part in found], 1),
+        np.concatenate([part.keys for part in found], 1),
+        np.concatenate([part.owners for part in found], 1),
+    )
+
+
+def _rescored(probes: Float, parts: list[tuple[Segment, Hits]], least: Float | float) -> Iterator[Matches]:
+    for segment, hits in parts:
+        similarities, rows = hits.similarities, hits.rows
+        if not hits.exact:
+            rows = np.where(similarities >= least, rows, -1)
+            similarities = similarities_at(probes, segment.vectors, rows)
+        missing = rows < 0
+        similarities = np.where(missing, -np.inf, similarities).astype(np.float32)
+        yield Matches(
+            similarities, np.where(missing, -1, segment.keys[rows]), np.where(missing, -1, segment.owners[rows])
+        )
+
+
+def _best(found: Matches, k: int) -> Matches:
+    if found.similarities.shape[1] > k:
+        found = found.at(_top(found.similarities, k)[1])
+    return found.at(np.lexsort((found.keys, -found.similarities), axis=1))

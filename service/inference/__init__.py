@@ -1,0 +1,1 @@
+"""Inference: photo decoding, URL fetching, archives, batching and the served recognizers."""

@@ -1,0 +1,377 @@
+"""Photos in archives: zip, tar, tar.gz and tar.zst, read one photo at a time without unpacking to disk.
+
+Archives are untrusted. Declared sizes are verified, paths serve as names only, and at most one photo is in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
+
+from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError
+from service.core.extras import require_package
+from service.core.gunzip import GunzipFile, max_unpacked_bytes
+from service.core.json_limits import JsonLimits, check_json
+
+PHOTO_SUFFIXES: Final = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}
+)
+MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
+SIGNATURE_BYTES: Final = 512
+"""Length of an archive's beginning that identifies its format."""
+MAX_DIRECTORY_BYTES: Final = 64_000_000
+"""Limit for the directory of a zip and for a manifest, which are read whole."""
+ENTRY_SIGNATURE: Final = b"PK\1\2"
+"""Signature of each entry of a zip's directory."""
+MAX_COLUMNS: Final = 16
+"""Columns of a manifest, and values of each JSON entry."""
+MAX_GLOBAL_HEADER_BYTES: Final = 1000
+"""Size of a global tar header, which holds a comment. Several may precede an entry."""
+MAX_HEADER_BYTES: Final = 100_000
+"""Limit for an extended header of a tar entry, which holds a name and little else."""
+EXTENDED_HEADERS: Final = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
+ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
+MAX_NAME_LENGTH: Final = 512
+IGNORED_FOLDERS: Final = frozenset({"__MACOSX", "@eaDir"})
+
+
+class ArchiveSource(Protocol):
+    """Source of an archive that can be opened repeatedly, such as a path."""
+
+    def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
+
+
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """Limits: entries (folders and links included), bytes of one photo, and unpacked bytes of all entries."""
+
+    entries: int
+    photo_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class ArchivedFile:
+    """File in an archive, with a unique ``name`` and the original ``path``.
+
+    Call ``read`` before advancing to the next file. Its ArchiveInvalidError or ImageTooLargeError concerns this file
+    only.
+    """
+
+    name: str
+    path: str
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class ArchiveContents:
+    """Subject of each photo by file name, None for a photo outside of subject folders.
+
+    ``missing`` lists manifest entries without a file. ``ignored`` counts files that are not photos, or not in the
+    manifest.
+    """
+
+    subjects: Mapping[str, str | None]
+    missing: Sequence[str]
+    ignored: int
+
+
+def archive_kind(beginning: bytes) -> str:
+    """Return zip, tar, gzip or zstd, from the first SIGNATURE_BYTES. Raises ArchiveInvalidError."""
+    if beginning.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return "zip"
+    if beginning.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if beginning.startswith(b"\x28\xb5\x2f\xfd"):
+        return "zstd"
+    if beginning[257:262] == b"ustar":
+        return "tar"
+    raise ArchiveInvalidError("the file is not a zip, tar, tar.gz or tar.zst")
+
+
+def read_contents(
+    archive: ArchiveSource, limits: ArchiveLimits, strip: int | None, check: Callable[[], None]
+) -> ArchiveContents:
+    """List an archive, and assign a subject to each photo, by the manifest or else by the folder.
+
+    Args:
+        strip: Number of leading folders to ignore. None: ignore one folder that encloses all subject folders.
+        check: Called for each file; may raise to stop.
+
+    Raises:
+        ArchiveInvalidError: The archive cannot be read to its end.
+        ArchiveTooLargeError: The archive exceeds a limit.
+    """
+    files: dict[str, PurePosixPath] = {}
+    manifest: tuple[PurePosixPath, dict[str, str]] | None = None
+    ignored = 0
+    for member in iterate_members(archive, limits):
+        check()
+        parts = _safe_path(member.path)
+        if manifest is None and parts.name in MANIFESTS and len(parts.parts) <= 2:
+            manifest = parts.parent, _read_manifest(parts.name, member.read(), limits.entries)
+        elif is_photo(parts):
+            files[member.name] = parts
+        else:
+            ignored += 1
+    if manifest is not None:
+        return _by_manifest(files, *manifest, ignored)
+    depth = _common_folders(list(files.values())) if strip is None else strip
+    subjects = {name: f.parts[depth] if len(f.parts) > depth + 1 else None for name, f in files.items()}
+    return ArchiveContents(subjects, [], ignored)
+
+
+def is_photo(path: PurePosixPath) -> bool:
+    """Return whether a path names a photo. Hidden files and system files are not photos."""
+    hidden = any(part.startswith(".") or part in IGNORED_FOLDERS for part in path.parts)
+    return path.suffix.lower() in PHOTO_SUFFIXES and not hidden
+
+
+def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[ArchivedFile]:
+    """Yield the files of an archive in order, without folders and links. Raises as :func:`read_contents`."""
+    try:
+        with archive.open("rb") as file:
+            kind = archive_kind(file.read(SIGNATURE_BYTES))
+            packed = file.seek(0, os.SEEK_END)
+        limits = replace(limits, total_bytes=min(limits.total_bytes, max_unpacked_bytes(packed)))
+        names: dict[str, int] = {}
+        entries = _zip_members(archive, limits) if kind == "zip" else _tar_members(archive, kind, limits)
+        for found, read in entries:
+            name = _storable_name(found)
+            names[name] = names.get(name, 0) + 1
+            yield ArchivedFile(name if names[name] == 1 else _storable_name(f"{found}#{names[name]}"), found, read)
+    except KithError:
+        raise
+    except Exception as error:  # readers raise unrelated exceptions on damaged files
+        raise ArchiveInvalidError(f"the archive cannot be read: {error}") from error
+
+
+def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    total = 0
+    with (
+        archive.open("rb") as file,
+        zipfile.ZipFile(
+            cast(BinaryIO, _LimitedZipFile(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes), limits))
+        ) as opened,
+    ):
+        _check_entries(len(opened.infolist()), limits)
+        for info in opened.infolist():
+            if info.is_dir():
+                continue
+            # _zip_entry never unpacks more than the declared size.
+            total += info.file_size
+            _check_total(total, limits)
+            yield info.filename, lambda info=info: _zip_entry(opened, info, limits)  # type: ignore[misc]
+
+
+def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveLimits) -> bytes:
+    _check_size(info.file_size, limits)
+    if info.flag_bits & 1:
+        raise ArchiveInvalidError("the file is encrypted")
+    # Decompressors of other methods unpack a whole block, of any size.
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ArchiveInvalidError("the file is neither stored nor deflated")
+    try:
+        with archive.open(info) as stream:
+            payload = stream.read(info.file_size)
+    except KithError:
+        raise
+    except Exception as error:
+        raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
+    if len(payload) != info.file_size:
+        raise ArchiveInvalidError(f"the file has {len(payload)} bytes, its archive says {info.file_size}")
+    return payload
+
+
+def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    with (
+        archive.open("rb") as file,
+        _unpacked(file, kind) as unpacked,
+        tarfile.open(
+            fileobj=cast(BinaryIO, _LimitedStream(unpacked, limits)), mode="r|", tarinfo=_LimitedTarInfo
+        ) as opened,
+    ):
+        for count, info in enumerate(opened, start=1):
+            _check_entries(count, limits)
+            opened.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every entry
+            opened.pax_headers.clear()  # type: ignore[attr-defined]  # every further entry gets a copy
+            if info.isreg():
+                yield info.name, lambda info=info: _tar_entry(opened, info, limits)  # type: ignore[misc]
+
+
+def _tar_entry(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveLimits) -> bytes:
+    _check_size(info.size, limits)
+    try:
+        stream = archive.extractfile(info)
+        return b"" if stream is None else stream.read()
+    except KithError:
+        raise
+    except Exception as error:
+        raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
+
+
+def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
+    match kind:
+        case "gzip":
+            return cast(AbstractContextManager[BinaryIO], nullcontext(GunzipFile(file)))
+        case "zstd":
+            require_package("pyarrow", "arrow", "A zstd archive")
+            from pyarrow import input_stream  # slow import
+
+            return cast(AbstractContextManager[BinaryIO], input_stream(file, compression="zstd"))
+    return cast(AbstractContextManager[BinaryIO], nullcontext(file))
+
+
+class _LimitedZipFile:
+    """Zip file that rejects reads above ``max_bytes``, and directories with too many entries.
+
+    ``zipfile`` creates an object per directory entry before it reports their number.
+    """
+
+    def __init__(self, file: IO[bytes], max_bytes: int, limits: ArchiveLimits) -> None:
+        self._file = file
+        self._max_bytes = max_bytes
+        self._limits = limits
+        self._size = file.seek(0, os.SEEK_END)
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._size - self.tell() if size < 0 else size
+        if wanted > self._max_bytes:
+            raise ArchiveTooLargeError(f"the archive's directory has more than {self._max_bytes} bytes")
+        block = self._file.read(wanted)
+        if len(block) > len(ENTRY_SIGNATURE) * self._limits.entries:
+            _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
+        return block
+
+
+class _LimitedStream:
+    """Stream that raises ArchiveTooLargeError at the limit of unpacked bytes."""
+
+    def __init__(self, file: IO[bytes], limits: ArchiveLimits) -> None:
+        self._file = file
+        self._limits = limits
+        self._total = 0
+
+    def read(self, size: int) -> bytes:
+        block = self._file.read(size)
+        self._total += len(block)
+        _check_total(self._total, self._limits)
+        return block
+
+
+class _LimitedTarInfo(tarfile.TarInfo):
+    """Tar entry that rejects large extended headers and sparse files, which ``tarfile`` reads whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _LimitedTarInfo:
+        info = super().frombuf(buf, encoding, errors)
+        limit = MAX_GLOBAL_HEADER_BYTES if info.type == tarfile.XGLTYPE else MAX_HEADER_BYTES
+        if info.type in EXTENDED_HEADERS and info.size > limit:
+            raise ArchiveTooLargeError(f"a header in the archive has {info.size} bytes")
+        if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
+            raise ArchiveInvalidError("sparse files are not read")
+        return info
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise ArchiveInvalidError("sparse files are not read")
+
+
+def _check_entries(count: int, limits: ArchiveLimits) -> None:
+    if count > limits.entries:
+        raise ArchiveTooLargeError(f"more than {limits.entries} files")
+
+
+def _check_total(total: int, limits: ArchiveLimits) -> None:
+    if total > limits.total_bytes:
+        raise ArchiveTooLargeError(f"more than {limits.total_bytes} bytes when unpacked")
+
+
+def _check_size(size: int, limits: ArchiveLimits) -> None:
+    if size > limits.photo_bytes:
+        raise ImageTooLargeError(f"the photo has {size} bytes, the limit is {limits.photo_bytes}")
+
+
+def _safe_path(path: str) -> PurePosixPath:
+    return PurePosixPath(*(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")))
+
+
+def _storable_name(path: str) -> str:
+    """Return a name that any database can store: at most MAX_NAME_LENGTH characters, without NUL and surrogates."""
+    name = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    return f"{name[: MAX_NAME_LENGTH - 65]}~{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _common_folders(files: Sequence[PurePosixPath]) -> int:
+    """Return 1 if one folder contains everything and each photo is in a subfolder of it, else 0."""
+    outer = {file.parts[0] for file in files}
+    return int(len(outer) == 1 and all(len(file.parts) > 2 for file in files))
+
+
+def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
+    """Parse a manifest. Return the subject by path."""
+    if sum(payload.count(mark) for mark in (b"\n", b"\r", b",")) > MAX_COLUMNS * (entries + 1):
+        raise ArchiveTooLargeError(f"{name} has more than {entries} entries")
+    try:
+        text = payload.decode("utf-8-sig")
+        is_csv = name.endswith(".csv")
+        rows = _csv_rows(text) if is_csv else (_parse_json_entry(line) for line in text.split("\n") if line.strip())
+        subjects: dict[str, str] = {}
+        for number, row in enumerate(rows, start=1):
+            if not _is_row(row):
+                raise ArchiveInvalidError(
+                    f"{name}, entry {number}: 'file' and 'subject' are required, and must be text"
+                )
+            subjects[str(_safe_path(row["file"]))] = row["subject"]
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
+    return subjects
+
+
+def _csv_rows(text: str) -> Iterator[Any]:
+    """Yield the rows of a CSV manifest.
+
+    Raises:
+        ValueError: the header has too many columns. A short row gets them all.
+    """
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    if len(rows.fieldnames or ()) > MAX_COLUMNS:
+        raise ValueError(f"more than {MAX_COLUMNS} columns")
+    yield from rows
+
+
+def _parse_json_entry(line: str) -> Any:
+    check_json(line.encode(), ENTRY_LIMITS)
+    return json.loads(line)
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("file"), str) and isinstance(row.get("subject"), str)
+
+
+def _by_manifest(
+    files: Mapping[str, PurePosixPath], folder: PurePosixPath, wanted: Mapping[str, str], ignored: int
+) -> ArchiveContents:
+    subjects: dict[str, str | None] = {}
+    here = set()
+    for name, file in files.items():
+        path = str(file.relative_to(folder)) if file.is_relative_to(folder) else ""
+        if path in wanted:
+            subjects[name] = wanted[path]
+            here.add(path)
+    missing = [_storable_name(path) for path in wanted if path not in here]
+    return ArchiveContents(subjects, missing, ignored + len(files) - len(subjects))

@@ -1,0 +1,407 @@
+"""Dynamic batching across requests: items queue while devices are busy, and form a batch when one is free.
+
+There is no batching timer. An idle device takes a single item at once; a busy one finds a full batch afterwards.
+service.inference.scheduler decides the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from service.core import deadlines
+from service.core.errors import KithError, OverloadedError
+from service.inference.scheduler import FairQueue, LanePolicy, QueuedItems
+from service.observability.metrics import Metrics
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+RISE_WEIGHT: Final = 0.1
+"""Weight of the newest batch in the moving average of batch duration, if it took longer."""
+FALL_WEIGHT: Final = 0.5
+"""Weight of a faster batch. It is larger, because the cause of the slower batches is gone."""
+FAILED_BATCHES: Final = 3
+"""Consecutive batches without any result after which a device is reported as failing."""
+log = logging.getLogger(__name__)
+
+
+class DevicePool:
+    """One thread for each of ``count`` devices, shared by all batchers.
+
+    A device runs one batch at a time, from the batcher whose next item has waited longest. Background batches run as
+    service.inference.scheduler.LanePolicy decides. Use as a context manager that encloses those of the batchers.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.changed = threading.Condition()
+        """Guards the queues of all batchers."""
+        self._batchers: list[Batcher[Any, Any]] = []
+        self._failed = [0] * count
+        self._lead = LanePolicy()
+        self._closing = False
+        self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def attach(self, batcher: Batcher[Any, Any]) -> None:
+        with self.changed:
+            self._batchers.append(batcher)
+
+    def detach(self, batcher: Batcher[Any, Any]) -> None:
+        with self.changed:
+            self._batchers.remove(batcher)
+
+    def record(self, device: int, has_results: bool) -> None:
+        """Record whether a batch had results. Call in the thread of the device."""
+        self._failed[device] = 0 if has_results else self._failed[device] + 1
+
+    def failing(self) -> list[int]:
+        """Return devices whose last FAILED_BATCHES batches had no results."""
+        return [device for device, batches in enumerate(self._failed) if batches >= FAILED_BATCHES]
+
+    def queued_seconds(self) -> float:
+        """Estimate the duration of all queued items without background work, in seconds."""
+        return sum(batcher.waiting * batcher.seconds_per_item / len(batcher.functions) for batcher in self._batchers)
+
+    @property
+    def alive(self) -> bool:
+        """True if all device threads run."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _work(self, device: int) -> None:
+        while True:
+            with self.changed:
+                while not (waiting := [b for b in self._batchers if b.queue and device < len(b.functions)]):
+                    if self._closing:
+                        return
+                    self.changed.wait()
+                batcher, background = self._next(waiting)
+                batch = batcher.take(background, alone=not self._lead.requests_recent)
+                if len(waiting) > 1 or batcher.queue:
+                    self.changed.notify_all()  # another device may be idle
+            try:
+                batcher.run(device, batch)
+            except Exception:  # the batcher's event loop is closed; other batchers may have another loop
+                log.exception("%s could not deliver results", batcher.name)
+
+    def _next(self, waiting: Sequence[Batcher[Any, Any]]) -> tuple[Batcher[Any, Any], bool]:
+        """Return the batcher whose batch runs next, and whether background work leads it."""
+        lanes = {
+            False: [b for b in waiting if b.queue.foreground_count],
+            True: [b for b in waiting if b.queue.background_count],
+        }
+        background = self._lead.background(bool(lanes[False]), bool(lanes[True]))
+        return min(lanes[background], key=lambda each: each.queue.since(background)), background
+
+
+class BatchCosts:
+    """Moving average of batch durations in seconds, by key and bucket.
+
+    A device's first batch of each kind is ignored, because it may include the compilation of the network.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+        self._seconds: dict[tuple[Hashable, int], float] = {}
+        self._begun: set[tuple[int, Hashable, int]] = set()
+
+    def add(self, device: int, key: Hashable, count: int, seconds: float) -> bool:
+        """Add a measurement. Return False if it is ignored."""
+        bucket = self.bucket(count)
+        if (device, key, bucket) not in self._begun:
+            self._begun.add((device, key, bucket))
+            return False
+        self._seconds[key, bucket] = _moving_average(self._seconds.get((key, bucket), seconds), seconds)
+        return True
+
+    def fitting(self, key: Hashable, waiting: int) -> int:
+        """Return how many of the ``waiting`` items to take.
+
+        The result is the largest bucket that they fill, if running the rest afterwards is faster than padding all items
+        to one bucket. Otherwise it is as many as fit.
+        """
+        waiting = min(waiting, self._sizes[-1])
+        full = max(size for size in self._sizes if size <= waiting)
+        parts = [self._seconds.get((key, self.bucket(count))) for count in (full, waiting - full, waiting) if count]
+        if full == waiting or None in parts:
+            return waiting
+        first, rest, whole = (part for part in parts if part is not None)
+        return full if first + rest < whole else waiting
+
+    def bucket(self, count: int) -> int:
+        """Return the size to which a batch of ``count`` items is padded."""
+        return self._sizes[bisect_left(self._sizes, count)]
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Item, Result]):
+    """Call of submit: ``results`` by row, of which ``missing`` are pending."""
+
+    future: asyncio.Future[list[Result]]
+    results: list[Any]
+    missing: int
+    span: object | None = None
+    parts: list[QueuedItems[Item]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Batch(Generic[Item, Result]):
+    key: Hashable
+    items: list[Item]
+    places: list[tuple[_Call[Item, Result], int]]
+    waited_s: list[float]
+
+
+class Batcher(Generic[Item, Result]):
+    """Batcher that runs ``functions``, one per device, on queued items.
+
+    A function takes a list and returns one result per item, in order. If it raises, both halves are retried, so that
+    only the bad item fails. Use as an async context manager; its exit waits for all accepted items.
+
+    Args:
+        functions: One function for each device that is used; at most ``devices.count``.
+        sizes: Bucket sizes, ascending from 1; batches are padded to the next bucket.
+        max_queue: Limit of queued items, background items excluded.
+        shape_of: Batching key; only items with equal keys share a batch.
+        metrics: Batch metrics and trace collector; default: metrics that are not exported.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: DevicePool,
+        functions: Sequence[Callable[[list[Item]], Sequence[Result]]],
+        sizes: Sequence[int],
+        max_queue: int,
+        shape_of: Callable[[Item], Hashable] | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        if not 0 < len(functions) <= devices.count:
+            raise ValueError(f"{len(functions)} functions for {devices.count} devices")
+        self.name = name
+        self.queue = FairQueue[Item]()
+        self.seconds_per_item = 0.0
+        """Moving average of the duration per item on one device."""
+        metrics = Metrics() if metrics is None else metrics
+        self.metrics = metrics.of_batches(name)
+        self._devices = devices
+        self.functions = functions
+        self._costs = BatchCosts(sizes)
+        self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
+        self._max_queue = max_queue
+        self._shape_of = shape_of
+        self._spans = metrics.spans
+        self._closing = False
+        self._calls: set[_Call[Item, Result]] = set()
+        self._begun = 0
+        self._delivered = 0
+        self._idle = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._devices.attach(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        while self._calls or self._begun > self._delivered:
+            self._idle.clear()
+            await self._idle.wait()
+        self._devices.detach(self)
+
+    @property
+    def waiting(self) -> int:
+        """Number of queued items, background items excluded."""
+        return self.queue.foreground_count
+
+    @property
+    def alive(self) -> bool:
+        """True if the device threads run."""
+        return self._devices.alive
+
+    def admit(self, count: int, coming: int = 0) -> None:
+        """Check whether the queue accepts ``count`` more items, if ``coming`` others will be submitted soon.
+
+        Raises:
+            OverloadedError: The queue is full, or takes longer than the deadline of the request.
+            DeadlineExceededError, ClientGoneError: The request has ended.
+        """
+        deadline = deadlines.current_deadline()
+        if deadline is not None:
+            deadline.check()
+        ahead = self.waiting + coming
+        seconds = self._devices.queued_seconds() + coming * self.seconds_per_item / len(self.functions)
+        if self._closing or (ahead and ahead + count > self._max_queue):
+            self.metrics.count_refused(count)
+            raise OverloadedError(f"{ahead} items are waiting", seconds)
+        if deadline is not None and seconds > deadline.remaining_s:
+            self.metrics.count_refused(count)
+            raise OverloadedError(f"{ahead} items are waiting, for longer than this request may", seconds)
+
+    async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
+        """Return the results of ``items``, in order. ``background`` items yield to all others, and have no deadline.
+
+        Raises:
+            OverloadedError, DeadlineExceededError, ClientGoneError: As :meth:`admit`; nothing was queued. Background
+                items are rejected only while closing, since their producers limit themselves.
+            DeadlineExceededError, ClientGoneError: The request ended while items were queued; these are dropped.
+        """
+        if not items:
+            return []
+        if not background:
+            self.admit(len(items))
+        elif self._closing:
+            raise OverloadedError("the service is closing")
+        span = None if self._spans is None else self._spans.here()
+        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items), span)
+        if not background and (deadline := deadlines.current_deadline()) is not None:
+            deadline.bind(call.future)
+        self._calls.add(call)
+        try:
+            self._queue(call, items, background)
+            return await call.future
+        finally:
+            self._forget(call)
+
+    def _queue(self, call: _Call[Item, Result], items: Sequence[Item], background: bool) -> None:
+        now = time.monotonic()
+        call.parts = [
+            QueuedItems(call, key, rows, [items[row] for row in rows], background, now, now)
+            for key, rows in self._by_shape(items)
+        ]
+        with self._devices.changed:
+            for part in call.parts:
+                self.queue.add(part)
+            self._devices.changed.notify_all()
+
+    def _by_shape(self, items: Sequence[Item]) -> Iterable[tuple[Hashable, Sequence[int]]]:
+        if self._shape_of is None:
+            return [(None, range(len(items)))]
+        rows: dict[Hashable, list[int]] = {}
+        for row, item in enumerate(items):
+            rows.setdefault(self._shape_of(item), []).append(row)
+        return rows.items()
+
+    def _forget(self, call: _Call[Item, Result]) -> None:
+        """Drop the queued items of a finished, cancelled or failed call."""
+        if call.missing:
+            reason = _drop_reason(call.future)
+            with self._devices.changed:
+                for part in call.parts:
+                    self.metrics.count_dropped(reason, part.left)
+                    self.queue.drop(part)
+        self._calls.discard(call)
+        self._idle.set()
+
+    def take(self, background: bool, alone: bool = True) -> _Batch[Item, Result]:
+        """Take the next batch for a device. Call with ``DevicePool.changed`` held, if the leading lane has items.
+
+        A background batch is smaller unless ``alone``, because requests that arrive meanwhile wait for its end.
+        """
+        now = time.monotonic()
+        key, waiting = self.queue.next_key(background)
+        if background and not alone:
+            waiting = min(waiting, self._beside_requests)
+        taken = self.queue.take(self._costs.fitting(key, waiting), now, background)
+        self._begun += 1
+        return _Batch(
+            key,
+            [part.items[place] for part, place in taken],
+            [(part.owner, part.rows[place]) for part, place in taken],
+            [now - part.came for part, _ in taken],
+        )
+
+    def run(self, device: int, batch: _Batch[Item, Result]) -> None:
+        """Run a batch in the device's thread. One callback of the event loop delivers all results."""
+        start = time.monotonic()
+        outcomes = _run_isolating_failures(self.functions[device], batch.items)
+        self._devices.record(device, not all(isinstance(outcome, Exception) for outcome in outcomes))
+        self._loop.call_soon_threadsafe(self._deliver, device, batch, outcomes, time.monotonic() - start)
+
+    def _deliver(
+        self, device: int, batch: _Batch[Item, Result], outcomes: list[Result | Exception], ran_s: float
+    ) -> None:
+        try:
+            for (call, row), outcome in zip(batch.places, outcomes, strict=True):
+                if call.future.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    call.future.set_exception(outcome)
+                    continue
+                call.results[row] = outcome
+                call.missing -= 1
+                if not call.missing:
+                    call.future.set_result(call.results)
+            if not any(isinstance(outcome, Exception) for outcome in outcomes):
+                self._learn(device, batch, ran_s)
+            if self._spans is not None:
+                waited = zip((call.span for call, _ in batch.places), batch.waited_s, strict=True)
+                self._spans.batch(self.name, len(batch.items), {s: t for s, t in waited if s is not None}, ran_s)
+        finally:
+            self._delivered += 1
+            self._idle.set()
+
+    def _learn(self, device: int, batch: _Batch[Item, Result], ran_s: float) -> None:
+        count = len(batch.items)
+        if self._costs.add(device, batch.key, count, ran_s):
+            self.seconds_per_item = _moving_average(self.seconds_per_item or ran_s / count, ran_s / count)
+        self.metrics.observe_batch(count, self._costs.bucket(count), ran_s, batch.waited_s)
+
+
+def _moving_average(before: float, now: float) -> float:
+    return before + (RISE_WEIGHT if now > before else FALL_WEIGHT) * (now - before)
+
+
+def _run_isolating_failures(
+    function: Callable[[list[Item]], Sequence[Result]], items: list[Item]
+) -> list[Result | Exception]:
+    try:
+        results = function(items)
+        if len(results) != len(items):
+            raise RuntimeError(f"{len(results)} results of {len(items)} items")
+        return list(results)
+    except BaseException as error:  # the thread must survive any error, because other calls wait for it
+        if len(items) == 1:
+            return [_raisable(error)]
+        half = len(items) // 2
+        return _run_isolating_failures(function, items[:half]) + _run_isolating_failures(function, items[half:])
+
+
+def _raisable(error: BaseException) -> Exception:
+    """Return the error, wrapped if a future cannot raise it: StopIteration, or a BaseException that ends the loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _drop_reason(future: asyncio.Future[Any]) -> str:
+    """Return why the items of a call are dropped, as an error code."""
+    if future.cancel() or future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    return error.code if isinstance(error, KithError) else "internal_error"

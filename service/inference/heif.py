@@ -1,0 +1,60 @@
+"""HEIF adapter: decodes the primary image of HEIC and HEIF files. The only module that uses libheif.
+
+libheif applies the rotation and mirror properties of the file (irot, imir), so EXIF orientation must not be applied
+again (ISO/IEC 23008-12). The built-in limits of libheif stay enabled; they reject images larger than declared.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pi_heif
+from PIL import Image
+
+from service.core.errors import ImageDamagedError, ImageFormatError
+
+# Requests already decode in parallel, so each decodes in its own thread. Auxiliary images are not needed.
+pi_heif.options.DECODE_THREADS = 1
+pi_heif.options.THUMBNAILS = pi_heif.options.DEPTH_IMAGES = pi_heif.options.AUX_IMAGES = False
+
+HEVC_BRANDS: Final = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
+CODEC_NEUTRAL_BRANDS: Final = frozenset({b"mif1", b"mif2", b"msf1"})
+AVIF_BRANDS: Final = frozenset({b"avif", b"avis"})
+MAX_BRANDS: Final = 64
+
+
+def is_heif(payload: bytes) -> bool:
+    """Return whether the file's brands are HEIF. AVIF, which shares the container, is not."""
+    if payload[4:8] != b"ftyp":
+        return False
+    end = min(int.from_bytes(payload[:4]), 16 + 4 * MAX_BRANDS)
+    brands = {payload[8:12], *(payload[at : at + 4] for at in range(16, end, 4))}
+    return bool(brands & HEVC_BRANDS) or bool(brands & CODEC_NEUTRAL_BRANDS and not brands & AVIF_BRANDS)
+
+
+class HeifPhoto:
+    """Opened HEIF file. ``size`` is the (width, height) of the upright image in pixels.
+
+    Check :func:`service.inference.heif_boxes.count_pixels` before decoding.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        """Read the header. Raises ImageFormatError for an unsupported codec, and libheif errors for damaged files."""
+        try:
+            file = pi_heif.open_heif(payload)
+        except SyntaxError as error:
+            raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
+        self._image = file[file.primary_index]
+        self.size: tuple[int, int] = self._image.size
+
+    def decode(self) -> Image.Image:
+        """Return the upright image with 8 bits per channel, or 16 for deeper grayscale.
+
+        Raises:
+            ImageDamagedError: The size differs from the header. Other libheif errors pass through.
+        """
+        pixels, declared = self._image.data, self.size
+        if self._image.size != declared:
+            raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
+        mode = self._image.mode
+        return Image.frombuffer(mode, declared, pixels, "raw", mode, self._image.stride, 1)

@@ -1,0 +1,274 @@
+"""Photo pipeline: decode, detect, align, check liveness, embed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar, TypeVarTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.runtime.network import Float
+from models.vision import quality
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_scales
+from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
+from models.vision.liveness import LivenessResult, outside_shares
+from models.vision.quality import Quality
+from models.vision.specs import LivenessSpec
+from service.core import deadlines
+from service.core.actor import run_in_thread
+from service.core.deadlines import Deadline, FairSemaphore
+from service.domain.gallery import Crop
+from service.inference import crops
+from service.inference.batcher import Batcher
+from service.inference.images import DecodedPhoto, ImageLimits, open_photo
+from service.inference.recognizers import LivenessJudge, ServedRecognizer
+from service.observability.metrics import Metrics
+
+BACKGROUND_THREADS: Final = 2
+DECODE_SCALE: Final = 1.5
+"""A photo is decoded at this multiple of its detector canvas scale, at most at full size. Crops of larger faces then
+need no second decoding (docs/decisions/0033)."""
+Image = NDArray[np.uint8]
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True, eq=False)
+class Face:
+    """One detected face.
+
+    Attributes:
+        vector: (d,) unit vector of the requested recognizer.
+        other_crop: crop aligned for the second recognizer.
+        others: vectors of other generations, by generation number.
+        kept: crop to store with a template.
+        liveness: None without a liveness model.
+    """
+
+    box_xyxy: Float
+    landmarks_xy: Float
+    score: float
+    quality: Quality
+    vector: Float | None = None
+    other_crop: Image | None = None
+    others: Mapping[int, Float] = field(default_factory=dict)
+    kept: Crop | None = None
+    liveness: LivenessResult | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """Size of an upright photo in pixels, and its faces by descending detection score."""
+
+    width: int
+    height: int
+    faces: list[Face]
+
+    def largest_row(self) -> int:
+        """Return the index of the face with the largest box. The photo must have a face."""
+        return largest_box(np.stack([face.box_xyxy for face in self.faces]))
+
+    def largest(self) -> Face:
+        """Return the face with the largest box. The photo must have a face."""
+        return self.faces[self.largest_row()]
+
+
+class PhotoPipeline:
+    """Stages from the bytes of a photo to face vectors.
+
+    At most ``max_decoded`` photos of requests are decoded at once.
+    """
+
+    def __init__(
+        self,
+        detector: Detector,
+        detecting: Batcher[PreparedPhoto, RawOutputs],
+        limits: ImageLimits,
+        max_faces: int,
+        threads: ThreadPoolExecutor,
+        max_decoded: int,
+        judge: LivenessJudge | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._detector = detector
+        self._detecting = detecting
+        self._limits = limits
+        self._max_faces = max_faces
+        self._threads = threads
+        self._undecoded = 0
+        self._places = FairSemaphore(max_decoded)
+        self._background = asyncio.Semaphore(BACKGROUND_THREADS)
+        self.judge = judge
+        self.metrics = Metrics() if metrics is None else metrics
+
+    async def detect(self, payload: bytes) -> Photo:
+        """Decode a photo and detect its faces. Raises ImageError."""
+        return (await self._faces(payload, []))[0]
+
+    async def embed(
+        self,
+        payload: bytes,
+        recognizer: ServedRecognizer,
+        other: ServedRecognizer | None = None,
+        largest_only: bool = False,
+        keep_crop: bool = False,
+        background: bool = False,
+    ) -> Photo:
+        """Decode a photo, detect its faces, and embed each of them.
+
+        Args:
+            other: second recognizer, for which crops are aligned but not embedded.
+            keep_crop: cut the crop that is stored with a template, for the largest face.
+            background: yield to requests.
+
+        Raises:
+            ImageError: the photo cannot be decoded.
+        """
+        if not background:
+            recognizer.batcher.admit(1)
+        alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
+        photo, crops_by_alignment = await self._faces(payload, alignments, largest_only, keep_crop, background)
+        with self.metrics.stage("embed"):
+            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background)
+        other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
+        faces = [
+            replace(face, vector=vector, other_crop=other_crop)
+            for face, vector, other_crop in zip(photo.faces, vectors, other_crops, strict=True)
+        ]
+        return replace(photo, faces=faces)
+
+    async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a blocking function in the threads of requests."""
+        return await run_in_thread(self._threads, function, *arguments)
+
+    async def _faces(
+        self,
+        payload: bytes,
+        alignments: Sequence[Alignment],
+        largest_only: bool = False,
+        keep_crop: bool = False,
+        background: bool = False,
+    ) -> tuple[Photo, list[Image]]:
+        in_thread = self._in_background_thread if background else self.in_thread
+        patience = None if background else deadlines.current_deadline()
+        if not background:
+            # Reject before decoding if the network's queue cannot take the photo in time.
+            self._detecting.admit(1, self._undecoded)
+        async with AsyncExitStack() as place:
+            self._undecoded += not background
+            try:
+                if not background:
+                    await place.enter_async_context(self._places)
+                with self.metrics.stage("decode"):
+                    picture, laid = await in_thread(self._decode, payload, patience)
+            finally:
+                self._undecoded -= not background
+            with self.metrics.stage("detect"):
+                (answer,) = await self._detecting.submit([laid], background)
+            with self.metrics.stage("align"):
+                photo, aligned, liveness_crops = await in_thread(
+                    self._align, picture, laid, answer, alignments, largest_only, keep_crop
+                )
+        self.metrics.observe_photo([face.quality.score for face in photo.faces])
+        return await self._check_liveness(photo, liveness_crops, background), aligned
+
+    async def _check_liveness(self, photo: Photo, face_crops: Sequence[Image | None], background: bool) -> Photo:
+        """Return the photo with liveness judgments. A face without a crop gets a judgment without a score."""
+        if self.judge is None or not photo.faces:
+            return photo
+        present = [crop for crop in face_crops if crop is not None]
+        with self.metrics.stage("judge"):
+            scores = iter(await self.judge.batcher.submit(present, background) if present else [])
+        threshold = self.judge.spec.threshold
+        judgments = [LivenessResult(None if crop is None else next(scores), threshold) for crop in face_crops]
+        faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgments, strict=True)]
+        return replace(photo, faces=faces)
+
+    def _decode(self, payload: bytes, patience: Deadline | None) -> tuple[DecodedPhoto, PreparedPhoto]:
+        if patience is not None:
+            patience.check()
+        photo = open_photo(payload, self._limits)
+        canvas = self._detector.canvas(photo.height, photo.width)
+        picture = photo.decode(min(1.0, DECODE_SCALE * canvas.scale))
+        return picture, self._detector.place_on_canvas(picture.shrunk(canvas.scale), canvas, photo.height, photo.width)
+
+    def _align(
+        self,
+        picture: DecodedPhoto,
+        laid: PreparedPhoto,
+        answer: RawOutputs,
+        alignments: Sequence[Alignment],
+        largest_only: bool,
+        keep_crop: bool,
+    ) -> tuple[Photo, list[Image], list[Image | None]]:
+        """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
+        detected = self._detector.decode_faces(laid, answer)[: self._max_faces]
+        if largest_only and len(detected):
+            row = detected.largest()
+            detected = detected[row : row + 1]
+        kept_row = detected.largest() if keep_crop and len(detected) else None
+        if picture.reduction < 1.0:
+            for_liveness = [] if self.judge is None else [self.judge.spec.alignment]
+            picture = picture.at_least(_required_scale(detected, [*alignments, *for_liveness], kept_row))
+        aligned, qualities = _align_crops(picture, detected, alignments)
+        faces = _as_list(detected, qualities)
+        if kept_row is not None:
+            faces[kept_row] = replace(faces[kept_row], kept=_crop_to_keep(picture, faces[kept_row]))
+        face_crops = [] if self.judge is None else _liveness_crops(picture, detected, self.judge.spec)
+        return Photo(picture.photo.width, picture.photo.height, faces), aligned, face_crops
+
+    async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
+        async with self._background:
+            return await self.in_thread(function, *arguments)
+
+
+def _required_scale(faces: Faces, alignments: Sequence[Alignment], kept_row: int | None) -> float:
+    """Return the scale of the photo (0 to 1) from which no crop has to be enlarged."""
+    required = [
+        crop_scales(faces.landmarks_xy, alignment).max(initial=0) for alignment in {STANDARD_ALIGNMENT, *alignments}
+    ]
+    if kept_row is not None:
+        required.append(crops.min_decode_scale(faces.boxes_xyxy[kept_row]))
+    return float(max(required))
+
+
+def _align_crops(
+    picture: DecodedPhoto, faces: Faces, alignments: Sequence[Alignment]
+) -> tuple[list[Image], list[Quality]]:
+    """Return (n, h, w, 3) crops for each alignment, and the quality of each face."""
+    points = picture.points_stored(faces.landmarks_xy)
+    # Quality is measured on the standard crop, so that its values do not depend on the recognizer.
+    standard = align(picture.pixels, points)
+    qualities = [
+        quality.measure_quality(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)
+    ]
+    return [standard if a == STANDARD_ALIGNMENT else align(picture.pixels, points, a) for a in alignments], qualities
+
+
+def _liveness_crops(picture: DecodedPhoto, faces: Faces, spec: LivenessSpec) -> list[Image | None]:
+    """Return the crops for the liveness model; None where too much of the crop lies outside the photo."""
+    points = picture.points_stored(faces.landmarks_xy)
+    height, width = picture.pixels.shape[:2]
+    shares = outside_shares(points, spec.alignment, width, height)
+    face_crops = align(picture.pixels, points, spec.alignment, repeat_edge=True)
+    return [crop if share <= spec.max_outside else None for crop, share in zip(face_crops, shares, strict=True)]
+
+
+def _crop_to_keep(picture: DecodedPhoto, face: Face) -> Crop:
+    (corners, points) = (picture.points_upright(xy) for xy in (face.box_xyxy.reshape(2, 2), face.landmarks_xy))
+    return crops.cut_crop(picture.upright, corners.ravel(), points)
+
+
+def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:
+    return [
+        Face(box, points, float(score), measured)
+        for box, points, score, measured in zip(
+            faces.boxes_xyxy, faces.landmarks_xy, faces.scores, qualities, strict=True
+        )
+    ]

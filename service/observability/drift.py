@@ -1,0 +1,249 @@
+"""Drift detection: compare recent decisions of a gallery with its calibration.
+
+Keeps outcomes and similarities in memory; no photos, no vectors, no subject ids.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.calibration import Calibration, GenuineScores
+from service.domain.decision import IdentifyOutcome
+
+DriftState = Literal["too_few", "ok", "watch", "drifted"]
+STATES: Final[tuple[DriftState, ...]] = ("too_few", "ok", "watch", "drifted")
+SEARCHED: Final[frozenset[IdentifyOutcome]] = frozenset({"identified", "uncertain", "unknown"})
+"""Outcomes of faces that were searched."""
+
+WINDOW: Final = 1000
+"""Recent decisions, compared with the calibration and with the same number of earlier decisions."""
+MIN_DECISIONS: Final = 100
+"""Minimum of identified faces, or of searches in each of two windows, for a statement."""
+WATCH_Z: Final = 3.0
+DRIFT_Z: Final = 4.0
+"""Standard errors. Without drift, ``drifted`` occurs in under 0.1 % of checks, ``watch`` or ``drifted`` in under 1 %
+ (tests/service/test_drift.py)."""
+DRIFT_DIGITS: Final = 2
+"""Decimals of reported means. With more, two means would reveal the exact similarity of the search between them."""
+BLOCK: Final = 25
+"""Consecutive decisions averaged in :func:`standard_error`, because they often show the same person."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One decision. ``similarity`` and ``threshold``: None if no search was made."""
+
+    outcome: IdentifyOutcome
+    similarity: float | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Observed and expected mean of a window, and their difference in standard errors."""
+
+    observed: float
+    expected: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Result of drift detection.
+
+    Attributes:
+        state: the worse state of ``mated`` and ``unknown``; ``detail`` explains it.
+        window: recent decisions by outcome; ``since_start``: all decisions of this process.
+        mated: similarity of identified faces against calibration pairs above the same thresholds. None without
+            calibration or with too few decisions. Only lower values count: subjects with several templates score
+            higher than pairs. False positives lower the mean too, at a high accepted risk.
+        unknown: share of searches without a match, against the earlier window; None with too few decisions.
+    """
+
+    state: DriftState
+    detail: str
+    window: dict[IdentifyOutcome, int] = field(default_factory=dict)
+    since_start: dict[IdentifyOutcome, int] = field(default_factory=dict)
+    mated: Comparison | None = None
+    unknown: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class _Record:
+    outcome: IdentifyOutcome
+    similarity: float = 0.0
+    expected: GenuineScores | None = None
+
+
+class Watch:
+    """Recent decisions of one gallery. Safe to share between threads."""
+
+    def __init__(self, calibration: Calibration | None) -> None:
+        # Thresholds repeat: they change only with the size of the gallery.
+        self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.genuine_at_or_above)
+        self._latest: deque[_Record] = deque(maxlen=2 * WINDOW)
+        self._counts: Counter[IdentifyOutcome] = Counter()
+        self._known: Drift | None = None
+        self._lock = threading.Lock()
+
+    def add(self, decisions: Iterable[Decided]) -> None:
+        """Record decisions."""
+        kept = [self._record(decided) for decided in decisions]
+        with self._lock:
+            self._latest.extend(kept)
+            self._counts.update(one.outcome for one in kept)
+            self._known = None
+
+    def drift(self) -> Drift:
+        """Return the drift of the recent decisions."""
+        with self._lock:
+            if self._known is not None:  # no decisions since the last call
+                return self._known
+            latest, counts = list(self._latest), dict(self._counts)
+        found = self._drift_of(latest, counts)
+        with self._lock:
+            if sum(self._counts.values()) == sum(counts.values()):
+                self._known = found
+        return found
+
+    @staticmethod
+    def _drift_of(latest: Sequence[_Record], counts: dict[IdentifyOutcome, int]) -> Drift:
+        window = latest[-WINDOW:]
+        half = min(WINDOW, len(latest) // 2)
+        mated = _mated(window)
+        unknown = _unknown(latest[-2 * half : -half], latest[-half:]) if half else None
+        state, detail = _judged(mated, unknown)
+        return Drift(state, detail, dict(Counter(one.outcome for one in window)), counts, mated, unknown)
+
+    def _record(self, decided: Decided) -> _Record:
+        if self._expected is None or decided.outcome != "identified":
+            return _Record(decided.outcome)
+        if decided.similarity is None or decided.threshold is None:
+            return _Record(decided.outcome)
+        return _Record(decided.outcome, decided.similarity, self._expected(decided.threshold))
+
+
+class Watches:
+    """Watches of all galleries searched by this process. ``calibrations``: by recognizer fingerprint."""
+
+    def __init__(self, calibrations: Mapping[str, Calibration | None]) -> None:
+        self._calibrations = dict(calibrations)
+        self._watches: dict[str, tuple[int, str, Watch]] = {}
+        self._dropped: deque[int] = deque(maxlen=WINDOW)
+        self._lock = threading.Lock()
+
+    def of(self, gallery_pk: int, name: str, fingerprint: str) -> Watch:
+        """Return the watch of a gallery and recognizer. A new gallery of the same name gets a new watch."""
+        with self._lock:
+            pk, of, watch = self._watches.get(name, (-1, fingerprint, None))
+            if watch is not None and (pk, of) == (gallery_pk, fingerprint):
+                return watch
+            new = Watch(self._calibrations.get(fingerprint))
+            # A search that ends after the deletion of its gallery must not restore the watch.
+            if gallery_pk >= pk and gallery_pk not in self._dropped:
+                self._watches[name] = (gallery_pk, fingerprint, new)
+            return new
+
+    def drift_of(self, gallery_pk: int, name: str, fingerprint: str) -> Drift:
+        """Return the drift of a gallery without creating a watch."""
+        with self._lock:
+            pk, of, watch = self._watches.get(name, (-1, "", None))
+        return (watch if watch is not None and (pk, of) == (gallery_pk, fingerprint) else Watch(None)).drift()
+
+    def drop(self, gallery_pk: int, name: str) -> None:
+        """Delete the watch of a deleted gallery."""
+        with self._lock:
+            self._dropped.append(gallery_pk)
+            if self._watches.get(name, (-1, "", None))[0] == gallery_pk:
+                del self._watches[name]
+
+    def known(self) -> dict[str, int]:
+        """Return the gallery key of each watch by gallery name."""
+        with self._lock:
+            return {name: pk for name, (pk, *_) in self._watches.items()}
+
+    def drifts(self) -> dict[str, Drift]:
+        """Return the drift of each gallery by name."""
+        with self._lock:
+            watches = {name: watch for name, (*_, watch) in self._watches.items()}
+        return {name: watch.drift() for name, watch in watches.items()}
+
+
+def standard_error(values: NDArray[np.float64], independent: float) -> float:
+    """Return the standard error of the mean of (n,) values.
+
+    The maximum of ``independent``, the error for independent values, and the error from the means of blocks: one
+    person before a camera gives many similar values in a row.
+    """
+    blocks = len(values) // BLOCK
+    if blocks < 2:
+        return independent
+    means = values[-blocks * BLOCK :].reshape(blocks, BLOCK).mean(1)
+    return max(independent, float(means.std(ddof=1)) / math.sqrt(blocks))
+
+
+def _mated(window: Sequence[_Record]) -> Comparison | None:
+    known = [(one.similarity, one.expected) for one in window if one.expected is not None]
+    if len(known) < MIN_DECISIONS:
+        return None
+    observed = np.array([similarity for similarity, _ in known])
+    expected = np.array([mated.mean for _, mated in known])
+    variances = np.array([mated.deviation**2 for _, mated in known])
+    error = standard_error(observed - expected, float(variances.sum()) ** 0.5 / len(known))
+    return _compared(float(observed.mean()), float(expected.mean()), error)
+
+
+def _unknown(before: Sequence[_Record], after: Sequence[_Record]) -> Comparison | None:
+    """Return the two-proportion z-test of the share of ``unknown`` outcomes."""
+    was, is_now = (
+        np.array([one.outcome == "unknown" for one in part if one.outcome in SEARCHED], np.float64)
+        for part in (before, after)
+    )
+    if min(len(was), len(is_now)) < MIN_DECISIONS:
+        return None
+    pooled = float(np.concatenate([was, is_now]).mean())
+    errors = [standard_error(part, (pooled * (1 - pooled) / len(part)) ** 0.5) for part in (was, is_now)]
+    return _compared(float(is_now.mean()), float(was.mean()), math.hypot(*errors))
+
+
+def _compared(observed: float, expected: float, error: float) -> Comparison:
+    return Comparison(observed, expected, (observed - expected) / error if error > 0 else 0.0)
+
+
+def _judged(mated: Comparison | None, unknown: Comparison | None) -> tuple[DriftState, str]:
+    found: list[tuple[DriftState, str]] = []
+    if mated is not None and (state := _state(-mated.z)) != "ok":
+        found.append(
+            (
+                state,
+                f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
+                f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos",
+            )
+        )
+    if unknown is not None and (state := _state(abs(unknown.z))) != "ok":
+        found.append(
+            (
+                state,
+                f"{unknown.observed:.1%} of searches have no match, {unknown.expected:.1%} in the earlier window: "
+                "different people come, or the photos have changed",
+            )
+        )
+    if found:
+        worst = max((state for state, _ in found), key=STATES.index)
+        return worst, "; ".join(text for _, text in found)
+    if mated is None and unknown is None:
+        return "too_few", f"fewer than {MIN_DECISIONS} identified faces and {2 * MIN_DECISIONS} searches so far"
+    return "ok", "as expected"
+
+
+def _state(z: float) -> DriftState:
+    return "drifted" if z >= DRIFT_Z else "watch" if z >= WATCH_Z else "ok"

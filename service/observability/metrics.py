@@ -1,0 +1,302 @@
+"""Metrics of this process: counters and histograms, and the series that are built for one scrape.
+
+The only module that imports prometheus_client. docs/observability.md lists every metric; a test compares. Label values
+come from small sets (stages, outcomes, routes, networks), so that requests cannot make memory grow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Final, Literal, Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from service.core.actor import current_actor
+
+Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", "follow", "search", "check", "write"]
+"""Stages in the order of a request (docs/observability.md)."""
+Lane = Literal["requests", "background"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+"""HTTP methods with a label of their own; all others are counted as ``other``."""
+
+# Upper bounds of the histogram buckets.
+BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
+FACE_BUCKETS: Final = (0, 1, 2, 3, 5, 10, 20, 50, 100)
+FILL_BUCKETS: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+QUALITY_BUCKETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SIMILARITY_BUCKETS: Final = tuple(step / 20 for step in range(21))
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` series would double the counters
+
+
+class RequestSpan(Protocol):
+    """Span of one request. ``trace_id``: 32 hexadecimal digits."""
+
+    trace_id: str
+
+    def answered(self, name: str, route: str, status: int, code: str | None, request_id: str) -> None:
+        """Record the answer; ``code``: the error code, if the request failed."""
+
+
+class Spans(Protocol):
+    """Source of trace spans (service.observability.tracing). Safe to share between threads."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Return a child span of the current request, or a null context without a current request."""
+
+    def request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan]:
+        """Return the span of a request; it is current inside the block."""
+
+    def here(self) -> object | None:
+        """Return the current span if it is sampled."""
+
+    def batch(self, network: str, items: int, askers: Mapping[object, float], ran_s: float) -> None:
+        """Record a batch that has just ended; ``askers``: the spans that waited for it, with seconds waited."""
+
+
+class Metrics:
+    """Metrics of one application, in a registry of its own. Safe to share between threads.
+
+    Args:
+        codes: all error codes, exported from the start with the value 0.
+        verify_outcomes: all outcomes of a verification, also exported from the start.
+        spans: source of trace spans; None: no tracing.
+    """
+
+    def __init__(
+        self, codes: Iterable[str] = (), verify_outcomes: Iterable[str] = (), spans: Spans | None = None
+    ) -> None:
+        self.started_at_s = time.time()
+        self.spans = spans
+        self.in_progress = 0
+        """Requests in progress. Changed on the event loop only."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = self._histogram(
+            "kith_request_seconds",
+            "Duration of requests, from the head to the end of the answer.",
+            BUCKETS_S,
+            "method",
+            "route",
+            "status",
+        )
+        self._stages = self._histogram("kith_stage_seconds", "Duration of stages.", BUCKETS_S, "stage", "lane")
+        self._faces = self._histogram("kith_photo_faces", "Faces per photo.", FACE_BUCKETS, "lane")
+        self._qualities = self._histogram("kith_face_quality", "Quality scores of faces.", QUALITY_BUCKETS, "lane")
+        self._similarities = self._histogram(
+            "kith_similarity",
+            "Similarity of the best candidate of a search.",
+            SIMILARITY_BUCKETS,
+            "recognizer",
+            "outcome",
+        )
+        self._problems = self._counter(
+            "kith_problems", "Requests and connections rejected or failed, by error code.", "code", codes
+        )
+        self._verified = self._counter("kith_verify", "Verifications by outcome.", "outcome", verify_outcomes)
+        self._enrolled = self._counter(
+            "kith_enroll",
+            "Photos and embeddings enrolled, or rejected with an error code.",
+            "outcome",
+            ["enrolled"],
+        )
+        self._probed = self._counter(
+            "kith_probed",
+            "Audit entries about callers whose embeddings look like probes for a template, by reason.",
+            "reason",
+            ["near_misses", "exhausted"],
+        )
+        self._batch_items = self._histogram("kith_batch_items", "Items per batch.", BATCH_BUCKETS, "network")
+        self._batch_fill = self._histogram(
+            "kith_batch_fill_ratio", "Items of a batch divided by its capacity.", FILL_BUCKETS, "network"
+        )
+        self._batch_s = self._histogram("kith_batch_seconds", "Duration of batches.", BUCKETS_S, "network")
+        self._wait_s = self._histogram(
+            "kith_queue_wait_seconds", "Time that items waited for a network.", BUCKETS_S, "network"
+        )
+        self._refused = Counter("kith_refused", "Items rejected by a full queue.", ["network"], registry=self.registry)
+        self._dropped = Counter(
+            "kith_dropped", "Items removed from a queue unprocessed.", ["network", "reason"], registry=self.registry
+        )
+
+    def stage(self, name: Stage) -> _TimedStage:
+        """Return a context manager that times a stage and traces it. Failed stages count too."""
+        return _TimedStage(self._stages.labels(name, lane()), None if self.spans is None else self.spans.stage(name))
+
+    def trace_request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan | None]:
+        """Return the span of a request, or a null context without tracing."""
+        return nullcontext() if self.spans is None else self.spans.request(method, traceparent)
+
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Record an answered request; ``route``: the template of its path."""
+        known = method if method in METHODS else "other"
+        self._requests.labels(known, route, f"{status // 100}xx").observe(seconds)
+
+    def observe_photo(self, qualities: Sequence[float]) -> None:
+        """Record a photo by the quality scores (0 to 1) of its faces."""
+        current = lane()
+        self._faces.labels(current).observe(len(qualities))
+        for quality in qualities:
+            self._qualities.labels(current).observe(quality)
+
+    def observe_similarity(self, recognizer: str, outcome: str, similarity: float) -> None:
+        """Record the similarity of the best candidate of a search."""
+        self._similarities.labels(recognizer, outcome).observe(similarity)
+
+    def count_problem(self, code: str) -> None:
+        """Count a rejected or failed request."""
+        self._problems.labels(code).inc()
+
+    def count_verification(self, outcome: str) -> None:
+        """Count a verification."""
+        self._verified.labels(outcome).inc()
+
+    def count_enrollment(self, outcome: str, count: int = 1) -> None:
+        """Count photos or embeddings ``enrolled``, or rejected with an error code."""
+        self._enrolled.labels(outcome).inc(count)
+
+    def count_probing(self, reason: str) -> None:
+        """Count an audit entry about a caller who may probe for a template."""
+        self._probed.labels(reason).inc()
+
+    def of_batches(self, network: str) -> BatchMetrics:
+        """Return the metrics of one network's batcher."""
+        return BatchMetrics(
+            network,
+            self._batch_items.labels(network),
+            self._batch_fill.labels(network),
+            self._batch_s.labels(network),
+            self._wait_s.labels(network),
+            self._refused.labels(network),
+            self._dropped,
+        )
+
+    def text(self) -> bytes:
+        """Return the Prometheus text format 0.0.4."""
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, about, labels, registry=self.registry, buckets=buckets)
+
+    def _counter(self, name: str, about: str, label: str, known: Iterable[str]) -> Counter:
+        counter = Counter(name, about, [label], registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
+
+
+class BatchMetrics:
+    """Metrics of one network's batcher, and their totals for GET /v1/status."""
+
+    def __init__(
+        self,
+        network: str,
+        items: Histogram,
+        fill: Histogram,
+        run_s: Histogram,
+        wait_s: Histogram,
+        refused: Counter,
+        dropped: Counter,
+    ) -> None:
+        self._network = network
+        self._items, self._fill, self._run_s, self._wait_s = items, fill, run_s, wait_s
+        self._refused, self._dropped = refused, dropped
+        self.batches = 0
+        self.refused = 0
+        self.dropped = Tally[str]()
+        """Items removed from the queue unprocessed, by error code."""
+
+    def observe_batch(self, items: int, capacity: int, run_s: float, waits_s: Iterable[float]) -> None:
+        """Record a finished batch; ``capacity``: the largest batch of the same cost."""
+        self.batches += 1
+        self._items.observe(items)
+        self._fill.observe(items / capacity)
+        self._run_s.observe(run_s)
+        for wait_s in waits_s:
+            self._wait_s.observe(wait_s)
+
+    def count_refused(self, items: int) -> None:
+        """Count items rejected by the full queue."""
+        self.refused += items
+        self._refused.inc(items)
+
+    def count_dropped(self, reason: str, items: int) -> None:
+        """Count items removed from the queue unprocessed."""
+        self.dropped[reason] += items
+        self._dropped.labels(self._network, reason).inc(items)
+
+
+class ScrapeSeries:
+    """Series built for one scrape, so that those of deleted galleries disappear with them."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+    def info(self, name: str, about: str, labels: dict[str, str]) -> None:
+        """Add a series with the value 1 and these labels."""
+        Info(name, about, registry=self._registry).info(labels)
+
+    def gauge(self, name: str, about: str, value: float) -> None:
+        """Add a gauge without labels."""
+        Gauge(name, about, registry=self._registry).set(value)
+
+    def gauges(
+        self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+    ) -> None:
+        """Add a gauge with one value for each combination of label values."""
+        gauge = Gauge(name, about, labels, registry=self._registry)
+        for label_values, value in values:
+            gauge.labels(*label_values).set(value)
+
+    def counters(
+        self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+    ) -> None:
+        """Add a counter with one value for each combination of label values."""
+        counter = Counter(name, about, labels, registry=self._registry)
+        for label_values, value in values:
+            counter.labels(*label_values).inc(value)
+
+    def text(self) -> bytes:
+        """Return the Prometheus text format 0.0.4."""
+        return generate_latest(self._registry)
+
+
+class _TimedStage:
+    __slots__ = ("_histogram", "_span", "_started_s")
+
+    def __init__(self, histogram: Histogram, span: AbstractContextManager[object] | None) -> None:
+        self._histogram = histogram
+        self._span = span
+
+    def __enter__(self) -> None:
+        if self._span is not None:
+            self._span.__enter__()
+        self._started_s = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._histogram.observe(time.perf_counter() - self._started_s)
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
+
+
+def lane() -> Lane:
+    """Return ``requests`` inside a request, ``background`` in jobs and other background work."""
+    return "background" if current_actor().request_id is None else "requests"

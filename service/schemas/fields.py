@@ -1,0 +1,54 @@
+"""Base class and field types that the request models share."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+
+from service.core.text import CONTROL_CHARACTERS
+from service.domain.gallery import SUBJECT_ID_PATTERN, check_subject_id
+from service.storage.repositories.subjects import MAX_LABELS
+
+GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+SEALED_CURSOR: Final = "^[0-9a-f]{58,160}$"
+WITHOUT_NUL = r"^[^\x00]*$"
+"""PostgreSQL cannot store NUL in text."""
+SINGLE_LINE = rf"^[^{CONTROL_CHARACTERS}]*$"
+MAX_DIMENSION: Final = 65_536
+MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."
+
+
+class RequestModel(BaseModel):
+    """Base of request models. It rejects unknown fields, because a misspelled option would otherwise be ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(metadata, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError("must hold finite numbers and valid Unicode, not nested too deeply") from error
+    return metadata
+
+
+def to_utc(at: datetime) -> datetime:
+    """Convert an aware time to UTC. Raise ValueError if it is out of range there."""
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("the time is out of range in UTC") from error
+
+
+GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
+SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), AfterValidator(check_subject_id)]
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=SINGLE_LINE)]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable)]
+# Collecting the errors of all 100,000 items takes a quarter of a second, so validation stops at the first.
+Embedding = Annotated[list[FiniteFloat], Field(max_length=MAX_DIMENSION, fail_fast=True)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]

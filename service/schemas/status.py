@@ -1,0 +1,48 @@
+"""Conversion of the server's status to responses."""
+
+from __future__ import annotations
+
+from kith.wire.status import CheckOut, HeldOut, LagOut, QueueOut, RetentionStatusOut
+from service.core.errors import KithError
+from service.inference.batcher import Batcher
+from service.services.status import Lag, Sample
+
+
+def to_check_out(name: str, error: KithError | None) -> CheckOut:
+    """Convert the result of a readiness check. ``error`` is None if it passed."""
+    if error is None:
+        return CheckOut(name=name, ok=True)
+    return CheckOut(name=name, ok=False, code=error.code, detail=error.detail, remedy=error.remedy)
+
+
+def to_queue_out(batcher: Batcher[object, object]) -> QueueOut:
+    """Convert the state of a batcher's queue."""
+    return QueueOut(
+        network=batcher.name,
+        waiting=batcher.queue.foreground_count,
+        background=batcher.queue.background_count,
+        batches=batcher.metrics.batches,
+        seconds_per_item=batcher.seconds_per_item,
+        refused=batcher.metrics.refused,
+    )
+
+
+def to_lag_out(lag: Lag) -> LagOut:
+    """Convert the lag of an index behind the change log."""
+    return LagOut(lines=lag.lines, seconds=lag.seconds)
+
+
+def to_retention_status_out(sample: Sample) -> RetentionStatusOut:
+    """Convert the retention state of a status sample."""
+    held = None
+    if sample.held is not None:
+        held = {
+            name: HeldOut(
+                due_templates=due.templates,
+                due_subjects=due.subjects,
+                templates=due.of_templates,
+                subjects=due.of_subjects,
+            )
+            for name, due in sample.held.items()
+        }
+    return RetentionStatusOut(clock=to_check_out("clock", sample.paused), held=held)

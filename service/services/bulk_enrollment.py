@@ -1,0 +1,305 @@
+"""Bulk enrollment: enroll the photos of an archive in order, as if each was sent alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Final
+
+from service.core.errors import GalleryMovedError, InvalidRequestError, KithError
+from service.domain.decision import FaceChoice
+from service.domain.gallery import SUBJECT_ID_PATTERN, Gallery, NewTemplate, check_subject_id
+from service.index.follower import Followers
+from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
+from service.inference.photo_pipeline import Photo
+from service.inference.recognizers import Recognizers
+from service.security.sealing import Seal
+from service.services.enrollment import Overrides, check_identity, choose_face, embed_for, template_from_face
+from service.services.gallery_risks import MIN_SUBJECTS
+from service.services.job_runner import JobContext, JobKind, JobStoppedError
+from service.services.pipeline import Pipeline
+from service.services.spool import Spool
+from service.storage.repositories.job_records import ItemOutcome
+from service.storage.repositories.jobs import ALREADY_ENROLLED, DoneItems
+from service.storage.repositories.store import Store
+
+KIND: Final = "enrollment"
+MAX_IN_FLIGHT: Final = 16
+"""Photos being embedded: two full detector batches, so that the detector is never idle."""
+MAX_AHEAD: Final = 64
+"""Photos embedded or being embedded, and not decided yet."""
+MAX_PHOTOS_PER_TRANSACTION: Final = 32
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BulkOptions:
+    """Options of a job. ``strip``: folder levels above the people's folders; None: detect."""
+
+    face: FaceChoice = "only"
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+    strip: int | None = None
+    allow_not_live: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the options as job parameters."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BulkEnrollment:
+    """Bulk enrollment jobs and their dependencies."""
+
+    spool: Spool
+    limits: ArchiveLimits
+    store: Store
+    followers: Followers
+    pipeline: Pipeline
+    recognizers: Recognizers
+
+    def kind(self) -> JobKind:
+        """Return the functions of this kind of job."""
+        return JobKind(self.run, self.spool.has, self.spool.discard, self.spool.tidy)
+
+    async def run(self, context: JobContext) -> None:
+        """Enroll the photos of the archive that have no recorded outcome yet."""
+        options = BulkOptions(**context.job.parameters)
+        gallery = await context.run(self.store.galleries.get, context.job.gallery)
+        archive = self.spool.archive(context.job.id, gallery.seal)
+        found = await context.run(read_contents, archive, self.limits, options.strip, context.check)
+        done = await context.run(context.done)
+        missing = [_refusal(name, _NOT_THERE) for name in found.missing if name not in done]
+        total = len(found.subjects) + len(found.missing)
+        await context.run(lambda: context.record(missing, total, ignored=found.ignored))
+        run = _Run(self, context, options, await context.run(self.store.galleries.get, context.job.gallery))
+        await run.derive_risk()  # an earlier process may have ended before it did
+        waiting = _waiting(iterate_members(archive, self.limits), found, done)
+        try:
+            await run.decide_all(waiting)
+        except GalleryMovedError as error:
+            # Vectors of the old recognizer are useless: resume after the last stored photo with the new one.
+            raise JobStoppedError from error
+
+
+@dataclass(frozen=True)
+class _Item:
+    name: str
+    subject: str | None
+    payload: bytes | KithError
+    template_id: str
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Item being embedded, without its bytes."""
+
+    name: str
+    subject: str | None
+    template_id: str
+    seen: asyncio.Task[Photo | KithError]
+
+
+_NOT_THERE: Final = InvalidRequestError("the manifest names this photo, and the archive does not contain it")
+_NO_SUBJECT: Final = InvalidRequestError("the photo has no subject: expected PERSON/PHOTO, or a manifest")
+_NO_ID: Final = InvalidRequestError(
+    "the folder name is not a valid subject id: at most 128 printable characters, no slashes, no outer spaces"
+)
+
+
+class _Run:
+    """One run of a job.
+
+    Photos are embedded concurrently, and decided in archive order, because decisions depend on earlier enrollments.
+    Consecutive photos of a subject are stored in one transaction with their outcomes.
+    """
+
+    def __init__(self, work: BulkEnrollment, context: JobContext, options: BulkOptions, gallery: Gallery) -> None:
+        self._work = work
+        self._context = context
+        self._choice = options.face
+        self._overrides = Overrides(
+            options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality, options.allow_not_live
+        )
+        self.gallery = gallery
+        work.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._embedding: set[asyncio.Task[Photo | KithError]] = set()
+        self._ahead: asyncio.Queue[_Pending | Exception | None] = asyncio.Queue(MAX_AHEAD)
+        self._subject: str | None = None
+        self._admitted: list[tuple[str, NewTemplate]] = []
+        self._refused: list[ItemOutcome] = []
+
+    async def decide_all(self, waiting: Iterator[_Item]) -> None:
+        """Store all accepted photos and record the other outcomes.
+
+        Passes on errors of the archive, the database and the job. No photo is being embedded afterwards.
+        """
+        reader = asyncio.create_task(self._read_ahead(waiting))
+        try:
+            while (next_one := await self._ahead.get()) is not None:
+                if isinstance(next_one, Exception):
+                    raise next_one
+                await self._decide(next_one)
+            await self._store()
+        finally:
+            for task in (reader, *self._embedding):
+                task.cancel()
+            await asyncio.gather(reader, *self._embedding, return_exceptions=True)
+
+    async def _read_ahead(self, waiting: Iterator[_Item]) -> None:
+        """Embed ahead, so that the networks have work while photos are stored."""
+        ending: Exception | None = None
+        try:
+            while block := await self._context.run(_read, waiting):
+                ids = [item.template_id for item in block]
+                known = await self._context.run(self._work.store.templates.existing_ids, self.gallery, ids)
+                for item in block:
+                    await self._slots.acquire()
+                    task = asyncio.create_task(self._embed_item(item, item.template_id in known))
+                    self._embedding.add(task)
+                    task.add_done_callback(self._release_slot)
+                    await self._ahead.put(_Pending(item.name, item.subject, item.template_id, task))
+        except Exception as error:
+            ending = error
+        await self._ahead.put(ending)
+
+    def _release_slot(self, task: asyncio.Task[Photo | KithError]) -> None:
+        self._embedding.discard(task)
+        self._slots.release()
+
+    async def derive_risk(self) -> None:
+        """Update the gallery's risk in the foreground, so that decisions do not depend on timing."""
+        if self.gallery.subjects >= MIN_SUBJECTS:
+            await self._context.run(self._work.pipeline.risks.refresh, self.gallery.name)
+            await self._read_gallery()
+
+    async def _read_gallery(self) -> None:
+        """Read the gallery's current settings, counts and risk. Raises GalleryMovedError."""
+        before = self.gallery.generation
+        self.gallery = await self._context.run(self._work.store.galleries.get, self.gallery.name)
+        if self.gallery.generation != before:
+            raise GalleryMovedError(f"gallery {self.gallery.name!r} moved to another recognizer meanwhile")
+
+    async def _embed_item(self, item: _Item, known: bool) -> Photo | KithError:
+        if known or isinstance(item.payload, KithError):
+            return item.payload if isinstance(item.payload, KithError) else _KNOWN
+        if (unfit := _unfit(item.subject)) is not None:
+            return unfit
+        try:
+            return await embed_for(
+                self.gallery, item.payload, self._work.pipeline, self._work.recognizers, background=True
+            )
+        except KithError as error:
+            return error
+        except Exception:
+            log.exception("job %s: embedding a photo failed", self._context.job.id)
+            return KithError(f"unexpected error; see the log entries of job {self._context.job.id}")
+
+    async def _decide(self, item: _Pending) -> None:
+        seen = await item.seen
+        if item.subject != self._subject or len(self._admitted) + len(self._refused) >= MAX_PHOTOS_PER_TRANSACTION:
+            await self._store()
+            self._context.check()
+        self._subject = item.subject
+        if seen is _KNOWN or item.template_id in {template.id for _, template in self._admitted}:
+            self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
+            return
+        try:
+            if isinstance(seen, KithError):
+                raise seen
+            template = await self._context.run(self._admit, item, seen)
+        except KithError as error:
+            if error.status >= 500 and not isinstance(seen, KithError):
+                raise  # an error of the database, not of the photo
+            self._work.pipeline.metrics.count_enrollment(error.code)
+            self._refused.append(_refusal(item.name, error, item.subject))
+        else:
+            self._admitted.append((item.name, template))
+
+    def _admit(self, item: _Pending, photo: Photo) -> NewTemplate:
+        face = choose_face(photo, self._choice)
+        template = template_from_face(face, self.gallery, self._overrides, item.template_id)
+        assert item.subject is not None  # noqa: S101 - only photos with a subject are embedded
+        check_identity(
+            template,
+            [sibling for _, sibling in self._admitted],
+            self.gallery,
+            item.subject,
+            self._work.store,
+            self._work.followers,
+            self._work.pipeline,
+            self._overrides,
+        )
+        return template
+
+    async def _store(self) -> None:
+        admitted, refused = self._admitted, self._refused
+        self._admitted, self._refused = [], []
+        if not admitted:
+            if refused:
+                await self._context.run(self._context.record, refused)
+            return
+        assert self._subject is not None  # noqa: S101 - as above
+        self._context.note_cancellation(
+            await self._context.run(
+                self._context.store.enroll,
+                self._context.job,
+                self.gallery,
+                self._subject,
+                admitted,
+                refused,
+                self._context.seconds,
+            )
+        )
+        self._work.pipeline.metrics.count_enrollment("enrolled", len(admitted))
+        await self._read_gallery()
+        await self.derive_risk()
+
+
+_KNOWN: Final = KithError("the photo is already enrolled")
+
+
+def template_id(seal: Seal, subject: str, payload: bytes) -> str:
+    """Return an id that depends on photo and subject only, so that a photo is enrolled once.
+
+    The id is keyed: receipts and the audit show it, and it must not reveal whether a known photo was enrolled.
+    """
+    return seal.pseudonym("photo", f"{subject}\0{hashlib.sha256(payload).hexdigest()}")
+
+
+def _waiting(found: Iterator[ArchivedFile], known: ArchiveContents, done: DoneItems) -> Iterator[_Item]:
+    for member in found:
+        if member.name not in known.subjects or member.name in done:
+            continue
+        subject = known.subjects[member.name]
+        try:
+            payload = member.read()
+        except KithError as error:
+            yield _Item(member.name, subject, error, "")
+        else:
+            yield _Item(member.name, subject, payload, template_id(done.seal, subject or "", payload))
+
+
+def _read(waiting: Iterator[_Item]) -> list[_Item]:
+    return list(islice(waiting, MAX_IN_FLIGHT // 2))
+
+
+def _unfit(subject: str | None) -> KithError | None:
+    if subject is None:
+        return _NO_SUBJECT
+    try:
+        check_subject_id(subject)
+    except ValueError:
+        return _NO_ID
+    return None if re.match(SUBJECT_ID_PATTERN, subject) else _NO_ID
+
+
+def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
+    return ItemOutcome(name, error.code, error.redacted(), subject)

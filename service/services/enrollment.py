@@ -1,0 +1,173 @@
+"""Enrollment: checks that turn a photo or an embedding into a template."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.core.errors import (
+    DuplicateSubjectError,
+    InconsistentTemplateError,
+    LowQualityError,
+    NoFaceError,
+    NotLiveError,
+    SeveralFacesError,
+    SubjectNotFoundError,
+)
+from service.domain.decision import FaceChoice, RiskTarget, thresholds_for
+from service.domain.fusion import fuse_similarities
+from service.domain.gallery import Gallery, NewTemplate
+from service.index.faiss_structures import products
+from service.index.follower import Followers
+from service.inference.photo_pipeline import Face, Photo
+from service.inference.recognizers import Recognizers
+from service.services.liveness import verdict_of
+from service.services.pipeline import Pipeline
+from service.storage.repositories.store import Store
+
+DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
+"""Maximum rate of new people mistaken for an enrolled subject, independent of the gallery's risk."""
+MAX_FALSE_INCONSISTENT: Final = 0.05
+"""Maximum share of true pairs rejected as inconsistent. The EER applies if it is lower."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Enrollment checks to skip."""
+
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+    allow_not_live: bool = False
+
+
+async def embed_for(
+    gallery: Gallery, payload: bytes, pipeline: Pipeline, recognizers: Recognizers, background: bool = False
+) -> Photo:
+    """Embed the faces of a photo for enrollment.
+
+    The largest face also gets a vector of the gallery's other generation, if its recognizer is served, and the crop to
+    store. ``background``: yield to requests.
+
+    Raises:
+        ImageError: the photo cannot be decoded.
+        RecogniserMismatchError: the gallery's recognizer is not served.
+    """
+    other = None if gallery.other is None else recognizers.get(gallery.other.fingerprint)
+    keep = gallery.settings.keep_crops
+    photo = await pipeline.photos.embed(
+        payload, recognizers.for_gallery(gallery), other, keep_crop=keep, background=background
+    )
+    if gallery.other is not None and other is not None and photo.faces:
+        row, largest = photo.largest_row(), photo.largest()
+        assert largest.other_crop is not None  # noqa: S101 - embed was called with `other`
+        (vector,) = await other.batcher.submit([largest.other_crop], background)
+        photo.faces[row] = replace(largest, others={gallery.other.number: vector})
+    return photo
+
+
+def choose_face(photo: Photo, choice: FaceChoice) -> Face:
+    """Return the face to enroll. Raises NoFaceError, SeveralFacesError."""
+    if not photo.faces:
+        raise NoFaceError("no face was found in the photo")
+    if choice == "only" and len(photo.faces) > 1:
+        raise SeveralFacesError(f"the photo shows {len(photo.faces)} faces")
+    return photo.largest()
+
+
+def template_from_face(
+    face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
+) -> NewTemplate:
+    """Return a template of a face. Raises LowQualityError, NotLiveError, LivenessUnavailableError."""
+    reasons = gallery.settings.quality_gate.reasons(face.quality)
+    if reasons and not overrides.allow_low_quality:
+        raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
+    if not overrides.allow_not_live and (verdict := verdict_of(gallery, face)) not in (None, "live"):
+        score = None if face.liveness is None else face.liveness.score
+        raise NotLiveError(
+            "the photo shows too little around the face to check liveness"
+            if score is None
+            else "the face looks like a presentation attack",
+            liveness={"verdict": verdict} | ({} if score is None else {"score": round(score, 4)}),
+        )
+    assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
+    return NewTemplate(
+        template_id or uuid.uuid4().hex,
+        face.vector,
+        "photo",
+        face.quality.as_dict(),
+        face.score,
+        face.others,
+        face.kept,
+    )
+
+
+def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+    """Return a template of a (d,) unit vector. Raises NotLiveError if the gallery requires liveness."""
+    if not overrides.allow_not_live and verdict_of(gallery, None) is not None:
+        raise NotLiveError("liveness cannot be checked for an embedding")
+    return NewTemplate(uuid.uuid4().hex, vector, "embedding")
+
+
+def check_identity(
+    template: NewTemplate,
+    siblings: list[NewTemplate],
+    gallery: Gallery,
+    subject_id: str,
+    store: Store,
+    followers: Followers,
+    pipeline: Pipeline,
+    overrides: Overrides,
+) -> None:
+    """Check that a face does not match another subject, and matches its own. Needs a calibrated pack.
+
+    ``siblings``: templates of the same subject that are enrolled together with this one.
+
+    Raises:
+        DuplicateSubjectError: another subject is more similar than the subject itself.
+        InconsistentTemplateError: the face is too unlike the subject's templates.
+    """
+    calibration = pipeline.risks.calibration(gallery)
+    if calibration is None:
+        return
+    try:
+        own, qualities = store.templates.vectors(gallery, subject_id)
+        own_pk = store.subjects.get(gallery, subject_id).pk
+    except SubjectNotFoundError:
+        own, qualities, own_pk = np.empty((0, gallery.dimension), np.float32), np.empty(0, np.float32), -1
+    if siblings:
+        own = np.concatenate([own, [sibling.vector for sibling in siblings]])
+        qualities = np.append(qualities, np.array([(s.quality or {}).get("score", np.nan) for s in siblings]))
+    own_best = float(products(template.vector[None], own).max()) if len(own) else None
+    if not overrides.allow_duplicate:
+        (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
+        others = [hit for hit in hits if hit.subject_pk != own_pk]
+        threshold = thresholds_for(DUPLICATE_RISK, pipeline.risks.of(gallery), comparisons).accept
+        one = np.zeros(len(own), np.int64)
+        itself = fuse_similarities(template.vector[None], own, one, qualities, gallery.settings.fusion).max(
+            initial=-1.0
+        )
+        # The other subject must be more similar than the subject itself: lookalikes may both be enrolled.
+        alike = [hit for hit in others if hit.similarity >= max(threshold, float(itself))]
+        named = store.subjects.by_pk(gallery, [hit.subject_pk for hit in alike]) if alike else {}
+        for hit in alike:
+            # A concurrent request may have created the subject itself after the lookup.
+            if (other := named.get(hit.subject_pk)) is not None and other.id != subject_id:
+                raise DuplicateSubjectError(
+                    f"the face resembles subject {other.id!r}",
+                    subject=other.id,
+                    similarity=round(hit.similarity, 4),
+                    threshold=round(threshold, 4),
+                )
+    if own_best is not None and not overrides.allow_inconsistent:
+        threshold = min(calibration.equal_error_threshold(), calibration.threshold_at_fnmr(MAX_FALSE_INCONSISTENT))
+        if own_best < threshold:
+            raise InconsistentTemplateError(
+                f"the face is unlike the {len(own)} templates of subject {subject_id!r}",
+                similarity=round(own_best, 4),
+                threshold=round(threshold, 4),
+            )

@@ -1,0 +1,207 @@
+"""Impostor evidence of galleries: derived from their templates, stored in SQL, and shared by all processes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from service.core.errors import GalleryMovedError, GalleryNotFoundError
+from service.domain.decision import ImpostorRisk, thresholds_for
+from service.domain.evidence import impostor_evidence
+from service.domain.fusion import Fusion
+from service.domain.gallery import Gallery, StoredEvidence
+from service.storage.repositories.store import Store
+
+STALE_SHARE: Final = 0.02
+"""Share of templates added or removed after which the evidence is derived again."""
+MAX_CACHED: Final = 1000
+"""Galleries in the cache, about 80 kB each."""
+MIN_SUBJECTS: Final = 2
+MIN_SUBJECTS_UNCALIBRATED: Final = 50
+"""Subjects needed to estimate the tail if the pack has no calibration."""
+THRESHOLD_MOVED: Final = "threshold_moved"
+log = logging.getLogger(__name__)
+
+
+class GalleryRisks:
+    """Risk models of galleries, from their own evidence and the calibration of their pack.
+
+    ``calibrations``: calibrations of served packs by recognizer fingerprint; None for an uncalibrated pack.
+
+    A background thread derives stale evidence, at most MAX_PROBES searches each time. Until it is done, decisions use
+    the previous evidence with the current number of subjects.
+    """
+
+    def __init__(self, store: Store, calibrations: Mapping[str, Calibration | None]) -> None:
+        self._store = store
+        self._calibrations = dict(calibrations)
+        self._of_packs = {f: None if c is None else ImpostorRisk(c.curve, "pack") for f, c in calibrations.items()}
+        self._known: OrderedDict[tuple[int, int], tuple[int, Fusion, ImpostorRisk | None]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
+        self._waiting: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._deriving = threading.Lock()
+
+    def close(self) -> None:
+        """Finish the running derivation. Queued ones run after the next start."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def calibration(self, gallery: Gallery) -> Calibration | None:
+        """Return the calibration of the gallery's pack."""
+        return self._calibrations.get(gallery.fingerprint)
+
+    def of_pack(self, fingerprint: str) -> ImpostorRisk | None:
+        """Return the risk model of a served pack."""
+        return self._of_packs.get(fingerprint)
+
+    def of(self, gallery: Gallery) -> ImpostorRisk | None:
+        """Return the current risk model; None: neither pack nor gallery has enough data."""
+        if gallery.evidence_sequence is None:
+            if gallery.subjects >= MIN_SUBJECTS:
+                self.follow(gallery)
+            return self.known(gallery, None)
+        fusion = gallery.settings.fusion
+        with self._lock:
+            *derived, known = self._known.get(_key(gallery), (-1, fusion, None))
+            if _key(gallery) in self._known:
+                self._known.move_to_end(_key(gallery))
+        if derived != [gallery.evidence_sequence, fusion]:
+            stored = self._store.evidence.get(gallery)
+            if stored is None:
+                return self.known(gallery, None)
+            self.follow(gallery)  # an earlier process may have ended before it derived the evidence
+            known = self.known(gallery, self.gallery_risk(gallery, stored))
+            if known is not None and known.source != "pack":
+                known = replace(known, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
+            if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
+                with self._lock:
+                    self._known[_key(gallery)] = (stored.sequence, fusion, known)
+                    self._known.move_to_end(_key(gallery))
+                    if len(self._known) > MAX_CACHED:
+                        self._known.popitem(last=False)
+        return known
+
+    def is_cached(self, gallery: Gallery) -> bool:
+        """Return whether :meth:`of` can answer without I/O."""
+        if gallery.evidence_sequence is None:
+            return True
+        with self._lock:
+            *derived, _ = self._known.get(_key(gallery), (-1, gallery.settings.fusion, None))
+        return derived == [gallery.evidence_sequence, gallery.settings.fusion]
+
+    def known(self, gallery: Gallery, risk: GalleryRisk | None) -> ImpostorRisk | None:
+        """Return the risk model of pack and gallery combined."""
+        of_pack = self.of_pack(gallery.fingerprint)
+        if risk is not None:
+            return ImpostorRisk(risk.curve, "gallery" if of_pack is None else "both")
+        if of_pack is None or gallery.settings.fusion != "max":
+            return of_pack
+        # The pack's calibration compares single photos; each template of a subject is another chance to match.
+        return replace(of_pack, comparisons_per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
+
+    def gallery_risk(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
+        """Return the gallery's own risk model; None: too little evidence, or evidence of another fusion rule."""
+        calibration = self.calibration(gallery)
+        fewest = MIN_SUBJECTS_UNCALIBRATED if calibration is None else MIN_SUBJECTS
+        if stored is None or stored.scores.subjects < fewest or stored.fusion != gallery.settings.fusion:
+            return None
+        return GalleryRisk(stored.scores, calibration)
+
+    def follow(self, gallery: Gallery) -> None:
+        """Queue a derivation if the evidence may be stale; return at once. Ignores recognizers that are not served."""
+        with self._lock:
+            named = gallery.name, gallery.generation
+            if named in self._waiting or gallery.fingerprint not in self._calibrations:
+                return
+            self._waiting.add(named)
+        try:
+            self._thread.submit(self._follow, *named)
+        except RuntimeError:  # closing; the next start derives it
+            log.debug("risk of gallery %s is not derived: the service is closing", gallery.name)
+
+    def forget(self, gallery: Gallery) -> None:
+        """Evict a deleted gallery from the cache."""
+        with self._lock:
+            for key in [key for key in self._known if key[0] == gallery.pk]:
+                del self._known[key]
+
+    def refresh(self, name: str, always: bool = False, generation: int | None = None) -> StoredEvidence:
+        """Derive a gallery's evidence if it is stale, or ``always``; return the stored evidence.
+
+        ``generation``: generation of vectors to use; default: the current one.
+
+        Raises:
+            GalleryNotFoundError: there is no such gallery.
+            GalleryMovedError: this generation does not exist, or the gallery moved to another recognizer meanwhile.
+            StorageError: the database cannot be read or written.
+        """
+        with self._deriving:
+            gallery = self._store.galleries.get(name)
+            if generation is not None:
+                gallery = gallery.at_generation(generation)
+            stored = self._store.evidence.get(gallery)
+            if stored is not None and not always and not self.is_stale(gallery, stored):
+                return stored
+            snapshot = self._store.changes.snapshot(gallery)
+            scores = impostor_evidence(snapshot, gallery.settings.fusion)
+            templates = len(snapshot.template_pks)
+            new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
+            # Both use the current risk target, so that a difference comes from the evidence alone.
+            before, after = self._described(gallery, stored), self._described(gallery, new)
+            event = THRESHOLD_MOVED if before != after and gallery.settings.risk.kind != "threshold" else None
+            target = gallery.settings.risk
+            details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            if gallery.generation != gallery.current_generation:
+                details["recognizer"] = gallery.fingerprint  # not the generation that answers requests
+            self._store.evidence.put(gallery, new, event, details)
+            return new
+
+    def is_stale(self, gallery: Gallery, stored: StoredEvidence) -> bool:
+        """Return whether too many templates changed, or the trimmed log cannot tell."""
+        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor:
+            return True
+        return self._store.changes.count_after(gallery, stored.sequence) > STALE_SHARE * stored.templates
+
+    def _follow(self, name: str, generation: int) -> None:
+        with self._lock:
+            self._waiting.discard((name, generation))
+        try:
+            self.refresh(name, generation=generation)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # deleted or moved meanwhile; the next search handles it
+        except Exception:  # no caller waits for this thread, so the log is the only report
+            log.exception("deriving the risk of gallery %s failed; the previous one stays in use", name)
+
+    def _described(self, gallery: Gallery, stored: StoredEvidence | None) -> dict[str, Any] | None:
+        """Return the threshold of the gallery's own risk and its basis, for the audit."""
+        if stored is None:
+            return None
+        then = replace(gallery, settings=replace(gallery.settings, fusion=stored.fusion))
+        risk = self.gallery_risk(then, stored)
+        known = self.known(then, risk)
+        if known is None:
+            return None
+        thresholds = thresholds_for(gallery.settings.risk, known, stored.scores.subjects)
+        return {
+            "threshold": round(thresholds.accept, 4),
+            "source": thresholds.source,
+            "extrapolated": thresholds.extrapolated,
+            "fusion": stored.fusion,
+            "subjects": stored.scores.subjects,
+            "templates": stored.templates,
+            "pairs": stored.scores.pairs,
+            "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
+            "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
+        }
+
+
+def _key(gallery: Gallery) -> tuple[int, int]:
+    return gallery.pk, gallery.generation

@@ -1,0 +1,140 @@
+"""Background housekeeping: retention, and erasure of deleted data from memory and from SQLite's log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from service.core.clock import Clock
+from service.core.errors import ClockSteppedError, KithError, MasterKeyError
+from service.domain.gallery import Gallery
+from service.storage.db.engine import Database
+from service.storage.privacy.retention import Retention
+from service.storage.repositories.store import Store
+
+SWEEP_INTERVAL: Final = timedelta(hours=1)
+RETRY_INTERVAL: Final = timedelta(minutes=10)
+"""Time to the next sweep after a failure."""
+CHECK_INTERVAL_S: Final = 30.0
+"""Time between checks of caches, SQLite's log, and the sweep time."""
+log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """Housekeeping task; use as an async context manager.
+
+    ``answers_days``: retention of answers to idempotent requests. ``changed``: called with each gallery that lost
+    templates.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        retention: Retention,
+        answers_days: float,
+        changed: Callable[[Gallery], None] = lambda gallery: None,
+        clock: Clock | None = None,
+        check_interval_s: float = CHECK_INTERVAL_S,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._answers_days = answers_days
+        self._changed = changed
+        self._clock = Clock() if clock is None else clock
+        self._check_interval_s = check_interval_s
+        self._retention = retention
+        self._name = uuid.uuid4().hex
+        self._next_s: float | None = None
+        """Time of the next sweep on the boot clock, which clock changes do not affect."""
+        self.paused: ClockSteppedError | None = None
+        """Reason why retention is paused."""
+        self._took_turn = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.create_reserve)
+        self._task = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+        if self._took_turn:
+            with suppress(KithError):  # otherwise the turn expires
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._retention.end_turn, self._name)
+        self._thread.shutdown()
+
+    async def _work(self) -> None:
+        while not self._stop.is_set():
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._check_interval_s)
+
+    def look(self) -> None:
+        """Do one round of housekeeping; blocks. Never raises: the next round retries."""
+        try:
+            with suppress(MasterKeyError):  # requests that need the key report it
+                self._database.unwrap_secrets()
+            self._store.galleries.evict_changed()
+            now = self._checked_now()
+            if now is not None and (self._next_s is None or self._clock.boot_s() >= self._next_s):
+                self._sweep(now)
+        except KithError as error:
+            log.warning("retention failed: %s", error.detail)
+        except Exception:
+            log.exception("retention failed")
+        self._database.create_reserve()
+        self._database.truncate_wal_if_written()  # other processes may have deleted data too
+
+    def _checked_now(self) -> datetime | None:
+        """Return the current time; None: the clock is not reliable."""
+        before, server = self.paused, self._database.server_time()
+        try:
+            now = self._clock.check(server)
+        except ClockSteppedError as error:
+            self.paused = error
+            if before is None:
+                log.error("retention is paused: %s. %s", error.detail, error.remedy)
+            return None
+        self.paused = None
+        if before is not None:
+            log.warning("retention resumes: the clocks agree again")
+        return now
+
+    def _sweep(self, now: datetime) -> None:
+        began_s = self._clock.boot_s()
+        # Longer than the interval, so that the same process continues; a successor is at most one sweep late.
+        if not self._retention.take_turn(self._name, now, 1.5 * SWEEP_INTERVAL):
+            return
+        self._took_turn = True
+        swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)
+        for pk, error in swept.failed:
+            log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
+        for gallery, due in swept.held:
+            log.warning(
+                "retention of the gallery with key %d waits for confirmation: %d of %d templates and %d of %d "
+                "subjects have expired; check the clock, then run 'kith gallery retention'",
+                gallery.pk,
+                due.templates,
+                due.of_templates,
+                due.subjects,
+                due.of_subjects,
+            )
+        self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()
+        if swept.templates or swept.subjects:
+            log.info("erased after expiry: %d templates and %d subjects", swept.templates, swept.subjects)
+        for gallery in swept.galleries:
+            self._changed(gallery)

@@ -1,0 +1,343 @@
+"""Runner of background jobs: few at a time, leased from the database, resumed after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
+
+from service.core.actor import Actor, acting_as, run_in_thread
+from service.core.clock import Clock
+from service.core.errors import ClockSteppedError, JobCrashedError, JobNotFoundError, KithError, StorageError
+from service.domain.gallery import Gallery
+from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
+from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
+
+MAX_JOBS: Final = 2
+LEASE_S: Final = 20.0
+"""Time until another machine takes over the job of a dead process."""
+POLL_S: Final = 1.0
+STOP_S: Final = 5.0
+"""Time for a job to finish its current item when the service stops; then it is cancelled."""
+RETENTION_DAYS: Final = 14
+"""Age at which finished jobs are deleted."""
+TIDY_INTERVAL_S: Final = 3600.0
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+MAX_TAKEOVERS: Final = 5
+"""Processes that may die during one job without finishing an item, before the job fails."""
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+log = logging.getLogger(__name__)
+
+
+class JobCancelledError(Exception):
+    """Cancellation of the job was requested."""
+
+
+class JobStoppedError(Exception):
+    """This process stops; another one resumes the job."""
+
+
+class JobContext:
+    """Interface of a job's function to the runner. Safe to share between threads; all but :meth:`run` block."""
+
+    def __init__(self, job: Job, store: JobStore, threads: ThreadPoolExecutor) -> None:
+        self.job = job
+        self.store = store
+        self._threads = threads
+        self._since = time.monotonic()
+        self._cancelled = job.cancel
+        self._stopping = False
+        self.owned = True
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work on this job so far, by all processes."""
+        return self.job.progress.seconds + time.monotonic() - self._since
+
+    def check(self) -> None:
+        """Check whether to continue; call between items. Does not block.
+
+        Raises:
+            JobCancelledError, JobStoppedError, LeaseLostError: stop; recorded items stay.
+        """
+        if not self.owned:
+            raise LeaseLostError(f"job {self.job.id} belongs to another process")
+        if self._cancelled:
+            raise JobCancelledError
+        if self._stopping:
+            raise JobStoppedError
+
+    def done(self) -> DoneItems:
+        """Return the items recorded by earlier runs of this job."""
+        return self.store.done(self.job)
+
+    def record(self, outcomes: Sequence[ItemOutcome], total: int | None = None, **details: Any) -> None:
+        """Record outcomes as :meth:`JobStore.record`. Raises LeaseLostError."""
+        self.note_cancellation(self.store.record(self.job, outcomes, self.seconds, total, **details))
+
+    def note_cancellation(self, cancel: bool) -> None:
+        """Remember whether cancellation was requested, for kinds that record in their own transaction."""
+        self._cancelled = self._cancelled or cancel
+
+    def stop(self) -> None:
+        """Stop the job at its next check."""
+        self._stopping = True
+
+    async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a blocking function in the threads of jobs."""
+        return await run_in_thread(self._threads, function, *arguments)
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """Functions of one kind of job. All but ``run`` block.
+
+    Attributes:
+        run: async or blocking; calls ``check`` between items. Any other error fails the job.
+        ready: returns whether this process can run the job.
+        discard: deletes files of a finished job; idempotent, and called for jobs that never ran.
+        tidy: deletes files that ``discard`` missed, at the start and periodically.
+    """
+
+    run: Callable[[JobContext], Awaitable[None] | None]
+    ready: Callable[[Job], bool] = lambda job: True
+    discard: Callable[[Job], None] = lambda job: None
+    tidy: Callable[[JobStore], None] = lambda store: None
+
+
+class Runner:
+    """Runner of queued jobs of the given kinds; use as an async context manager. Leaving it releases the jobs."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        kinds: Mapping[str, JobKind],
+        max_jobs: int = MAX_JOBS,
+        lease_s: float = LEASE_S,
+        poll_s: float = POLL_S,
+        retention_days: float = RETENTION_DAYS,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = store
+        self._kinds = kinds
+        self._max_jobs = max_jobs
+        self._lease_s = lease_s
+        self._poll_s = poll_s
+        self._retention_days = retention_days
+        self._clock = Clock() if clock is None else clock
+        self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        # Two threads per job, one per lease, and one to poll.
+        self._threads = ThreadPoolExecutor(3 * max_jobs + 1, thread_name_prefix="jobs")
+        self._contexts: set[JobContext] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._worker = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        self._wake.set()
+        for context in self._contexts:
+            context.stop()
+        if self._worker is not None:
+            await self._worker
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._threads.shutdown()
+
+    def submit(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
+        """Queue a job; blocks. Raises GalleryNotFoundError."""
+        return self.store.create(gallery, kind, parameters, job_id)
+
+    def wake(self) -> None:
+        """Poll for jobs now."""
+        self._wake.set()
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job as :meth:`JobStore.cancel`; blocks."""
+        job = self.store.cancel(job_id)
+        if job.state in FINISHED:
+            self._discard(job)
+        return job
+
+    async def _work(self) -> None:
+        tidied = -TIDY_INTERVAL_S
+        while not self._stopping:
+            self._wake.clear()
+            if time.monotonic() - tidied > TIDY_INTERVAL_S:
+                tidied = time.monotonic()
+                await self._in_thread(self._tidy)
+            job = await self._in_thread(self._claim) if len(self._tasks) < self._max_jobs else None
+            if job is None:
+                await self._wait()
+                continue
+            task = asyncio.create_task(self._run(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), self._poll_s)
+
+    def _claim(self) -> Job | None:
+        try:
+            return self.store.claim(self._process, self._lease_s, self._is_ready, has_ended)
+        except StorageError as error:
+            log.warning("polling for jobs failed: %s", error.detail)
+            return None
+
+    def _is_ready(self, job: Job) -> bool:
+        # This process still runs a job whose lease expired while the database was away.
+        if any(context.job.pk == job.pk for context in list(self._contexts)):
+            return False
+        # Any process can end a cancelled job.
+        return job.cancel or self._can_run(job)
+
+    def _can_run(self, job: Job) -> bool:
+        return job.kind in self._kinds and self._kinds[job.kind].ready(job)
+
+    def _tidy(self) -> None:
+        try:
+            self._clock.check()  # deletion by age needs a reliable clock
+            self.store.delete_finished(self._retention_days)
+            self.store.fail_unrunnable(self._retention_days, self._can_run)
+            for kind in self._kinds.values():
+                kind.tidy(self.store)
+        except (ClockSteppedError, StorageError, OSError) as error:
+            log.warning("deleting finished jobs failed: %s", error)
+
+    async def _run(self, job: Job) -> None:
+        """Run a job until it ends or the service stops. Never raises: errors go to the job or the log."""
+        context = JobContext(job, self.store, self._threads)
+        self._contexts.add(context)
+        if self._stopping:
+            context.stop()
+        try:
+            with acting_as(Actor(job.actor)):
+                await self._run_to_result(context)
+        except LeaseLostError:
+            log.info("job %s (%s) was taken over by another process", job.id, job.kind)
+            await self._in_thread(self._discard_if_gone, job)
+        except StorageError as error:
+            # The lease expires, and the first process with a connection resumes the job.
+            log.warning("job %s (%s) waits for the database: %s", job.id, job.kind, error.detail)
+        except Exception:
+            log.exception("job %s (%s): writing its result failed", job.id, job.kind)
+        finally:
+            self._contexts.discard(context)
+
+    def _discard_if_gone(self, job: Job) -> None:
+        try:
+            self.store.job(job.id)
+        except JobNotFoundError:  # deleted with its gallery
+            self._discard(job)
+        except StorageError:
+            log.warning("job %s (%s) may have left files behind", job.id, job.kind)
+
+    async def _run_to_result(self, context: JobContext) -> None:
+        job = context.job
+        try:
+            context.check()
+            if job.progress.takeovers > MAX_TAKEOVERS:
+                raise JobCrashedError(f"{job.progress.takeovers} processes ended while they ran it")
+            await self._run_with_lease(context)
+        except (LeaseLostError, StorageError):
+            raise
+        except (JobStoppedError, asyncio.CancelledError):
+            await self._in_thread(self.store.release, job)
+            return
+        except JobCancelledError:
+            await self._in_thread(self.store.finish, job, "cancelled", None)
+        except KithError as error:
+            await self._in_thread(self.store.finish, job, "failed", error.document())
+        except Exception:
+            log.exception("job %s (%s) failed", job.id, job.kind)
+            crash = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
+            await self._in_thread(self.store.finish, job, "failed", crash.document())
+        else:
+            await self._in_thread(self.store.finish, job, "succeeded", None)
+        await self._in_thread(self._discard, job)
+
+    def _discard(self, job: Job) -> None:
+        if job.kind in self._kinds:
+            self._kinds[job.kind].discard(job)
+
+    async def _run_with_lease(self, context: JobContext) -> None:
+        """Run the kind's function and renew the lease meanwhile."""
+        kind = self._kinds[context.job.kind]
+        work = asyncio.ensure_future(
+            kind.run(context) if inspect.iscoroutinefunction(kind.run) else self._in_thread(kind.run, context)
+        )
+        renewal = asyncio.create_task(self._renew(context, work))
+        try:
+            await work
+        except asyncio.CancelledError:
+            context.check()
+            raise
+        finally:
+            renewal.cancel()
+
+    async def _renew(self, context: JobContext, work: asyncio.Future[Any]) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            try:
+                context.note_cancellation(await self._in_thread(self.store.renew, context.job, self._lease_s))
+            except LeaseLostError:
+                context.owned = False
+                work.cancel()
+                return
+            except StorageError as error:
+                log.warning("renewing the lease of job %s failed: %s", context.job.id, error.detail)
+
+    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await run_in_thread(self._threads, function, *arguments)
+
+
+def _machine() -> str | None:
+    """Return an id of the host, its boot and its PID namespace, within which process ids are unique; None: unknown."""
+    try:
+        known = f"{socket.gethostname()}\0{BOOT_ID.read_text().strip()}\0{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return None
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
+
+
+def has_ended(owner: str) -> bool:
+    """Return whether a job's owner was a process of this machine and has ended; False if unknown."""
+    machine, _, process = owner.rpartition(":")[0].rpartition(":")[0].rpartition(":")
+    if machine != _machine() or not process.isdigit():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,153 @@
+"""Identification pipeline: search a gallery for face vectors and decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar, TypeVarTuple
+
+from models.runtime.network import Float
+from service.domain.decision import (
+    Candidate,
+    Decision,
+    ImpostorRisk,
+    RiskTarget,
+    Thresholds,
+    coarse_candidates,
+    decide,
+    false_alarm_probabilities,
+    review_floor,
+    thresholds_for,
+)
+from service.domain.gallery import Gallery, Keys
+from service.index.catch_up import CatchUp
+from service.index.follower import Follower, Followers
+from service.inference.photo_pipeline import PhotoPipeline
+from service.services.gallery_risks import GalleryRisks
+
+MAX_INLINE_PRODUCTS: Final = 500_000
+"""Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread
+(bench/searches.py)."""
+MAX_INLINE_CANDIDATES: Final = 50
+"""Candidates of all probes together up to which the decisions are made on the event loop."""
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Answer to one probe. Candidates carry the primary keys of subjects.
+
+    Attributes:
+        near_miss: the probe reaches the gallery's own review threshold and is not identified.
+        known, comparisons: the risk model and the number of comparisons behind the probabilities.
+    """
+
+    decision: Decision
+    candidates: list[Candidate]
+    thresholds: Thresholds
+    near_miss: bool = False
+    known: ImpostorRisk | None = None
+    comparisons: int = 0
+
+    def coarse(self, photo: bool) -> Identification:
+        """Return the answer for a caller who may not export templates.
+
+        For an embedding (``photo`` is false) it reveals no more than the outcome, because the caller could
+        otherwise approximate a template by hill climbing.
+        """
+        decision, candidates = self.decision, self.candidates
+        first = [candidate for candidate in (decision.best, decision.runner_up) if candidate is not None]
+        if not photo and decision.outcome == "identified":
+            # More candidates would reveal whether other subjects reach a threshold.
+            first, candidates = first[:1], candidates[:1]
+        first, candidates = (
+            coarse_candidates(some, self.thresholds, self.known, self.comparisons, photo)
+            for some in (first, candidates)
+        )
+        if not photo:  # the order of those that are told the same would be their exact order
+            for some in (first, candidates):
+                some.sort(key=lambda candidate: (-candidate.similarity, candidate.subject_pk))
+        best, runner_up, *_ = (*first, None, None)
+        return replace(self, decision=Decision(decision.outcome, best, runner_up), candidates=candidates)
+
+
+class Pipeline:
+    """Photo pipeline and identification."""
+
+    def __init__(self, photos: PhotoPipeline, followers: Followers, catch_up: CatchUp, risks: GalleryRisks) -> None:
+        self.photos = photos
+        self.metrics = photos.metrics
+        self.risks = risks
+        self._followers = followers
+        self._catch_up = catch_up
+
+    async def identify(
+        self,
+        gallery: Gallery,
+        probes: Float,
+        target: RiskTarget,
+        k: int,
+        among: Keys | None = None,
+        limited: bool = False,
+    ) -> list[Identification]:
+        """Search for (q, d) unit vectors and decide on each.
+
+        Args:
+            among: ascending keys of the subjects to search; None: all.
+            limited: raise thresholds to the review threshold of the gallery's own risk at least.
+
+        Raises:
+            RiskUncalibratedError: there is no threshold for this risk.
+            OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched now.
+        """
+        follower = await self.caught_up(gallery)
+        small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
+        few = len(probes) * min(gallery.templates, max(2, k)) <= MAX_INLINE_CANDIDATES
+        with self.metrics.stage("search"):
+            if small and few and among is None and follower.is_at(gallery.version) and self.risks.is_cached(gallery):
+                return self._identify(follower, gallery, probes, target, k, among, limited)
+            return await self.in_thread(self._identify, follower, gallery, probes, target, k, among, limited)
+
+    async def caught_up(self, gallery: Gallery) -> Follower:
+        """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
+
+        Raises:
+            OverloadedError, StorageError, IndexUnavailableError: it cannot catch up now.
+        """
+        follower = self._followers.of(gallery)
+        if not follower.is_at(gallery.version):
+            with self.metrics.stage("follow"):
+                await self._catch_up.of(follower, gallery)
+        return follower
+
+    async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a blocking function in the threads of requests."""
+        return await self.photos.in_thread(function, *arguments)
+
+    def _identify(
+        self,
+        follower: Follower,
+        gallery: Gallery,
+        probes: Float,
+        target: RiskTarget,
+        k: int,
+        among: Keys | None,
+        limited: bool,
+    ) -> list[Identification]:
+        # At least two: the runner-up is needed to detect lookalikes.
+        results, comparisons = follower.search(probes, max(2, k), among, gallery.version)
+        known = self.risks.of(gallery)
+        settings = gallery.settings
+        thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
+        floor = review_floor(settings.risk, known, comparisons, settings.review_factor)
+        if limited:
+            thresholds = thresholds.at_least(floor)
+        alarms = iter(false_alarm_probabilities([h.similarity for hits in results for h in hits], known, comparisons))
+        identifications = []
+        for hits in results:
+            candidates = [Candidate(hit.subject_pk, hit.similarity, next(alarms)) for hit in hits]
+            decision = decide(candidates, thresholds, settings.min_margin)
+            near_miss = bool(candidates) and candidates[0].similarity >= floor and decision.outcome != "identified"
+            identifications.append(Identification(decision, candidates[:k], thresholds, near_miss, known, comparisons))
+        return identifications

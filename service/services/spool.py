@@ -1,0 +1,122 @@
+"""Spool: encrypted archives of enrollment jobs on this node's disk, one per job, and temporary files of imports."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from service.core.errors import StorageFullError
+from service.security.sealed_files import SealedFile, SealedWriter, TemporaryFile
+from service.security.sealing import Seal
+from service.storage.repositories.job_records import Job
+from service.storage.repositories.jobs import JobStore
+
+RESERVED_BYTES: Final = 256_000_000
+"""Disk space reserved for the database."""
+CHECK_INTERVAL_BYTES: Final = 16_000_000
+ABANDONED_AFTER_S: Final = 3600.0
+"""Age of the last write after which a file without a job is abandoned."""
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Spool:
+    """Spool folder, created on first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, job_id: str) -> Path:
+        """Return the path of a job's archive."""
+        return self._folder / job_id
+
+    def archive(self, job_id: str, seal: Seal) -> SealedFile:
+        """Return a job's archive; ``seal``: that of its gallery."""
+        return SealedFile(self.path(job_id), seal, f"archive {job_id}")
+
+    def has(self, job: Job) -> bool:
+        """Return whether this node has the job's archive."""
+        return self.path(job.id).is_file()
+
+    def discard(self, job: Job) -> None:
+        """Delete the job's archive, if any."""
+        self.path(job.id).unlink(missing_ok=True)
+
+    def check_free_space(self, size: int) -> None:
+        """Check that the disk has room for ``size`` more bytes. Raises StorageFullError."""
+        with _disk_full_errors():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._folder).free
+        if size + RESERVED_BYTES > free:
+            raise StorageFullError(f"{size} more bytes are needed and {max(0, free - RESERVED_BYTES)} are available")
+
+    def temporary(self) -> TemporaryFile:
+        """Return a new temporary file. Raises StorageFullError."""
+        self.check_free_space(0)
+        with _disk_full_errors():
+            return TemporaryFile(self._folder)
+
+    def write(self, file: SealedWriter | TemporaryFile, block: bytes) -> None:
+        """Write a block and check the free space regularly. Raises StorageFullError.
+
+        Announced sizes are not trusted, and other processes write too.
+        """
+        before = file.tell()
+        file.write(block)
+        if file.tell() // CHECK_INTERVAL_BYTES > before // CHECK_INTERVAL_BYTES:
+            self.check_free_space(0)
+
+    @contextmanager
+    def receiving(self, job_id: str, seal: Seal) -> Iterator[SealedWriter]:
+        """Return a file for a job's archive; call :meth:`sync` at the end. It is deleted if the block raises.
+
+        Raises:
+            StorageFullError: the disk is full.
+        """
+        archive = self.archive(job_id, seal)
+        try:
+            with _disk_full_errors():
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with archive.writing() as file:
+                    yield file
+        except BaseException:
+            archive.path.unlink(missing_ok=True)
+            raise
+
+    def sync(self, file: SealedWriter) -> None:
+        """Flush the file and its directory entry to disk; blocks."""
+        file.finish()
+        os.fsync(file.fileno())
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def abandoned(self, store: JobStore) -> list[Path]:
+        """Return the files of finished jobs and of interrupted uploads."""
+        if not self._folder.is_dir():
+            return []
+        files = [path for path in self._folder.iterdir() if abs(time.time() - path.stat().st_mtime) > ABANDONED_AFTER_S]
+        kept = store.unfinished([path.name for path in files])
+        return [path for path in files if path.name not in kept]
+
+    def tidy(self, store: JobStore) -> None:
+        """Delete abandoned files."""
+        for path in self.abandoned(store):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_full_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRNOS:
+            raise StorageFullError(f"an archive could not be written: {error.strerror}") from error
+        raise

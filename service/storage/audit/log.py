@@ -1,0 +1,173 @@
+"""The audit in SQL: written with what it tells of, in the same transaction, one chain a gallery.
+
+A gallery's writers take turns already (Database.change), so that chains by gallery cost no writer a wait. Whoever
+writes to several chains takes the galleries' by ascending key and the service's own last: nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from service.core.actor import Actor, current_actor
+from service.core.errors import StorageError
+from service.domain.gallery import Gallery
+from service.storage.audit.chain import BEFORE_ALL, Line, mac
+from service.storage.audit.verifier import BEGINS, ENDS, OF_SERVICE
+from service.storage.db.engine import Database
+from service.storage.db.key_vault import Vault
+from service.storage.db.tables import audit, audit_heads, galleries
+
+PURPOSE: Final = "audit"
+"""Of the service's secret that heads are signed with."""
+UNSIGNED: Final = ""
+CONFLICT: Final = StorageError("two lines of the audit would have had one number")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a line will say. ``gallery``: its key and name. ``subject``: a pseudonym."""
+
+    event: str
+    gallery: tuple[int, str] | None = None
+    subject: str | None = None
+    outcome: str = "done"
+    details: dict[str, Any] = field(default_factory=dict)
+    actor: Actor = field(default_factory=current_actor)
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+class End(NamedTuple):
+    """Of a chain: how many lines, and the hash of the last."""
+
+    lines: int
+    hash: str
+
+
+def record(
+    vault: Vault,
+    connection: Connection,
+    event: str,
+    gallery: Gallery | None = None,
+    subject: str | None = None,
+    outcome: str = "done",
+    **details: Any,
+) -> End:
+    """Write a line, within a transaction that holds the gallery's turn, and at its end: others who write to the chain
+    wait from here on. Of a gallery that begins or ends the service's chain is told, too. ``subject``: its id, of which
+    a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
+    if gallery is None:
+        return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
+    known = None if subject is None else pseudonym(gallery, subject)
+    entry = Entry(event, (gallery.pk, gallery.name), known, outcome, details)
+    end = append(vault, connection, gallery.pk, [entry])
+    if event in (BEGINS, ENDS):
+        first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
+        said = {"chain": first} if event == BEGINS else {"chain": first, "lines": end.lines, "last": end.hash}
+        append(vault, connection, OF_SERVICE, [replace(entry, details=said)])
+    return end
+
+
+def record_entries(database: Database, entries: Iterable[Entry]) -> None:
+    """Write lines that no other write goes with, in one transaction; on disk when it returns. Those of a gallery that
+    is gone by now go to the service's chain.
+
+    Raises:
+        StorageError: it cannot be written.
+        MasterKeyError.
+    """
+    by_chain: dict[int, list[Entry]] = {}
+    for entry in entries:
+        by_chain.setdefault(OF_SERVICE if entry.gallery is None else entry.gallery[0], []).append(entry)
+    own = by_chain.pop(OF_SERVICE, [])
+    with database.write(CONFLICT) as connection:
+        for chain in sorted(by_chain):
+            # The head first: from here on the gallery cannot be deleted before these lines are written.
+            head = connection.execute(HEAD, {"chain": chain}).first()
+            if head is None or connection.execute(THERE, {"chain": chain}).first() is None:
+                own += by_chain[chain]
+            else:
+                append(database.vault, connection, chain, by_chain[chain])
+        if own:
+            append(database.vault, connection, OF_SERVICE, own)
+
+
+def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[Entry]) -> End:
+    """A chain whose head the service did not sign is written on and never signed again: what somebody forged is not
+    made true by the next line. Raises MasterKeyError."""
+    head = connection.execute(HEAD, {"chain": chain}).first() or _begin(connection, chain)
+    secret = _known(vault, head) or vault.secret(connection, PURPOSE)
+    sound = head.number == 0 or _is_signed(secret, head)
+    if not sound:
+        log.error("chain %d of the audit was tampered with: its head is not signed by the service", chain)
+    number, last, rows = head.number, head.hash, []
+    for entry in entries:
+        number += 1
+        actor = entry.actor
+        name = None if entry.gallery is None else entry.gallery[1]
+        line = Line(
+            number,
+            entry.at,
+            entry.event,
+            entry.outcome,
+            actor.name,
+            actor.request_id,
+            name,
+            entry.subject,
+            entry.details,
+        )
+        last = line.hash(last)
+        rows.append({**vars(line), "chain": chain, "gallery_pk": chain or None, "hash": last})
+    connection.execute(LINE, rows)
+    signed = mac(secret, number, last) if sound else UNSIGNED
+    connection.execute(SIGN, {"of": chain, "now": number, "last": last, "signed": signed})
+    return End(number, last)
+
+
+def pseudonym(gallery: Gallery, subject: str) -> str:
+    """Of a subject's id: 32 hexadecimal digits."""
+    return gallery.seal.pseudonym("subject", subject)
+
+
+def _known(vault: Vault, head: Any) -> bytes | None:
+    """The secret in memory, if it signed this head: then it is this database's, whatever it is wrapped by now. Whoever
+    unwraps may take seconds, in which all writers would wait for this one."""
+    known = vault.cached_secret(PURPOSE)
+    return known if known is not None and _is_signed(known, head) else None
+
+
+def _is_signed(secret: bytes, head: Any) -> bool:
+    return hmac.compare_digest(mac(secret, head.number, head.hash).encode(), str(head.mac).encode())
+
+
+def _begin(connection: Connection, chain: int) -> Any:
+    """Of two processes that begin the service's chain at once, one does, and the other waits for it."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    first = insert(audit_heads).values(chain=chain, number=0, hash=BEFORE_ALL, mac=UNSIGNED)
+    connection.execute(first.on_conflict_do_nothing())
+    return connection.execute(HEAD, {"chain": chain}).one()
+
+
+# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+HEAD: Final = (
+    sa.select(audit_heads.c.number, audit_heads.c.hash, audit_heads.c.mac)
+    .where(audit_heads.c.chain == sa.bindparam("chain"))
+    .with_for_update()
+)
+THERE: Final = sa.select(galleries.c.pk).where(galleries.c.pk == sa.bindparam("chain"))
+FIRST: Final = sa.select(audit.c.hash).where(audit.c.chain == sa.bindparam("chain"), audit.c.number == 1)
+LINE: Final = audit.insert()
+SIGN: Final = (
+    audit_heads.update()
+    .where(audit_heads.c.chain == sa.bindparam("of"))
+    .values(number=sa.bindparam("now"), hash=sa.bindparam("last"), mac=sa.bindparam("signed"))
+)

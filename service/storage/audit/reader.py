@@ -1,0 +1,195 @@
+"""The audit as it lies: read to be shown, exported, or examined, of a database that runs or of a copy of its file.
+
+To be examined it is read without a word being believed: what no line can be made of is a line all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import AuditFileError
+from service.storage.audit.chain import Line
+from service.storage.audit.log import PURPOSE
+from service.storage.audit.verifier import Head, Stored
+from service.storage.db.engine import Database, storage_error
+from service.storage.db.tables import audit, audit_heads, galleries, secrets
+
+AT_ONCE: Final = 2000
+TEXTS: Final = ("event", "outcome", "actor", "request_id", "gallery", "subject")
+OPTIONAL: Final = TEXTS[3:]
+COLUMNS: Final = ("number", "at", *TEXTS, "details")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which lines: all that are given hold. ``chain``: a gallery's key. ``subject``: a pseudonym."""
+
+    chain: int | None = None
+    gallery: str | None = None
+    event: str | None = None
+    actor: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    subject: str | None = None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line, where it lies."""
+
+    pk: int
+    of_gallery: bool
+    line: Line
+    hash: str
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """The secret of the heads' MACs, which the master key of this id opens."""
+
+    key: bytes
+    master_key: str
+
+
+class AuditReader:
+    """Pages of the audit. Blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def lines(self, chosen: Chosen, before: int | None, limit: int) -> list[Listed]:
+        """The latest first; ``before``: only those of a smaller key. Raises StorageError."""
+        query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.pk.desc()).limit(limit)
+        if before is not None:
+            query = query.where(audit.c.pk < before)
+        with self._database.read() as connection:
+            return [
+                Listed(row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash)
+                for row in connection.execute(query)
+            ]
+
+
+def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+    if chosen.chain is not None:
+        yield audit.c.gallery_pk == chosen.chain
+    for name in ("gallery", "event", "actor"):
+        if (wanted := getattr(chosen, name)) is not None:
+            yield audit.c[name] == wanted
+    if chosen.since is not None:
+        yield audit.c.at >= chosen.since
+    if chosen.until is not None:
+        yield audit.c.at < chosen.until
+    if chosen.subject is not None:
+        # Where a search found several people, all are in its details.
+        among = sa.cast(audit.c.details, sa.Text).contains(chosen.subject, autoescape=True)
+        yield (audit.c.subject == chosen.subject) | among
+
+
+@dataclass(frozen=True)
+class Trail:
+    """All of an audit at one moment. ``galleries``: names by key; None: it is not known which there are."""
+
+    lines: Iterator[Stored]
+    heads: Sequence[Head]
+    secret: Wrapped | None
+    galleries: Mapping[int, str] | None
+
+
+@contextmanager
+def trail_of(url: str) -> Iterator[Trail]:
+    """Of a database, which need not be at hand for anything but reading, at one moment that lasts as long as the block.
+
+    Raises:
+        AuditFileError: it is no database of Kith, or holds no audit in chains.
+        StorageError: it cannot be read.
+    """
+    engine = _reader(sa.make_url(url))
+    try:
+        with engine.connect() as connection, connection.begin():
+            if not all(sa.inspect(connection).has_table(table.name) for table in (audit, audit_heads, secrets)):
+                raise AuditFileError("there is no audit in it: it is no database of Kith, or of an earlier version")
+            yield Trail(_lines(connection), _heads(connection), _secret(connection), _galleries(connection))
+    except sa.exc.SQLAlchemyError as error:
+        raise storage_error("the audit cannot be read", error) from error
+    finally:
+        engine.dispose()
+
+
+def _reader(url: sa.URL) -> sa.Engine:
+    if url.get_backend_name() != "sqlite":
+        driver = url.set(drivername="postgresql+psycopg")
+        return sa.create_engine(driver, isolation_level="REPEATABLE READ", poolclass=sa.pool.NullPool)
+    path = Path(url.database or "")
+    if not path.is_file():
+        raise AuditFileError(f"{path} is no file")
+    # A copy without its log beside it is read where not even SQLite's own files may be written.
+    alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
+    engine = sa.create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{alone}", uri=True, isolation_level=None),
+        poolclass=sa.pool.NullPool,
+    )
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return engine
+
+
+def _lines(connection: Connection) -> Iterator[Stored]:
+    raw: dict[str, sa.ColumnElement[Any]] = {"details": sa.cast(audit.c.details, sa.Text)}
+    if connection.dialect.name == "sqlite":
+        raw["at"] = sa.type_coerce(audit.c.at, sa.Text)  # which may hold anything
+    columns = [raw.get(name, audit.c[name]).label(name) for name in COLUMNS]
+    query = sa.select(audit.c.chain, audit.c.hash, *columns).order_by(audit.c.chain, audit.c.number)
+    for rows in connection.execute(query.execution_options(yield_per=AT_ONCE)).partitions():
+        for row in rows:
+            yield stored_line(row._asdict(), _time(row.at), row.details)
+
+
+def stored_line(row: Mapping[str, Any], at: datetime | None, details: str) -> Stored:
+    """Whatever lies there. ``details``: as text."""
+    try:
+        document = json.loads(details)
+    except (TypeError, ValueError):
+        document = None
+    chain, number = (value if isinstance(value, int) else -1 for value in (row["chain"], row["number"]))
+    said = [row[name] for name in TEXTS]
+    sound = all(
+        isinstance(text, str) or (text is None and name in OPTIONAL) for name, text in zip(TEXTS, said, strict=True)
+    )
+    if at is None or not isinstance(document, dict) or not sound:
+        return Stored(chain, number, None, str(row["hash"]))
+    event, outcome, actor, request_id, gallery, subject = said
+    line = Line(number, at, event, outcome, actor, request_id, gallery, subject, document)
+    return Stored(chain, number, line, str(row["hash"]))
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _heads(connection: Connection) -> list[Head]:
+    query = sa.select(*(audit_heads.c[name] for name in ("chain", "number", "hash", "mac")))
+    return [Head(row.chain, row.number, row.hash, row.mac) for row in connection.execute(query)]
+
+
+def _secret(connection: Connection) -> Wrapped | None:
+    query = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == PURPOSE)
+    row = connection.execute(query).first()
+    return None if row is None else Wrapped(bytes(row.wrapped), row.master_key)
+
+
+def _galleries(connection: Connection) -> dict[int, str]:
+    return {row.pk: row.name for row in connection.execute(sa.select(galleries.c.pk, galleries.c.name))}

@@ -1,0 +1,223 @@
+"""Whether an audit is what was written, chain by chain from the first line to the head; where not, from where on. Pure.
+
+What a line says is proven by the hash of the last line of its chain. That hash is proven by the head's MAC, to whoever
+has the service's secret, or by having been noted elsewhere (an anchor). That a chain is there at all is said by the
+service's own chain, which names each by the hash of its first line: a name that outlives the moves of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final, Literal
+
+from service.storage.audit.chain import BEFORE_ALL, Line, mac
+
+OF_SERVICE: Final = 0
+"""The chain of what concerns no gallery, and of which galleries there were."""
+SERVICE: Final = "service"
+"""Names that chain, as others are named by the hash of their first line."""
+BEGINS: Final = "gallery_created"
+
+"""Events of the service's chain that name another: it is there."""
+ENDS: Final = "gallery_deleted"
+"""That says how another chain ends."""
+
+Kind = Literal[
+    "unreadable", "altered", "missing", "cut", "head", "mac", "chain_missing", "chain_unknown", "gallery", "anchor"
+]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A line as it lies. ``line``: None where what lies there is none."""
+
+    chain: int
+    number: int
+    line: Line | None
+    hash: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last line of a chain, as it lies beside it."""
+
+    chain: int
+    number: int
+    hash: str
+    mac: str
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A line's hash, to be noted where whoever can write the audit cannot. ``chain``: SERVICE, or the hash of the
+    chain's first line."""
+
+    chain: str
+    number: int
+    hash: str
+    gallery: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``chain``: as an Anchor has it. ``first`` to ``last``: numbers of the lines, where it is about lines."""
+
+    kind: Kind
+    chain: str
+    gallery: str | None
+    first: int | None
+    last: int | None
+    what: str
+
+
+@dataclass
+class Report:
+    """``signed``: whether the heads' MACs were checked. ``ends``: of the chains as they are."""
+
+    signed: bool
+    lines: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    ends: list[Anchor] = field(default_factory=list)
+
+
+def examine(
+    lines: Iterable[Stored],
+    heads: Collection[Head],
+    secret: bytes | None = None,
+    galleries: Mapping[int, str] | None = None,
+    anchors: Collection[Anchor] = (),
+) -> Report:
+    """``lines``: by chain and number. ``secret``: of the MACs; None: it is not at hand. ``galleries``: names by chain,
+    of those there are; None: that is not known."""
+    report = Report(secret is not None)
+    ends = {head.chain: head for head in heads}
+    noted: dict[str, dict[int, str]] = {}
+    for anchor in anchors:
+        noted.setdefault(anchor.chain, {})[anchor.number] = anchor.hash
+    chains: dict[int, _Chain] = {}
+    for key, stored in groupby(lines, key=lambda one: one.chain):
+        chains[key] = chain = _Chain(key, noted)
+        for one in stored:
+            chain.take(one)
+        chain.end(ends.pop(key, None), secret)
+        report.lines += chain.count
+        report.faults += chain.faults
+        report.ends.append(Anchor(chain.name, chain.number, chain.last, chain.gallery))
+    for head in ends.values():
+        what = f"its head counts {head.number} lines, none of which is there"
+        name = SERVICE if head.chain == OF_SERVICE else str(head.chain)
+        gallery = (galleries or {}).get(head.chain)
+        report.faults.append(Fault("cut", name, gallery, 1, head.number, what))
+    report.faults += _named(chains, galleries)
+    known = {chain.name for chain in chains.values()}
+    for name in noted.keys() - known:
+        gallery = next((anchor.gallery for anchor in anchors if anchor.chain == name), None)
+        what = "it was noted, and is not there; or it was written anew from its first line on"
+        report.faults.append(Fault("chain_missing", name, gallery, None, None, what))
+    return report
+
+
+class _Chain:
+    """One chain, line by line."""
+
+    def __init__(self, key: int, noted: Mapping[str, Mapping[int, str]]) -> None:
+        self.faults: list[Fault] = []
+        self.name = SERVICE if key == OF_SERVICE else str(key)
+        self.gallery: str | None = None
+        self.number, self.last, self.count = 0, BEFORE_ALL, 0
+        self.told: list[Line] = []
+        """Of the service's chain: what it says of chains."""
+        self._key = key
+        self._noted = noted
+        self._agreed = 0
+
+    def take(self, stored: Stored) -> None:
+        self.count += 1
+        if self.count == 1 and self._key != OF_SERVICE:
+            self.name, self.gallery = stored.hash, stored.line.gallery if stored.line else None
+        if stored.number <= self.number:
+            self._fault("altered", stored.number, stored.number, "a line of this number cannot be: it was inserted")
+            return
+        if stored.number > self.number + 1:
+            self._fault("missing", self.number + 1, stored.number - 1, "the lines were removed")
+        elif stored.line is None:
+            self._fault("unreadable", stored.number, stored.number, "what lies there is no line")
+        elif stored.line.hash(self.last) != stored.hash:
+            self._altered(stored.number)
+        expected = self._noted.get(self.name, {}).get(stored.number)
+        if expected == stored.hash:
+            self._agreed = stored.number
+        elif expected is not None:
+            what = f"the hash noted of line {stored.number} is another: rewritten after line {self._agreed}"
+            self._fault("anchor", self._agreed + 1, stored.number, what)
+        if stored.line is not None and self._key == OF_SERVICE and stored.line.event in (BEGINS, ENDS):
+            self.told.append(stored.line)
+        self.number, self.last = stored.number, stored.hash
+
+    def end(self, head: Head | None, secret: bytes | None) -> None:
+        beyond = [number for number in self._noted.get(self.name, ()) if number > self.number]
+        if beyond:
+            what = f"line {max(beyond)} was noted: cut off, or a backup from before it was restored"
+            self._fault("anchor", self.number + 1, max(beyond), what)
+        if head is None:
+            self._fault("head", None, None, "its head is missing")
+        elif head.number > self.number:
+            self._fault("cut", self.number + 1, head.number, f"its head counts {head.number} lines")
+        elif (head.number, head.hash) != (self.number, self.last):
+            self._fault("head", None, None, f"its head is of line {head.number}, and not of the last one")
+        elif secret is not None and mac(secret, head.number, head.hash) != head.mac:
+            what = "its head is not signed by the service: the chain was written anew from some line on, or cut"
+            self._fault("mac", None, head.number, what)
+
+    def _altered(self, number: int) -> None:
+        """One fault for lines that follow each other."""
+        what = "not what was written: altered, inserted or moved"
+        before = self.faults[-1] if self.faults else None
+        if before is not None and before.kind == "altered" and before.last == number - 1:
+            self.faults.pop()
+            self._fault("altered", before.first, number, what)
+        else:
+            self._fault("altered", number, number, what)
+
+    def _fault(self, kind: Kind, first: int | None, last: int | None, what: str) -> None:
+        self.faults.append(Fault(kind, self.name, self.gallery, first, last, what))
+
+
+def _named(chains: Mapping[int, _Chain], galleries: Mapping[int, str] | None) -> list[Fault]:
+    """Where the service's chain, the other chains and the galleries contradict each other."""
+    told = chains[OF_SERVICE].told if OF_SERVICE in chains else []
+    begun = {_text(line.details, "chain"): line.gallery for line in told if line.event == BEGINS}
+    ended = {_text(line.details, "chain"): line for line in told if line.event == ENDS}
+    others = {chain.name: chain for chain in chains.values() if chain.name != SERVICE}
+    faults = []
+    for name in begun.keys() - others.keys():
+        what = "the service's chain says that it began: it was removed, or written anew from its first line on"
+        faults.append(Fault("chain_missing", name, begun[name], None, None, what))
+    for name in others.keys() - begun.keys():
+        what = "the service's chain does not say that it began"
+        faults.append(Fault("chain_unknown", name, others[name].gallery, None, None, what))
+    for name, line in ended.items():
+        chain = others.get(name)
+        if chain is not None and (chain.number, chain.last) != (line.details.get("lines"), line.details.get("last")):
+            what = f"the service's chain says that it ended with line {line.details.get('lines')} of another hash"
+            faults.append(Fault("altered", name, chain.gallery, None, None, what))
+    if galleries is None:
+        return faults
+    there = {chain.name: key for key, chain in chains.items()}
+    for name in begun.keys() - ended.keys():
+        if name in there and there[name] not in galleries:
+            what = "the gallery is gone, and nobody is recorded to have deleted it"
+            faults.append(Fault("gallery", name, begun[name], None, None, what))
+    for key, gallery in galleries.items():
+        if key not in chains:
+            faults.append(Fault("chain_missing", str(key), gallery, None, None, "the gallery has no chain"))
+        elif chains[key].name in ended:
+            what = "the gallery is there, and recorded to have been deleted"
+            faults.append(Fault("gallery", chains[key].name, gallery, None, None, what))
+    return faults
+
+
+def _text(details: Mapping[str, Any], key: str) -> str:
+    return str(details.get(key, ""))

@@ -1,0 +1,1 @@
+"""Database engine, tables, migrations, keys and row encryption."""

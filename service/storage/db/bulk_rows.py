@@ -1,0 +1,144 @@
+"""Bulk reads and writes by the driver itself: executemany on SQLite, COPY on PostgreSQL. Callers assign the keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.storage.db.tables import vectors as vectors_table
+
+SQLITE_CACHE_KIB: Final = 65_536
+"""SQLite page cache of a bulk writer. With the default of 2 MB, pages are written more than once per block."""
+EMPTY_JSON: Final[dict[type, str]] = {dict: "{}", list: "[]"}
+
+
+def reserve_keys(connection: Connection, table: sa.Table, count: int) -> list[int]:
+    """Return ``count`` keys that no other writer has used or will use."""
+    if not count:
+        return []
+    if connection.dialect.name == "sqlite":  # this transaction is its only writer
+        first = highest_key(connection, table) + 1
+        return list(range(first, first + count))
+    sequence = sa.func.nextval(_sequence(table))
+    drawn = connection.execute(sa.select(sequence).select_from(sa.func.generate_series(1, count)))
+    return list(drawn.scalars())
+
+
+def highest_key(connection: Connection, table: sa.Table) -> int:
+    """Return the highest key ever assigned, including deleted rows; 0 if there is none."""
+    if connection.dialect.name == "sqlite":
+        query = sa.text("SELECT seq FROM sqlite_sequence WHERE name = :name")
+        return int(connection.execute(query, {"name": table.name}).scalar() or 0)
+    sequence = connection.execute(sa.select(_sequence(table))).scalar_one()
+    last, called = connection.exec_driver_sql(f"SELECT last_value, is_called FROM {sequence}").one()  # noqa: S608
+    return int(last) if called else 0
+
+
+def raise_highest_key(connection: Connection, table: sa.Table, key: int) -> None:
+    """Make the next assigned key larger than ``key``."""
+    if not key or highest_key(connection, table) >= key:
+        return
+    if connection.dialect.name != "sqlite":
+        connection.execute(sa.select(sa.func.setval(_sequence(table), key)))
+        return
+    connection.execute(sa.text("DELETE FROM sqlite_sequence WHERE name = :name"), {"name": table.name})
+    insertion = sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES (:name, :key)")
+    connection.execute(insertion, {"name": table.name, "key": key})
+
+
+def _sequence(table: sa.Table) -> sa.Function[Any]:
+    (key,) = table.primary_key.columns
+    return sa.func.pg_get_serial_sequence(table.name, key.name)
+
+
+def is_in(
+    connection: Connection, column: sa.ColumnElement[Any], values: Sequence[str] | Sequence[int]
+) -> sa.ColumnElement[bool]:
+    """Return a condition for thousands of values: it binds one parameter, so that the statement stays the same."""
+    if connection.dialect.name == "sqlite":
+        listed = sa.func.json_each(json.dumps(values)).table_valued("value")
+        return column.in_(sa.select(listed.c.value))
+    kind = sa.Text() if isinstance(column.type, sa.String) else sa.BigInteger()
+    return column == sa.any_(sa.literal(values, sa.ARRAY(kind)))
+
+
+def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Any]) -> None:
+    """Insert rows given in the order of ``columns``, with values from :func:`as_json` and :func:`as_time`."""
+    kinds = [table.c[column].type for column in columns]
+    names = ", ".join(columns)
+    driver = connection.dialect.loaded_dbapi
+    cursor: Any = connection.connection.cursor()
+    try:
+        if connection.dialect.name == "sqlite":
+            marks = ", ".join("?" * len(columns))
+            cursor.executemany(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", rows)  # noqa: S608
+        elif table is vectors_table:
+            # The text format would double the size of each vector.
+            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types([_postgres_type(kind) for kind in kinds])
+                for row in rows:
+                    copy.write_row(row)
+        else:
+            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+    except driver.Error as error:
+        # The error that SQLAlchemy would raise: Database translates it.
+        raise sa.exc.DBAPIError.instance(f"bulk insertion into {table.name}", None, error, driver.Error) from error
+    finally:
+        cursor.close()
+
+
+def insert_vectors(connection: Connection, keys: Sequence[int], generation: int, vectors: bytes, size: int) -> None:
+    """Insert the vectors of templates with ascending ``keys``, concatenated, ``size`` bytes each."""
+    if connection.dialect.name == "sqlite" and keys[-1] - keys[0] == len(keys) - 1:
+        # One statement: no row passes through Python.
+        connection.exec_driver_sql(
+            "INSERT INTO vectors (template_pk, generation, vector) "
+            "WITH RECURSIVE n(i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i < ? - 1) "
+            "SELECT ? + i, ?, substr(?, i * ? + 1, ?) FROM n",
+            (len(keys), keys[0], generation, vectors, size, size),
+        )
+        return
+    parts = (vectors[size * i : size * (i + 1)] for i in range(len(keys)))
+    rows = ((key, generation, vector) for key, vector in zip(keys, parts, strict=True))
+    insert(connection, vectors_table, ("template_pk", "generation", "vector"), rows)
+
+
+@contextmanager
+def large_page_cache(connection: Connection) -> Iterator[None]:
+    """Enlarge SQLite's page cache until the block ends."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    before = connection.exec_driver_sql("PRAGMA cache_size").scalar()
+    connection.exec_driver_sql(f"PRAGMA cache_size = {-SQLITE_CACHE_KIB}")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA cache_size = {before}")
+
+
+def as_json(value: Any) -> str | None:
+    """Return the JSON that SQLAlchemy would write; None stays None."""
+    return None if value is None else json.dumps(value) if value else EMPTY_JSON[type(value)]
+
+
+def as_time(connection: Connection, at: datetime) -> datetime | str:
+    """Return the value that SQLAlchemy would write for an aware time."""
+    if connection.dialect.name != "sqlite":
+        return at
+    # strftime would write the year 999 with three digits.
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def _postgres_type(kind: sa.types.TypeEngine[Any]) -> str:
+    if isinstance(kind, sa.LargeBinary):
+        return "bytea"
+    return "int4" if type(kind) is sa.Integer else "int8"

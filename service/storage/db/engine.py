@@ -1,0 +1,391 @@
+"""Database engine: transactions on SQLite and PostgreSQL, and the order of a gallery's writers.
+
+SQLite runs in WAL mode with full synchronization: a commit is flushed before it is acknowledged. PostgreSQL does so by
+default. A reading transaction sees one snapshot of the database.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from alembic.util import CommandError
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
+
+from service.core.errors import (
+    GalleryMovedError,
+    GalleryNotFoundError,
+    KithError,
+    StorageBusyError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
+from service.domain.gallery import Gallery
+from service.security.master_keys import MasterKeys
+from service.security.sealing import SealBrokenError
+from service.storage.db.disk_reserve import DiskReserve
+from service.storage.db.key_vault import Vault
+from service.storage.db.tables import galleries
+
+BUSY_TIMEOUT_MS: Final = 10_000
+PAGE_BYTES: Final = 16_384
+"""SQLite page size. A vector of 512 numbers fills half of a default page of 4,096: bulk writes would cost double."""
+POSTGRESQL_TIMEOUTS: Final = {
+    "connect_timeout": 5,
+    # A statement fails 30 s after the server disappeared, not after the kernel's two hours. Statements themselves have
+    # no limit, because an export or a migration may take long (docs/faults.md).
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 10,
+    "keepalives_count": 2,
+}
+"""libpq parameters, in seconds; ``tcp_user_timeout`` in milliseconds."""
+# SQLite primary result codes (sqlite.org/rescode.html) with one extended code, and PostgreSQL SQLSTATEs.
+SQLITE_ERRORS: Final[dict[int, type[StorageError]]] = {
+    5: StorageBusyError,  # SQLITE_BUSY
+    6: StorageBusyError,  # SQLITE_LOCKED
+    11: StorageDamagedError,  # SQLITE_CORRUPT
+    13: StorageFullError,  # SQLITE_FULL
+    26: StorageDamagedError,  # SQLITE_NOTADB
+    4874: StorageFullError,  # SQLITE_IOERR_SHMSIZE: no room for the memory-mapped WAL index
+}
+POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
+    "40001": StorageBusyError,  # serialization_failure
+    "40P01": StorageBusyError,  # deadlock_detected
+    "55P03": StorageBusyError,  # lock_not_available
+    "53100": StorageFullError,  # disk_full
+    "XX001": StorageDamagedError,  # data_corrupted
+    "XX002": StorageDamagedError,  # index_corrupted
+}
+OPEN_REMEDY: Final = (
+    "Check KITH_DATA_DIR or KITH_DATABASE_URL: the folder must be writable, or the PostgreSQL server reachable."
+)
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+DATABASE_FAILURES: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
+"""Rejected statement, broken connection or exhausted connection pool."""
+MIGRATION_LOCK: Final = 0x4B697468
+"""PostgreSQL advisory lock that a starting process holds while it migrates the tables."""
+
+
+def open_database(url: str, master: MasterKeys) -> Database:
+    """Open the database and migrate its tables. One of several processes that start together migrates.
+
+    Raises:
+        StorageError: the database cannot be opened or migrated.
+        MasterKeyError: the database belongs to another master key.
+    """
+    vault = Vault(master)
+    database = Database(_migrated_engine(url, vault), vault)
+    try:
+        database.unwrap_secrets()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _migrated_engine(url: str, vault: Vault) -> Engine:
+    try:
+        engine = _engine(sa.make_url(url))
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with engine.execution_options(write=True).begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            config.attributes |= {"connection": connection, "vault": vault}
+            alembic.command.upgrade(config, "head")
+        return engine
+    except ModuleNotFoundError as error:
+        raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
+    except SQLAlchemyError as error:
+        failure = storage_error("the database cannot be opened", error)
+        if type(failure) is StorageError:
+            failure.remedy = OPEN_REMEDY
+        raise failure from error
+    except (CommandError, OSError) as error:
+        raise StorageError(f"the database cannot be opened: {error}", OPEN_REMEDY) from error
+
+
+def storage_error(context: str, error: SQLAlchemyError) -> StorageError:
+    """Translate a database error into a storage error by its code."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    code = getattr(cause, "sqlite_errorcode", 0)
+    kind = SQLITE_ERRORS.get(code) or SQLITE_ERRORS.get(code & 0xFF)
+    kind = kind or POSTGRESQL_ERRORS.get(getattr(cause, "sqlstate", None) or "") or StorageError
+    return kind(f"{context}: {cause}")
+
+
+def _engine(url: sa.URL, **pool: int) -> Engine:
+    match url.get_backend_name():
+        case "sqlite":
+            if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+                raise StorageError("SQLite needs the path of a file, such as sqlite:////var/lib/kith/kith.db")
+            engine = sa.create_engine(url, **pool)
+            _create_file(Path(url.database))
+            sa.event.listen(engine, "connect", _prepare_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
+            return engine
+        case "postgresql":
+            # Replaces connections that a restart of the database broke before they are used.
+            return sa.create_engine(
+                url.set(drivername="postgresql+psycopg"),
+                pool_pre_ping=True,
+                connect_args=POSTGRESQL_TIMEOUTS,
+                **pool,
+            )
+        case other:
+            raise StorageError(f"{other} is not supported: use sqlite or postgresql")
+
+
+def _create_file(path: Path) -> None:
+    """Create a missing database file and its folders, private to their owner. SQLite copies the mode to the WAL."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # _begin_sqlite starts transactions, not the driver
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # applies to new files only
+    _enable_wal(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _enable_wal(connection: Any) -> None:
+    # Processes that switch a new file to WAL together hold locks that the others need. SQLite reports busy at once,
+    # whatever the timeout, and a retry finds the switch done.
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.001, 0.02))
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that takes the write lock only at its first write fails if its snapshot is stale by then.
+    write = connection.get_execution_options().get("write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def new_version() -> int:
+    """Return a random version for a changed gallery.
+
+    Versions are drawn, not counted: after a restored copy or a failover, a cached version of the lost history must not
+    equal a new one.
+    """
+    return secrets.randbits(63)
+
+
+class Database:
+    """Transactions on one database, and the ``vault`` with its keys. Thread-safe."""
+
+    def __init__(self, engine: Engine, vault: Vault) -> None:
+        self.engine, self.vault = engine, vault
+        snapshots = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._reader = engine.execution_options(**snapshots)
+        self._writer = engine.execution_options(write=True)
+        self.dialect: str = engine.dialect.name
+        self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
+        """SQLite database file; None for PostgreSQL."""
+        self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._reserve = None if self.file is None else DiskReserve(self.file.with_name(f"{self.file.name}-reserve"))
+        self._watching = threading.Lock()
+        self._watch: sqlite3.Connection | None = None
+
+    def server_time(self) -> datetime | None:
+        """Return the clock of the PostgreSQL server, which all Kith servers share; None for SQLite.
+
+        Raises:
+            StorageError: the clock cannot be read.
+        """
+        if self.file is not None:
+            return None
+        with self.read() as connection:
+            return self.now(connection)
+
+    def now(self, connection: Connection) -> datetime:
+        """Return the time that leases are compared with, the same for all servers of a database."""
+        if self.file is not None:
+            return datetime.now(UTC)
+        clock: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        return clock.astimezone(UTC)
+
+    def unwrap_secrets(self) -> None:
+        """Unwrap the service's secrets outside of any transaction, because the key service may take seconds.
+
+        Raises:
+            StorageError: they cannot be read.
+            MasterKeyError: they cannot be unwrapped.
+        """
+        with self.read() as connection:
+            rows = self.vault.read_secrets(connection)
+        self.vault.unwrap_secrets(rows)
+
+    def with_own_pool(self, connections: int) -> Database:
+        """Return the same database with its own connection pool, for long transactions. The caller closes it."""
+        return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0), self.vault)
+
+    def close(self) -> None:
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+        self._writer.dispose()
+
+    def file_version(self, wait: bool = True) -> int | None:
+        """Return a number that changes with every commit to the SQLite file by any process, in microseconds.
+
+        None: PostgreSQL, an unreadable file, or, without ``wait``, another thread is reading the number.
+        """
+        if self.file is None or not self._watching.acquire(blocking=wait):
+            return None
+        try:
+            if self._watch is None:
+                # The number is relative to one connection, and ignores that connection's own commits: keep one that
+                # never writes (sqlite.org/pragma.html#pragma_data_version).
+                self._watch = sqlite3.connect(self.file, timeout=0, isolation_level=None, check_same_thread=False)
+            # Fetching all rows ends the statement, and with it its snapshot.
+            ((version,),) = self._watch.execute("PRAGMA data_version").fetchall()
+            return int(version)
+        except sqlite3.Error:
+            return None  # the read that follows reports the error
+        finally:
+            self._watching.release()
+
+    def truncate_wal(self) -> bool | None:
+        """Checkpoint and truncate SQLite's write-ahead log, so that no file keeps deleted data.
+
+        Returns:
+            Whether the log is empty: a reader of an older snapshot prevents it. None for PostgreSQL.
+        """
+        if self.file is None:
+            return None
+        try:
+            # A connection without timeout: writers would queue behind a checkpoint that waits for readers.
+            with closing(sqlite3.connect(self.file, timeout=0, isolation_level=None)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most pages, while others write
+                ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error:
+            return False
+        if self._reserve is not None and self._reserve.released:
+            self._reserve.create()
+        return not busy
+
+    def create_reserve(self) -> None:
+        """Reserve disk space for erasures (SQLite only)."""
+        if self._reserve is not None:
+            self._reserve.create()
+
+    def truncate_wal_if_written(self) -> None:
+        """Truncate SQLite's write-ahead log if any process wrote to it. Otherwise only the file's size is read."""
+        if self.file is None:
+            return
+        try:
+            written = self.file.with_name(f"{self.file.name}-wal").stat().st_size > 0
+        except OSError:  # no log, or a transient error that the next call meets again
+            return
+        if written:
+            self.truncate_wal()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Open a reading transaction on one snapshot.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        try:
+            with self._reader.begin() as connection:
+                yield connection
+        except DATABASE_FAILURES as error:
+            raise storage_error("reading failed", error) from error
+        except SealBrokenError as error:
+            raise StorageDamagedError(str(error)) from error
+
+    def first(self, query: sa.Select[Any], values: Mapping[str, Any]) -> sa.Row[Any] | None:
+        """Return the first row of one statement. PostgreSQL needs no transaction for it.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        try:
+            with self._single.connect() as connection:
+                return connection.execute(query, values).first()
+        except DATABASE_FAILURES as error:
+            raise storage_error("reading failed", error) from error
+
+    @contextmanager
+    def write(self, conflict: KithError, erasing: bool = False) -> Iterator[Connection]:
+        """Open a writing transaction, which is on disk when the block ends.
+
+        Args:
+            conflict: raised when a constraint rejects a change.
+            erasing: allow the transaction to use the disk reserve.
+
+        Raises:
+            StorageError: the database cannot be written.
+        """
+        reserve = self._reserve
+        if reserve is not None and reserve.released and not erasing and not reserve.create():
+            raise StorageFullError("the remaining disk space is reserved for erasures")
+        try:
+            with self._writer.begin() as connection:
+                if reserve is not None and erasing:
+                    reserve.release()  # this transaction holds the write lock: no other writer can take the space
+                yield connection
+        except IntegrityError as error:
+            raise conflict from error
+        except DATABASE_FAILURES as error:
+            raise storage_error("writing failed", error) from error
+        except SealBrokenError as error:
+            raise StorageDamagedError(str(error)) from error
+
+    @contextmanager
+    def change(self, gallery: Gallery, sealed: bool = True, erasing: bool = False) -> Iterator[Connection]:
+        """Open a writing transaction on a gallery.
+
+        The transaction first gives the gallery's row a new version, which invalidates caches and locks the row. Writers
+        of one gallery therefore commit one after the other, and sequence numbers of its change log follow commit order:
+        a follower that knows the last number missed no line.
+
+        Args:
+            gallery: the gallery as the caller read it.
+            sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
+            erasing: allow the transaction to use the disk reserve.
+
+        Raises:
+            MasterKeyError: the gallery's key cannot be unwrapped.
+            GalleryNotFoundError: the gallery was deleted.
+            GalleryMovedError: the gallery moved to another recognizer since ``gallery`` was read.
+            StorageError: the database cannot be written.
+        """
+        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        if sealed:
+            gallery.seal.unlock()
+        with self.write(deleted, erasing) as connection:
+            changed = galleries.update().where(galleries.c.pk == gallery.pk).values(version=new_version())
+            generation = connection.execute(changed.returning(galleries.c.current_generation)).scalar_one_or_none()
+            if generation is None:
+                raise deleted
+            if generation != gallery.current_generation:
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+            yield connection

@@ -1,0 +1,151 @@
+"""Data keys of galleries and secrets of the service, stored wrapped by the master key.
+
+All secrets are wrapped by one master key, and new keys use the same one. Rotation replaces it in one transaction
+(service.storage.privacy.master_key_rotation).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import MasterKeyError
+from service.security.master_keys import MasterKeys, Wrapper
+from service.security.sealing import Seal, new_key
+from service.storage.db.tables import data_keys, secrets
+
+GALLERY: Final = "gallery"
+"""Purpose that data keys are wrapped for. It does not name the gallery, because a restored one has another row key."""
+MAX_OPEN_SEALS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class WrappedKey:
+    """A new key with its wrapped form and the id of the master key that wrapped it."""
+
+    key: bytes
+    wrapped: bytes
+    master_key: str
+
+
+class Vault:
+    """Cache of unwrapped keys, with LRU eviction of galleries' seals. Thread-safe."""
+
+    def __init__(self, master: MasterKeys) -> None:
+        self.master = master
+        self._seals: OrderedDict[int, tuple[bytes, Seal]] = OrderedDict()
+        """Wrapped key and seal by gallery. A restored older database may use a gallery number for another key."""
+        self._secrets: dict[str, tuple[bytes, bytes]] = {}
+        """Wrapped and unwrapped secret by name."""
+        self._lock = threading.Lock()
+
+    def create(self, connection: Connection, gallery_pk: int, key: WrappedKey | None = None) -> Seal:
+        """Store the data key of a new gallery within the transaction that creates the gallery. Raises MasterKeyError.
+
+        A ``key`` wrapped by a master key that was rotated meanwhile is replaced.
+        """
+        wrapper = self.active_wrapper(connection)
+        if key is None or key.master_key != wrapper.id:
+            key = generate_key(wrapper)
+        row = {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
+        connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **row))
+        return Seal(key.key)
+
+    def active_wrapper(self, connection: Connection, lock: bool = True) -> Wrapper:
+        """Return the master key that wraps new keys; the first configured one for a database without keys.
+
+        ``lock`` delays a key rotation until the writing transaction ends. Raises MasterKeyError.
+        """
+        query = sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1)
+        key_id = connection.execute(query.with_for_update(read=True) if lock else query).scalar()
+        return self.master.first() if key_id is None else self.master.of(key_id)
+
+    def seal(self, gallery_pk: int, wrapped: bytes | None, master_key: str | None) -> Seal:
+        """Return the seal of a ``data_keys`` row, or of a missing row (None).
+
+        The key is unwrapped at first use, which raises MasterKeyError if it cannot be.
+        """
+        if wrapped is None or master_key is None:
+            return Seal(partial(_raise_missing, gallery_pk))
+        with self._lock:
+            if (cached := self._seals.get(gallery_pk)) is not None and cached[0] == wrapped:
+                self._seals.move_to_end(gallery_pk)
+                return cached[1]
+            seal = Seal(partial(self.master.unwrap, wrapped, GALLERY, master_key))
+            self._seals[gallery_pk] = wrapped, seal
+            self._seals.move_to_end(gallery_pk)
+            if len(self._seals) > MAX_OPEN_SEALS:
+                self._seals.popitem(last=False)
+        return seal
+
+    def evict(self, gallery_pk: int) -> None:
+        with self._lock:
+            self._seals.pop(gallery_pk, None)
+
+    def evict_deleted(self, connection: Connection) -> None:
+        """Evict the seals of galleries that another process deleted."""
+        with self._lock:
+            cached = list(self._seals)
+        query = sa.select(data_keys.c.gallery_pk).where(data_keys.c.gallery_pk.in_(cached))
+        for gallery_pk in set(cached) - set(connection.execute(query).scalars()):
+            self.evict(gallery_pk)
+
+    def read_secrets(self, connection: Connection) -> Sequence[sa.Row[Any, Any, Any]]:
+        """Return all rows of wrapped secrets."""
+        return connection.execute(SECRETS).all()
+
+    def unwrap_secrets(self, rows: Iterable[sa.Row[Any, Any, Any]]) -> None:
+        """Unwrap and cache secrets. Raises MasterKeyError."""
+        for row in rows:
+            self._unwrap(row)
+
+    def create_secret(self, connection: Connection, name: str) -> None:
+        """Store a new secret of the service. Raises MasterKeyError."""
+        key = generate_key(self.active_wrapper(connection), name)
+        row = {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
+        connection.execute(secrets.insert().values(name=name, **row))
+
+    def secret(self, connection: Connection, name: str) -> bytes:
+        """Return the 32 bytes of a secret of the service. Raises MasterKeyError.
+
+        The row is read each time, because a restore may have replaced the database.
+        """
+        return self._unwrap(connection.execute(SECRET, {"secret": name}).one())
+
+    def cached_secret(self, name: str) -> bytes | None:
+        """Return the last unwrapped value of a secret, possibly from before a restore."""
+        cached = self._secrets.get(name)
+        return None if cached is None else cached[1]
+
+    def _unwrap(self, row: sa.Row[Any, Any, Any]) -> bytes:
+        wrapped, cached = bytes(row.wrapped), self._secrets.get(row.name)
+        if cached is None or cached[0] != wrapped:
+            cached = wrapped, self.master.unwrap(wrapped, row.name, row.master_key)
+            self._secrets[row.name] = cached
+        return cached[1]
+
+
+def _raise_missing(gallery_pk: int) -> bytes:
+    raise MasterKeyError(f"the data key of gallery {gallery_pk} is missing")
+
+
+def generate_key(wrapper: Wrapper, purpose: str = GALLERY) -> WrappedKey:
+    """Generate and wrap a key. Raises MasterKeyError.
+
+    Call it before a transaction begins: a key service may take seconds, and writers wait for each other.
+    """
+    key = new_key()
+    return WrappedKey(key, wrapper.wrap(key, purpose), wrapper.id)
+
+
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+SECRETS: Final = sa.select(secrets.c.name, secrets.c.wrapped, secrets.c.master_key)
+SECRET: Final = SECRETS.where(secrets.c.name == sa.bindparam("secret"))

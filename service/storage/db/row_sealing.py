@@ -1,0 +1,106 @@
+"""Encryption of rows: values sealed by the gallery's key, and keyed hashes to look rows up by. Pure.
+
+A value that does not open raises SealBrokenError, which Database translates into StorageDamagedError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from service.domain.gallery import Crop
+from service.security.sealing import Seal, SealBrokenError
+
+# Purposes: a value sealed or hashed for one purpose is invalid for any other.
+SUBJECT: Final = "subject"
+CROP: Final = "crop"
+ANSWER: Final = "answer"
+ITEM: Final = "job item"
+PROBLEM: Final = "job problem"
+LABEL: Final = "label"
+DISAGREEMENT: Final = "disagreement"
+CURSOR: Final = "cursor"
+REQUEST: Final = "idempotency key"
+DIGEST: Final = "request digest"
+
+
+@dataclass(frozen=True)
+class SubjectRecord:
+    """Sealed columns of a subject."""
+
+    id: str
+    name: str | None
+    metadata: dict[str, Any]
+    tags: list[str]
+
+
+def subject_lookup(seal: Seal, subject_id: str) -> str:
+    """Return the keyed hash that identifies a subject in its row, in erasures and in the audit."""
+    return seal.pseudonym(SUBJECT, subject_id)
+
+
+def seal_subject(seal: Seal, record: SubjectRecord) -> bytes:
+    return seal.close_json(vars(record), SUBJECT)
+
+
+def open_subject(seal: Seal, sealed: bytes) -> SubjectRecord:
+    """Raises SealBrokenError."""
+    return SubjectRecord(**seal.open_json(sealed, SUBJECT))
+
+
+def labels_of(seal: Seal, tags: Iterable[str], metadata: Mapping[str, Any]) -> set[str]:
+    """Return the labels that a subject is filtered by: one keyed hash for each tag and metadata entry.
+
+    A subject passes a filter if it has all labels of the filter. Labels of different galleries cannot be compared.
+    Values compare as JSON: 1 equals 1.0, true equals no number, and the order of an object's keys is irrelevant.
+    """
+    entries = [["tag", tag] for tag in tags] + [["metadata", key, _canonical(value)] for key, value in metadata.items()]
+    return {seal.pseudonym(LABEL, json.dumps(entry, sort_keys=True)) for entry in entries}
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    return value
+
+
+def seal_crop(seal: Seal, crop: Crop) -> bytes:
+    """Seal a line with the landmarks as JSON, followed by the image."""
+    return seal.close(json.dumps(crop.landmarks_xy).encode() + b"\n" + crop.image, CROP)
+
+
+def open_crop(seal: Seal, sealed: bytes) -> Crop:
+    """Raises SealBrokenError."""
+    landmarks, _, image = seal.open(sealed, CROP).partition(b"\n")
+    return Crop(image, json.loads(landmarks))
+
+
+def seal_disagreement(seal: Seal, outcomes: Sequence[str], similarities: Sequence[float | None]) -> str:
+    """Seal the outcomes and similarities of two recognizers for one face, for a JSON column."""
+    return seal.close_json([outcomes, similarities], DISAGREEMENT).hex()
+
+
+def open_disagreement(seal: Seal, sealed: str) -> tuple[list[str], list[float | None]]:
+    """Return two outcomes and two similarities from -1 to 1. Raises SealBrokenError."""
+    try:
+        payload = bytes.fromhex(sealed)
+    except ValueError as error:
+        raise SealBrokenError("a disagreement is not a sealed value") from error
+    outcomes, similarities = seal.open_json(payload, DISAGREEMENT)
+    return outcomes, similarities
+
+
+def seal_cursor(seal: Seal, *key: int) -> str:
+    """Seal a page cursor: row keys count through all galleries, which callers must not see."""
+    return seal.close(",".join(map(str, key)).encode(), CURSOR).hex()
+
+
+def open_cursor(seal: Seal, text: str) -> tuple[int, ...]:
+    """Raises ValueError, SealBrokenError."""
+    return tuple(map(int, seal.open(bytes.fromhex(text), CURSOR).split(b",")))

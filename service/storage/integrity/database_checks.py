@@ -1,0 +1,134 @@
+"""Consistency checks of the whole database, with repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.storage.db.bulk_rows import highest_key, raise_highest_key
+from service.storage.db.key_vault import Vault
+from service.storage.db.tables import (
+    audit,
+    changes,
+    evidence,
+    galleries,
+    index_states,
+    jobs,
+    metadata,
+    subjects,
+    templates,
+)
+from service.storage.repositories.api_keys import altered_keys
+
+
+@dataclass(frozen=True)
+class DatabaseCheck:
+    """Check of the whole database, like :class:`Check`."""
+
+    kind: str
+    what: str
+    find: Callable[[Connection, Vault], int]
+    mend: Callable[[Connection], None] | None
+    action: str
+
+
+def _damaged_pages(connection: Connection, _: Vault) -> int:
+    """Run SQLite's integrity check. PostgreSQL checks pages when it reads them."""
+    if connection.dialect.name != "sqlite":
+        return 0
+    problems = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    return 0 if problems == ["ok"] else len(problems)
+
+
+def _parentless() -> Iterator[tuple[sa.Table, sa.ColumnElement[bool]]]:
+    """Yield each table with a condition for rows whose foreign key is dangling, parents before children."""
+    for table in metadata.sorted_tables:
+        for key in table.foreign_keys:
+            parent = key.column.table.alias()
+            there = sa.select(parent.c[key.column.name]).where(parent.c[key.column.name] == key.parent)
+            yield table, ~there.exists()
+
+
+def _count_orphans(connection: Connection, _: Vault) -> int:
+    return sum(
+        connection.execute(sa.select(sa.func.count()).select_from(table).where(lost)).scalar_one()
+        for table, lost in _parentless()
+    )
+
+
+def _delete_orphans(connection: Connection) -> None:
+    for table, lost in _parentless():
+        if table is templates:
+            # Indexes of existing galleries must remove these templates.
+            alive = sa.select(galleries.c.pk)
+            gone = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
+                lost, templates.c.gallery_pk.in_(alive)
+            )
+            connection.execute(changes.insert().from_select(["gallery_pk", "template_pk", "subject_pk"], gone))
+        connection.execute(table.delete().where(lost))
+
+
+def _highest_used(connection: Connection) -> dict[sa.Table, int]:
+    """Return the highest key of each table that any row still mentions, deleted rows included."""
+    remembered = {
+        galleries: [audit.c.gallery_pk],
+        subjects: [changes.c.subject_pk],
+        templates: [changes.c.template_pk],
+        changes: [galleries.c.log_floor, evidence.c.sequence, index_states.c.sequence],
+        jobs: [],
+        audit: [],
+    }
+    return {
+        table: max(
+            connection.execute(sa.select(sa.func.max(column))).scalar() or 0
+            for column in (next(iter(table.primary_key)), *others)
+        )
+        for table, others in remembered.items()
+    }
+
+
+def _behind(connection: Connection) -> dict[sa.Table, int]:
+    """Return tables whose next key may have been used before, with the highest used key."""
+    return {table: used for table, used in _highest_used(connection).items() if highest_key(connection, table) < used}
+
+
+def _advance_sequences(connection: Connection) -> None:
+    for table, used in _behind(connection).items():
+        raise_highest_key(connection, table, used)
+
+
+PAGES: Final = DatabaseCheck(
+    "pages",
+    "damaged pages of the database file",
+    _damaged_pages,
+    None,
+    "Stop the service, keep a copy of the file, and restore a backup.",
+)
+DATABASE_CHECKS: Final = (
+    PAGES,
+    DatabaseCheck(
+        "orphans",
+        "rows whose owner is not there",
+        _count_orphans,
+        _delete_orphans,
+        "The repair deletes them and updates the indexes.",
+    ),
+    DatabaseCheck(
+        "counters",
+        "tables whose next key may have been used before",
+        lambda connection, _: len(_behind(connection)),
+        _advance_sequences,
+        "The sequence continues after the highest key.",
+    ),
+    DatabaseCheck(
+        "api_keys",
+        "API keys were altered without the service's secret, and are rejected",
+        lambda connection, vault: len(altered_keys(connection, vault)),
+        None,
+        "List them with 'kith keys list --ended', revoke and replace them, and check who can write to the database.",
+    ),
+)

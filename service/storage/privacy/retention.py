@@ -1,0 +1,293 @@
+"""What is old enough goes: templates past their gallery's age, subjects left with none, answers to keyed requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithError, RetentionChangedError, StorageError
+from service.domain.gallery import Gallery
+from service.storage.audit.log import record
+from service.storage.db.engine import Database
+from service.storage.db.tables import galleries, idempotency, leases, retention_holds, subjects, templates
+from service.storage.repositories.erasures import delete_subjects, delete_templates
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+
+AT_ONCE: Final = 500
+"""Templates, or subjects, that go in one transaction, for which the gallery's writers wait."""
+LEASE: Final = "retention"
+DEFAULT_MAX_SHARE: Final = 0.2
+MIN_HELD: Final = 6
+"""Fewer templates, or subjects, are erased without a confirmation, whatever their share of a small gallery."""
+_UNFORESEEN: Final = StorageError("a constraint of the leases was refused")
+
+
+@dataclass(frozen=True)
+class Due:
+    """Templates and subjects past a gallery's age, of all that it has."""
+
+    templates: int
+    subjects: int
+    of_templates: int
+    of_subjects: int
+
+    def needs_confirmation(self, max_share: float) -> bool:
+        counts = ((self.templates, self.of_templates), (self.subjects, self.of_subjects))
+        return any(due >= MIN_HELD and due > max_share * of for due, of in counts)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """``galleries``: in which templates or people went. ``held``: in which too many would have gone, and how many.
+    ``failed``: keys of those that could not be swept to the end, for instance because their data key cannot be opened,
+    and why."""
+
+    galleries: tuple[Gallery, ...] = ()
+    templates: int = 0
+    subjects: int = 0
+    answers: int = 0
+    held: tuple[tuple[Gallery, Due], ...] = ()
+    failed: tuple[tuple[int, KithError], ...] = ()
+
+
+class Retention:
+    """All methods block. ``max_share`` of a gallery is erased at once; more waits for a confirmation."""
+
+    def __init__(self, database: Database, max_share: float = DEFAULT_MAX_SHARE) -> None:
+        self._database = database
+        self._max_share = max_share
+
+    def take_turn(self, owner: str, now: datetime, lasting: timedelta) -> bool:
+        """Whether ``owner`` is the process that sweeps from now on, for so long: nobody else is. A lease that ends
+        further ahead than any can was written while the clock was wrong, and does not count."""
+        furthest = now + 2 * lasting  # servers' clocks may differ a little
+        free = (leases.c.until < now) | (leases.c.until > furthest)
+        mine = (leases.c.name == LEASE) & ((leases.c.owner == owner) | free)
+        taken = {"owner": owner, "until": now + lasting}
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(leases).where(leases.c.name == LEASE)).first()
+        if row is not None and row.owner != owner and now <= row.until <= furthest:
+            return False
+        try:
+            with self._database.write(_UNFORESEEN, erasing=True) as connection:
+                if row is None:
+                    connection.execute(leases.insert().values(name=LEASE, **taken))
+                    return True
+                return connection.execute(leases.update().where(mine).values(**taken)).rowcount == 1
+        except StorageError as error:
+            if error is _UNFORESEEN:  # another one took the first turn of all
+                return False
+            raise
+
+    def end_turn(self, owner: str) -> None:
+        """Raises StorageError."""
+        with self._database.write(_UNFORESEEN, erasing=True) as connection:
+            connection.execute(leases.delete().where(leases.c.name == LEASE, leases.c.owner == owner))
+
+    def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> Swept:
+        """Erase all that is past its age at ``now``, in blocks, until ``stopped`` says so between two. Galleries of
+        which too much would go are left as they are.
+
+        Raises:
+            StorageError: the database cannot be read or written.
+        """
+        gone: dict[Gallery, tuple[int, int]] = {}
+        held: list[tuple[Gallery, Due]] = []
+        failed: list[tuple[int, KithError]] = []
+        for pk in self._limited():
+            try:
+                if (gallery := self._gallery(pk)) is None:
+                    continue
+                due = self.due(gallery, now)
+                if due.needs_confirmation(self._max_share):
+                    self._hold(gallery, due, now)
+                    held.append((gallery, due))
+                    continue
+                self._sweep_gallery(gallery, now, stopped, gone)
+                self._release(gallery)
+            except (GalleryNotFoundError, GalleryMovedError):
+                pass  # deleted, or the next sweep's
+            except KithError as error:  # of this one: the others' promises are kept
+                failed.append((pk, error))
+        answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
+        counts = gone.values()
+        erased = sum(t for t, _ in counts), sum(s for _, s in counts)
+        return Swept(tuple(gone), *erased, answers, tuple(held), tuple(failed))
+
+    def due(self, gallery: Gallery, now: datetime) -> Due:
+        """What the next sweep of a gallery would erase."""
+        sizes = sa.select(galleries.c.template_count, galleries.c.subject_count).where(galleries.c.pk == gallery.pk)
+        days = gallery.settings.retention_days
+        with self._database.read() as connection:
+            row = connection.execute(sizes).first()
+            if row is None:
+                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+            if days is None:
+                return Due(0, 0, row.template_count, row.subject_count)
+            before = now - timedelta(days=days)
+            old_templates = sa.select(sa.func.count()).select_from(_old(gallery, before).order_by(None).subquery())
+            due_templates = connection.execute(old_templates).scalar_one()
+            old_subjects = _without_young(gallery, before) if due_templates else _empty(gallery, before)
+            due_subjects = connection.execute(sa.select(sa.func.count()).select_from(old_subjects.subquery()))
+            return Due(due_templates, due_subjects.scalar_one(), row.template_count, row.subject_count)
+
+    def needs_confirmation(self, due: Due) -> bool:
+        return due.needs_confirmation(self._max_share)
+
+    def held(self) -> dict[str, Due]:
+        """Galleries that wait for a confirmation, by name, as of the latest sweep."""
+        query = (
+            sa.select(galleries, retention_holds.c.templates, retention_holds.c.subjects)
+            .join(retention_holds, retention_holds.c.gallery_pk == galleries.c.pk)
+            .order_by(galleries.c.name)
+        )
+        with self._database.read() as connection:
+            return {
+                row.name: Due(row.templates, row.subjects, row.template_count, row.subject_count)
+                for row in connection.execute(query)
+                if row.settings.get("retention_days") is not None
+            }
+
+    def erase_due(self, gallery: Gallery, now: datetime, max_templates: int, max_subjects: int) -> Swept:
+        """Erase what is past its age in one gallery, whatever its share: an operator confirmed that so many may go.
+
+        Raises:
+            RetentionChangedError: more is past its age; nothing is erased.
+            StorageError, MasterKeyError.
+        """
+        due = self.due(gallery, now)
+        if due.templates > max_templates or due.subjects > max_subjects:
+            raise RetentionChangedError(
+                f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} are past their age"
+            )
+        with self._database.change(gallery, erasing=True) as connection:
+            connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
+            if due.templates or due.subjects:
+                counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
+                record(self._database.vault, connection, "retention_confirmed", gallery, **counts)
+        gone: dict[Gallery, tuple[int, int]] = {}
+        self._sweep_gallery(gallery, now, lambda: False, gone)
+        return Swept(tuple(gone), *gone.get(gallery, (0, 0)))
+
+    def _hold(self, gallery: Gallery, due: Due, now: datetime) -> None:
+        counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
+        own = retention_holds.c.gallery_pk == gallery.pk
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(retention_holds).where(own)).first()
+        if row is not None and (row.templates, row.subjects) == (due.templates, due.subjects):
+            return
+        with self._database.change(gallery, erasing=True) as connection:
+            if connection.execute(retention_holds.update().where(own).values(**counts)).rowcount:
+                return
+            connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **counts))
+            of: dict[str, Any] = {"of_templates": due.of_templates, "of_subjects": due.of_subjects}
+            record(self._database.vault, connection, "retention_held", gallery, **counts, **of)
+
+    def _release(self, gallery: Gallery) -> None:
+        own = retention_holds.c.gallery_pk == gallery.pk
+        with self._database.read() as connection:
+            if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
+                return
+        with self._database.write(_UNFORESEEN, erasing=True) as connection:
+            connection.execute(retention_holds.delete().where(own))
+
+    def _limited(self) -> list[int]:
+        """Keys of those with an age."""
+        with self._database.read() as connection:
+            settings = connection.execute(sa.select(galleries.c.pk, galleries.c.settings)).all()
+            return [row.pk for row in settings if row.settings.get("retention_days") is not None]
+
+    def _gallery(self, pk: int) -> Gallery | None:
+        with self._database.read() as connection:
+            row = connection.execute(gallery_rows().where(galleries.c.pk == pk)).first()
+            return None if row is None else gallery_of(row, self._database.vault)
+
+    def _sweep_gallery(
+        self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], gone: dict[Gallery, tuple[int, int]]
+    ) -> None:
+        """Adds to ``gone``, block by block, how many templates and subjects went."""
+        if gallery.settings.retention_days is None:
+            return  # since a moment ago
+        before = now - timedelta(days=gallery.settings.retention_days)
+
+        def count(templates_gone: int, subjects_gone: int) -> None:
+            if templates_gone or subjects_gone:
+                t, s = gone.get(gallery, (0, 0))
+                gone[gallery] = t + templates_gone, s + subjects_gone
+
+        try:
+            while not stopped() and self._is_any_old(gallery, before):
+                count(*self._sweep_some(gallery, before))
+            with self._database.read() as connection:  # all of them, once: it compares everybody with every template
+                empty = connection.execute(_empty(gallery, before)).scalars().all()
+            for start in range(0, len(empty), AT_ONCE):
+                if stopped():
+                    break
+                count(*self._sweep_some(gallery, before, empty[start : start + AT_ONCE]))
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # deleted, or the next sweep's
+
+    def _is_any_old(self, gallery: Gallery, before: datetime) -> bool:
+        """It takes no lock from those who write."""
+        settings = sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
+        with self._database.read() as connection:
+            now = connection.execute(settings).scalar()
+            same = now is not None and now.get("retention_days") == gallery.settings.retention_days
+            return same and connection.execute(_old(gallery, before).limit(1)).first() is not None
+
+    def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> tuple[int, int]:
+        """How many templates and subjects went; ``empty``: subjects who had no templates a moment ago."""
+        with self._database.change(gallery, erasing=True) as connection:
+            row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
+            if row.get("retention_days") != gallery.settings.retention_days:
+                return 0, 0  # changed since: the next sweep knows
+            doomed = [] if empty else connection.execute(_old(gallery, before).limit(AT_ONCE)).all()
+            owners = {each.subject_pk for each in doomed}
+            chosen = templates.c.pk.in_([each.pk for each in doomed])
+            removed = delete_templates(connection, gallery, chosen)
+            left = sa.select(templates.c.subject_pk).where(templates.c.subject_pk.in_(owners))
+            alone = owners - set(connection.execute(left).scalars())
+            still = _empty(gallery, before).where(subjects.c.pk.in_(empty))
+            alone |= set(connection.execute(still).scalars()) if empty else set()
+            removed += delete_subjects(connection, gallery, sorted(alone))
+            counts = {what: count for what, count in sorted(removed.items()) if count}
+            if counts:
+                past = before.isoformat(timespec="seconds")
+                record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
+        return removed["templates"], removed["subjects"]
+
+    def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:
+        key = sa.tuple_(*idempotency.primary_key.columns)
+        old = sa.select(*idempotency.primary_key.columns).where(idempotency.c.created_at < before).limit(AT_ONCE)
+        forgotten = 0
+        while not stopped():
+            with self._database.read() as connection:
+                if connection.execute(old.limit(1)).first() is None:
+                    break
+            with self._database.write(_UNFORESEEN, erasing=True) as connection:
+                forgotten += connection.execute(idempotency.delete().where(key.in_(old))).rowcount
+        return forgotten
+
+
+def _old(gallery: Gallery, before: datetime) -> sa.Select[Any]:
+    own = (templates.c.gallery_pk == gallery.pk) & (templates.c.created_at < before)
+    return sa.select(templates.c.pk, templates.c.subject_pk).where(own).order_by(templates.c.created_at)
+
+
+def _without_young(gallery: Gallery, before: datetime) -> sa.Select[int]:
+    """Subjects whose templates are all old, and those of :func:`_empty`."""
+    own = templates.c.subject_pk == subjects.c.pk
+    young = sa.exists().where(own, templates.c.created_at >= before)
+    gone = sa.exists().where(own) | (subjects.c.updated_at < before)
+    return sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk, ~young, gone)
+
+
+def _empty(gallery: Gallery, before: datetime) -> sa.Select[int]:
+    """Subjects who have no templates, and have not been changed since."""
+    owned = sa.exists().where(templates.c.subject_pk == subjects.c.pk)
+    own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.updated_at < before) & ~owned
+    return sa.select(subjects.c.pk).where(own)

@@ -1,0 +1,220 @@
+"""Everything that is held about one person, for the person: what a gallery stores of a subject, and what was written
+down about it."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import SubjectNotFoundError
+from service.domain.gallery import Gallery
+from service.storage.audit.log import record
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import ANSWER, ITEM, open_crop, open_disagreement, open_subject, subject_lookup
+from service.storage.db.tables import (
+    audit,
+    changes,
+    crops,
+    generations,
+    idempotency,
+    job_items,
+    jobs,
+    labels,
+    subjects,
+    templates,
+    vectors,
+)
+from service.storage.repositories.erasures import receipts
+
+FORMAT: Final = 1
+ELSEWHERE: Final = (
+    "Search indexes, in the service's memory, in Milvus and in files, hold the vectors that stand here and the keys of "
+    "their templates, or links between such keys; nothing else. Backups hold what stood here when they were made. "
+    "Archives whose jobs have not ended wait sealed in the spool: whom they show is known when they are looked at."
+)
+
+
+class SubjectAccess:
+    """All methods block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def everything_about(self, gallery: Gallery, subject_id: str) -> dict[str, Any]:
+        """As one JSON document, of one moment; of somebody who was erased what is left: receipts and audit; of
+        somebody whose age was up, the audit.
+
+        Raises:
+            SubjectNotFoundError: nothing is held, and nothing was written down.
+            StorageError: it cannot be read, or what is sealed does not open.
+        """
+        with self._database.change(gallery) as connection:
+            record(self._database.vault, connection, "subject_exported", gallery, subject_id)
+            found = _Search(connection, gallery, subject_id).document()
+            written_down = len(found["audit"]) > 1  # besides the line of this export
+            if not (written_down or any(found[part] for part in ("subject", "job_items", "receipts"))):
+                raise SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}")
+            return found
+
+
+OWN: Final = 1
+"""The subject's key in the document."""
+
+
+class _Search:
+    """At one moment of the database."""
+
+    def __init__(self, connection: Connection, gallery: Gallery, subject_id: str) -> None:
+        self._connection = connection
+        self._gallery = gallery
+        self._id = subject_id
+        self._lookup = subject_lookup(gallery.seal, subject_id)
+        self._numbers: dict[int, int] = {}
+
+    def document(self) -> dict[str, Any]:
+        own = (subjects.c.gallery_pk == self._gallery.pk) & (subjects.c.lookup == self._lookup)
+        row = self._connection.execute(sa.select(subjects).where(own)).first()
+        return {
+            "kind": "kith-subject",
+            "format": FORMAT,
+            "at": datetime.now(UTC).isoformat(),
+            "gallery": self._gallery.name,
+            "id": self._id,
+            "pseudonym": self._lookup,
+            "subject": None if row is None else self._subject(row),
+            "templates": [] if row is None else self._templates(row.pk),
+            "answers": [] if row is None else self._answers(row.pk),
+            "disagreements": [] if row is None else self._disagreements(),
+            "changes": [] if row is None else self._changes(row.pk),
+            "job_items": self._job_items(),
+            "receipts": [each.document() for each in receipts(self._connection, self._gallery, self._lookup)],
+            "audit": self._audit(),
+            "elsewhere": ELSEWHERE,
+        }
+
+    def _number(self, template_pk: int) -> int:
+        """In this document: the database's keys count what happens in all galleries."""
+        return self._numbers.setdefault(template_pk, len(self._numbers) + 1)
+
+    def _subject(self, row: sa.Row[Any]) -> dict[str, Any]:
+        borne = sa.select(labels.c.label).where(labels.c.subject_pk == row.pk).order_by(labels.c.label)
+        return {
+            "key": OWN,
+            **vars(open_subject(self._gallery.seal, row.sealed)),
+            "created_at": row.created_at.isoformat(),
+            "updated_at": row.updated_at.isoformat(),
+            "labels": list(self._connection.execute(borne).scalars()),
+        }
+
+    def _templates(self, subject_pk: int) -> list[dict[str, Any]]:
+        query = (
+            sa.select(templates, crops.c.sealed)
+            .outerjoin(crops, crops.c.template_pk == templates.c.pk)
+            .where(templates.c.subject_pk == subject_pk)
+            .order_by(templates.c.pk)
+        )
+        embeddings = self._embeddings(subject_pk)
+        return [
+            {
+                "key": self._number(row.pk),
+                "id": row.id,
+                "kind": row.kind,
+                "quality": row.quality,
+                "detection_score": row.detection_score,
+                "created_at": row.created_at.isoformat(),
+                "embeddings": embeddings.get(row.pk, []),
+                "crop": None if row.sealed is None else self._crop(row.sealed),
+            }
+            for row in self._connection.execute(query)
+        ]
+
+    def _crop(self, sealed: bytes) -> dict[str, Any]:
+        crop = open_crop(self._gallery.seal, sealed)
+        return {"image": base64.b64encode(crop.image).decode(), "landmarks": crop.landmarks_xy}
+
+    def _embeddings(self, subject_pk: int) -> dict[int, list[dict[str, Any]]]:
+        made_by = (generations.c.gallery_pk == self._gallery.pk) & (generations.c.generation == vectors.c.generation)
+        query = (
+            sa.select(vectors, generations.c.fingerprint, generations.c.dimension, generations.c.model)
+            .join(templates, templates.c.pk == vectors.c.template_pk)
+            .join(generations, made_by)
+            .where(templates.c.subject_pk == subject_pk)
+            .order_by(vectors.c.template_pk, vectors.c.generation)
+        )
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in self._connection.execute(query):
+            (vector,) = self._gallery.seal.open_vectors([row.vector], row.generation, row.dimension)
+            made = {"generation": row.generation, "recognizer": row.fingerprint, "model": row.model}
+            found.setdefault(row.template_pk, []).append({**made, "embedding": vector.tolist()})
+        return found
+
+    def _answers(self, subject_pk: int) -> list[dict[str, Any]]:
+        """What a repeated request would be answered."""
+        query = sa.select(idempotency).where(idempotency.c.subject_pk == subject_pk)
+        return [
+            {
+                "request": row.lookup,
+                "digest": row.digest,
+                "response": self._gallery.seal.open(row.sealed, ANSWER).decode(),
+                "created_at": row.created_at.isoformat(),
+            }
+            for row in self._connection.execute(query.order_by(idempotency.c.created_at))
+        ]
+
+    def _disagreements(self) -> list[dict[str, Any]]:
+        """Searches that named this subject, and that two recognizers answered differently."""
+        query = sa.select(generations.c.details).where(generations.c.gallery_pk == self._gallery.pk)
+        noted = (one for each in self._connection.execute(query).scalars() for one in each.get("disagreements", []))
+        own = [one for one in noted if self._lookup in one["subjects"]]
+        opened = [open_disagreement(self._gallery.seal, one["sealed"]) for one in own]
+        return [
+            {
+                "outcomes": outcomes,
+                "subject_pks": [OWN if lookup == self._lookup else None for lookup in one["subjects"]],
+                "similarities": similarities,
+            }
+            for one, (outcomes, similarities) in zip(own, opened, strict=True)
+        ]
+
+    def _changes(self, subject_pk: int) -> list[dict[str, int]]:
+        """Lines of the log that indexes follow: a template came or went."""
+        own = (changes.c.gallery_pk == self._gallery.pk) & (changes.c.subject_pk == subject_pk)
+        query = sa.select(changes.c.sequence, changes.c.template_pk).where(own).order_by(changes.c.sequence)
+        return [
+            {"number": number, "template": self._number(row.template_pk)}
+            for number, row in enumerate(self._connection.execute(query), 1)
+        ]
+
+    def _job_items(self) -> list[dict[str, Any]]:
+        query = (
+            sa.select(job_items.c.sealed, job_items.c.at, jobs.c.id, jobs.c.kind)
+            .join(jobs, jobs.c.pk == job_items.c.job_pk)
+            .where(job_items.c.subject == self._lookup, jobs.c.gallery_pk == self._gallery.pk)
+            .order_by(job_items.c.pk)
+        )
+        return [
+            {"job": row.id, "kind": row.kind, "at": row.at.isoformat()} | self._gallery.seal.open_json(row.sealed, ITEM)
+            for row in self._connection.execute(query)
+        ]
+
+    def _audit(self) -> list[dict[str, Any]]:
+        """Lines about the subject, and those that name it among others."""
+        named = sa.cast(audit.c.details, sa.Text).contains(self._lookup)
+        own = (audit.c.chain == self._gallery.pk) & ((audit.c.subject == self._lookup) | named)
+        return [
+            {
+                "number": row.number,
+                "at": row.at.isoformat(),
+                "event": row.event,
+                "outcome": row.outcome,
+                "actor": row.actor,
+                "request_id": row.request_id,
+                "details": row.details,
+                "hash": row.hash,
+            }
+            for row in self._connection.execute(sa.select(audit).where(own).order_by(audit.c.number))
+        ]

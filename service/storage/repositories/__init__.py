@@ -1,0 +1,1 @@
+"""Repositories: reads and writes of one resource each."""

@@ -1,0 +1,221 @@
+"""Change log: the template changes of a gallery, in commit order, that indexes follow.
+
+Every change of templates appends lines within its own transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import GalleryNotFoundError
+from service.domain.gallery import Change, Gallery, LogTrimmedError, Snapshot
+from service.storage.db.engine import Database
+from service.storage.db.tables import changes, galleries, index_states, templates, vectors
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+
+ROWS_PER_READ: Final = 4096
+"""Rows per fetch. While a gallery is read, so many templates are in memory twice."""
+MIN_KEPT_LINES: Final = 10_000
+"""Lines that trimming leaves for processes that follow the log."""
+INDEX_EXPIRY: Final = timedelta(days=7)
+"""Age at which a shared index that did not advance counts as abandoned. An equally distant future time was written by
+a wrong clock."""
+SCAN_SUFFIX: Final = "/scan"
+"""Suffix of an engine's name in the row that tracks its full scan of all subjects. The row's sequence is the last
+subject's key, negated so that it cannot be a sequence number."""
+
+
+class ChangeLog:
+    """Change log in SQL. Every method but :meth:`trim` is one transaction; all block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def snapshot(self, gallery: Gallery) -> Snapshot:
+        """Return all templates with the log's last sequence number."""
+        with self._database.read() as connection:
+            last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
+            floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)
+            sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
+            return read_snapshot(connection, gallery, sequence)
+
+    def read_after(self, gallery: Gallery, sequence: int, limit: int | None = None) -> list[Change]:
+        """Return the lines after ``sequence``, in order.
+
+        A line carries the current vector of its template, if it still exists. Applying a line twice, or after its
+        template was deleted, is therefore harmless.
+
+        Raises:
+            LogTrimmedError: some of the lines were trimmed.
+        """
+        query = (
+            sa.select(
+                changes.c.sequence,
+                changes.c.template_pk,
+                sa.func.coalesce(templates.c.subject_pk, changes.c.subject_pk).label("subject_pk"),
+                vectors.c.vector,
+            )
+            .outerjoin(templates, templates.c.pk == changes.c.template_pk)
+            .outerjoin(
+                vectors,
+                (vectors.c.template_pk == changes.c.template_pk) & (vectors.c.generation == gallery.generation),
+            )
+            .where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
+            .order_by(changes.c.sequence)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
+            rows = connection.execute(query).all()
+            sealed = [row.vector for row in rows if row.vector is not None]
+            opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
+            return [
+                Change(row.sequence, row.template_pk, row.subject_pk, None if row.vector is None else next(opened))
+                for row in rows
+            ]
+
+    def changed_subjects(self, gallery: Gallery, sequence: int, limit: int) -> tuple[set[int], Snapshot, bool]:
+        """Read the subjects that the next ``limit`` lines after ``sequence`` name.
+
+        Returns:
+            Their keys, all their templates with the last line's sequence number, and whether more lines may follow.
+
+        Raises:
+            LogTrimmedError: some of the lines were trimmed.
+        """
+        later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+        query = sa.select(changes.c.sequence, changes.c.subject_pk).where(later).order_by(changes.c.sequence)
+        with self._database.read() as connection:
+            _check_floor(connection, gallery, sequence)
+            lines = connection.execute(query.limit(limit)).all()
+            last = lines[-1].sequence if lines else sequence
+            # A subquery, because a list of keys may exceed the number of parameters of a statement.
+            named = sa.select(changes.c.subject_pk).where(later, changes.c.sequence <= last)
+            changed = templates.c.subject_pk.in_(named)
+            now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
+        return {line.subject_pk for line in lines}, now, len(lines) == limit
+
+    def count_after(self, gallery: Gallery, sequence: int) -> int:
+        """Count the lines after ``sequence``."""
+        query = sa.select(sa.func.count()).where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def count_lags(self, sequences: Mapping[int, int], limit: int) -> dict[int, int]:
+        """Count, up to ``limit``, the lines after a sequence number in each gallery, by gallery key."""
+        after = (
+            sa.select(sa.literal(1))
+            .where(changes.c.gallery_pk == sa.bindparam("gallery"), changes.c.sequence > sa.bindparam("after"))
+            .limit(limit)
+            .subquery()
+        )
+        count = sa.select(sa.func.count()).select_from(after)
+        with self._database.read() as connection:
+            return {
+                pk: connection.execute(count, {"gallery": pk, "after": sequence}).scalar_one()
+                for pk, sequence in sequences.items()
+            }
+
+    def trim(self, gallery: Gallery, keep: int = MIN_KEPT_LINES, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Delete the oldest lines and return their number. ``gallery`` may be stale.
+
+        These lines stay: the last ``keep``, as many as there are templates (beyond that, a snapshot is cheaper), those
+        that a shared index needs unless it is abandoned, and those that the evidence has not counted. Lines are deleted
+        in batches, because other writers wait for each, until ``stopped`` returns true between two.
+
+        Raises:
+            GalleryNotFoundError: the gallery was deleted.
+            GalleryMovedError: the gallery moved to another recognizer at the same time.
+            StorageError: the database cannot be read or written.
+        """
+        trimmed = 0
+        while not stopped() and (lines := self._trim_batch(gallery, keep)):
+            trimmed += lines
+        return trimmed
+
+    def _trim_batch(self, gallery: Gallery, keep: int) -> int:
+        own, at = changes.c.gallery_pk == gallery.pk, datetime.now(UTC)
+        followed = sa.select(sa.func.min(index_states.c.sequence)).where(
+            index_states.c.gallery_pk == gallery.pk,
+            ~index_states.c.engine.endswith(SCAN_SUFFIX),
+            index_states.c.updated_at.between(at - INDEX_EXPIRY, at + INDEX_EXPIRY),
+        )
+        with self._database.read() as connection:
+            row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).first()
+            if row is None:
+                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+            now = gallery_of(row, self._database.vault)
+            last = connection.execute(
+                sa.select(changes.c.sequence)
+                .where(own)
+                .order_by(changes.c.sequence.desc())
+                .offset(max(keep, now.templates))
+                .limit(1)
+            ).scalar()
+            if last is None:
+                return 0
+            shadow = now.other if now.other is not None and now.other.state == "shadow" else None
+            counted = [now.evidence_sequence, shadow.evidence_sequence if shadow else None]
+            bounds = [last, connection.execute(followed).scalar(), *counted]
+            end = min(bound for bound in bounds if bound is not None)
+            oldest = sa.select(changes.c.sequence).where(own, changes.c.sequence <= end)
+            doomed = connection.execute(oldest.order_by(changes.c.sequence).limit(ROWS_PER_READ)).scalars().all()
+        if not doomed:
+            return 0
+        with self._database.change(now) as connection:
+            # Never lower the floor: another process may have trimmed further meanwhile.
+            floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
+            return connection.execute(changes.delete().where(own, changes.c.sequence <= doomed[-1])).rowcount
+
+
+def append_changes(connection: Connection, gallery: Gallery, lines: Sequence[tuple[int, int]]) -> None:
+    """Append (template key, subject key) lines within a transaction of ``Database.change``."""
+    connection.execute(
+        changes.insert(),
+        [{"gallery_pk": gallery.pk, "template_pk": t, "subject_pk": s} for t, s in lines],
+    )
+
+
+def read_snapshot(
+    connection: Connection, gallery: Gallery, sequence: int, chosen: sa.ColumnElement[bool] | None = None
+) -> Snapshot:
+    """Read all or the chosen templates that have a vector of the gallery's recognizer, by subject and age."""
+    query = (
+        sa.select(templates.c.pk, templates.c.subject_pk, templates.c.quality, vectors.c.vector)
+        .join(vectors, vectors.c.template_pk == templates.c.pk)
+        .where(templates.c.gallery_pk == gallery.pk, vectors.c.generation == gallery.generation)
+        .where(sa.true() if chosen is None else chosen)
+        .execution_options(yield_per=ROWS_PER_READ)
+    )
+    pks, owners, qualities, blocks = [], [], [], [np.empty((0, gallery.dimension), np.float32)]
+    for rows in connection.execute(query).partitions():
+        pks += [row.pk for row in rows]
+        owners += [row.subject_pk for row in rows]
+        qualities += [(row.quality or {}).get("score", np.nan) for row in rows]
+        sealed = [row.vector for row in rows]
+        blocks.append(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
+    template_pks, subject_pks = np.array(pks, np.int64), np.array(owners, np.int64)
+    order = np.lexsort((template_pks, subject_pks))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    stored = np.empty((len(order), gallery.dimension), np.float32)
+    # Frees each block once it is copied, last block first, so that the gallery is in memory only once.
+    end = len(order)
+    while blocks:
+        block = blocks.pop()
+        stored[place[end - len(block) : end]] = block
+        end -= len(block)
+    return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
+
+
+def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> None:
+    floor = connection.execute(sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)).scalar()
+    if floor is not None and sequence < floor:
+        raise LogTrimmedError

@@ -1,0 +1,377 @@
+"""Erasures: deletion of subjects, templates and galleries, with receipts that prevent their return.
+
+A receipt names a subject by a keyed hash of its id (service.security.sealing). Work that began before an erasure holds
+the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``), and must not store what later
+receipts name. No clock is involved.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError, ReceiptNotFoundError, SubjectErasedError
+from service.domain.gallery import ErasedKind, Gallery
+from service.security.sealing import Seal
+from service.storage.audit.log import record
+from service.storage.db.engine import Database
+from service.storage.db.key_vault import Vault
+from service.storage.db.row_sealing import ITEM, subject_lookup
+from service.storage.db.tables import (
+    audit,
+    changes,
+    crops,
+    data_keys,
+    erasures,
+    evidence,
+    galleries,
+    generations,
+    idempotency,
+    job_items,
+    jobs,
+    labels,
+    subjects,
+    templates,
+    vectors,
+)
+from service.storage.repositories.change_log import append_changes
+
+EVENTS: Final[dict[ErasedKind, str]] = {
+    "subject": "subject_deleted",
+    "template": "template_deleted",
+    "gallery": "gallery_deleted",
+}
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof of an erasure, with the audit line that records it."""
+
+    id: str
+    kind: ErasedKind
+    gallery_pk: int
+    gallery: str
+    subject: str | None
+    """Keyed hash of the subject's id."""
+    template: str | None
+    removed: dict[str, int] = field(hash=False)
+    """Deleted rows by kind."""
+    at: datetime
+    line: int
+    """Number of the audit line in the gallery's chain."""
+    hash: str
+    log_emptied: bool | None = None
+    """Whether SQLite's write-ahead log, which keeps old pages, was truncated since. None: unknown, or PostgreSQL."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt as JSON, without the gallery's row key."""
+        return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": self.at.isoformat()}
+
+
+@dataclass(frozen=True)
+class ReceiptVerification:
+    """Comparison of a receipt with the database."""
+
+    receipt: Receipt
+    line_found: bool
+    """Whether the audit has the line that the receipt names."""
+    gone: bool
+    """Whether the erased object is absent."""
+    enrolled_since: bool
+    """Whether a request that began after the erasure created it again."""
+
+    @property
+    def holds(self) -> bool:
+        return self.line_found and (self.gone or self.enrolled_since)
+
+
+class ErasureStore:
+    """Receipts in SQL. All methods block."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list_page(
+        self, gallery: Gallery, subject_id: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[tuple[int, Receipt]]:
+        """Return row keys and receipts of a gallery or of one subject, latest first: ``limit`` of them before a key."""
+        query = sa.select(erasures).where(erasures.c.gallery_pk == gallery.pk).order_by(erasures.c.pk.desc())
+        if subject_id is not None:
+            query = query.where(erasures.c.subject == subject_lookup(gallery.seal, subject_id))
+        if before is not None:
+            query = query.where(erasures.c.pk < before)
+        with self._database.read() as connection:
+            return [(row.pk, receipt_of(row)) for row in connection.execute(query.limit(limit))]
+
+    def verify(self, receipt_id: str) -> ReceiptVerification:
+        """Compare a receipt with the audit and the gallery. Raises ReceiptNotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(erasures).where(erasures.c.id == receipt_id)).first()
+            if row is None:
+                raise ReceiptNotFoundError(f"there is no receipt {receipt_id!r}")
+            receipt = receipt_of(row)
+            named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line)
+            line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
+            line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
+            last_known = connection.execute(_last_known_erasure(receipt)).scalar()
+            enrolled_since = last_known is not None and last_known >= row.pk
+            return ReceiptVerification(receipt, line_found, last_known is None, enrolled_since)
+
+
+def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
+    """Select the last erasure that the request knew which stored the receipt's object; no row if it is gone."""
+    match receipt.kind:
+        case "subject":
+            own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
+            return sa.select(subjects.c.erased).where(own)
+        case "template":
+            own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
+            return sa.select(templates.c.erased).where(own)
+        case "gallery":
+            return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
+
+
+def key_name(seal: Seal) -> str:
+    """Return a name of a gallery's data key, which a restored gallery keeps; "" for a lost key.
+
+    Raises:
+        MasterKeyAwayError: the key service does not respond.
+    """
+    try:
+        return seal.pseudonym("gallery", "")
+    except MasterKeyUnavailableError:
+        raise
+    except MasterKeyError:
+        return ""
+
+
+def with_log_emptied(database: Database, receipt: Receipt) -> Receipt:
+    """Truncate SQLite's write-ahead log, which still holds the erased pages, and note the result in the receipt."""
+    return replace(receipt, log_emptied=database.truncate_wal())
+
+
+# Deletion, within a transaction of Database.change
+
+
+def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subject_pk: int, subject_id: str) -> Receipt:
+    """Erase a subject and everything stored about it.
+
+    A template that was moved to it gets its own receipt, because in an older backup it belongs to another subject.
+    """
+    moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
+    for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
+        record_erasure(vault, connection, gallery, "template", Counter(), subject_id, template_id)
+    removed = delete_templates(connection, gallery, templates.c.subject_pk == subject_pk)
+    removed += delete_subjects(connection, gallery, [subject_pk])
+    return record_erasure(vault, connection, gallery, "subject", removed, subject_id)
+
+
+def erase_template(
+    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, template_id: str
+) -> Receipt:
+    """Erase one existing template."""
+    chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == template_id)
+    removed = delete_templates(connection, gallery, chosen)
+    return record_erasure(vault, connection, gallery, "template", removed, subject_id, template_id)
+
+
+def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
+    """Delete templates with all vectors and crops, append change log lines, and return deleted rows by kind.
+
+    Idempotent answers of their subjects are deleted too: they describe the photos, and a request that is repeated after
+    a deletion is meant to enroll again.
+    """
+    doomed = connection.execute(sa.select(templates.c.pk, templates.c.subject_pk).where(chosen)).all()
+    if not doomed:
+        return Counter()
+    keys, owners = (sa.select(templates.c[name]).where(chosen) for name in ("pk", "subject_pk"))
+    removed = Counter(
+        answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(owners))).rowcount,
+        vectors=connection.execute(vectors.delete().where(vectors.c.template_pk.in_(keys))).rowcount,
+        crops=connection.execute(crops.delete().where(crops.c.template_pk.in_(keys))).rowcount,
+        templates=connection.execute(templates.delete().where(chosen)).rowcount,
+    )
+    append_changes(connection, gallery, [(row.pk, row.subject_pk) for row in doomed])
+    _count(connection, gallery, template_count=galleries.c.template_count - len(doomed))
+    return removed
+
+
+def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
+    """Delete subjects without templates, with their labels, answers and names in jobs; return deleted rows by kind."""
+    if not subject_pks:
+        return Counter()
+    lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
+    own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
+    blank = {"sealed": blank_item(gallery.seal), "subject": None}
+    blanked = job_items.update().where(job_items.c.subject.in_(lookups), own).values(**blank)
+    removed = Counter(
+        job_items=connection.execute(blanked).rowcount,
+        labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
+        answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
+        disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
+        subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
+    )
+    _count(connection, gallery, subject_count=galleries.c.subject_count - removed["subjects"])
+    return removed
+
+
+def delete_gallery(connection: Connection, gallery: Gallery) -> None:
+    """Delete all rows of a gallery except receipts and audit lines, its data key first: copies elsewhere become
+    unreadable."""
+    # Foreign keys cascade to vectors, crops and job items.
+    for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
+        connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
+    connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
+
+
+def _delete_disagreements(connection: Connection, gallery: Gallery, lookups: frozenset[str]) -> int:
+    """Delete the stored disagreements of shadow recognizers about these subjects; return their number."""
+    query = sa.select(generations.c.generation, generations.c.details).where(generations.c.gallery_pk == gallery.pk)
+    removed = 0
+    for generation, details in connection.execute(query).all():
+        stored = details.get("disagreements", [])
+        kept = [one for one in stored if lookups.isdisjoint(one["subjects"])]
+        if len(kept) < len(stored):
+            own = (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
+            changed = {**details, "disagreements": kept}
+            connection.execute(generations.update().where(own).values(details=changed))
+            removed += len(stored) - len(kept)
+    return removed
+
+
+def _count(connection: Connection, gallery: Gallery, **values: sa.ColumnElement[int]) -> None:
+    connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(**values))
+
+
+def record_erasure(
+    vault: Vault,
+    connection: Connection,
+    gallery: Gallery,
+    kind: ErasedKind,
+    removed: Counter[str],
+    subject_id: str | None = None,
+    template_id: str | None = None,
+    key: str | None = None,
+    event: str | None = None,
+    details: Mapping[str, Any] = MappingProxyType({}),
+) -> Receipt:
+    """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
+
+    Args:
+        key: name of the gallery's data key, if the caller computed it before deleting the key.
+        event: audit event, if it differs from a plain deletion.
+        details: further details of the audit line.
+    """
+    receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
+    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
+    if template_id is not None:
+        about["template"] = template_id
+    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
+    receipt = Receipt(
+        receipt_id,
+        kind,
+        gallery.pk,
+        gallery.name,
+        None if subject_id is None else subject_lookup(gallery.seal, subject_id),
+        template_id,
+        counts,
+        datetime.now(UTC),
+        end.lines,
+        end.hash,
+    )
+    pk = insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
+    if kind != "gallery":
+        connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
+    return receipt
+
+
+def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> int:
+    """Insert a receipt and return its row key."""
+    row = {name: value for name, value in vars(receipt).items() if name != "log_emptied"}
+    inserted = erasures.insert().values(**row, key=key)
+    return int(connection.execute(inserted.returning(erasures.c.pk)).scalar_one())
+
+
+# Checks of later work
+
+
+def erased_since(
+    connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
+) -> set[str]:
+    """Return the subjects that were erased after the receipt with key ``since``."""
+    if not subject_ids or not _any_since(connection, gallery_pk, since):
+        return set()
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "subject") & (erasures.c.pk > since)
+    erased = set(connection.execute(sa.select(erasures.c.subject).where(own)).scalars())
+    return {subject_id for subject_id in subject_ids if subject_lookup(seal, subject_id) in erased}
+
+
+def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
+    """Return the template ids that were erased, not with their subject, after the receipt with key ``since``."""
+    if not ids or not _any_since(connection, gallery_pk, since):
+        return set()
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "template") & (erasures.c.pk > since)
+    return set(ids) & set(connection.execute(sa.select(erasures.c.template).where(own)).scalars())
+
+
+def _any_since(connection: Connection, gallery_pk: int, since: int) -> bool:
+    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
+    return last is not None and last > since
+
+
+def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
+    """Raises SubjectErasedError if the subject was erased since ``gallery`` was read."""
+    if erased_since(connection, gallery.pk, gallery.seal, [subject_id], gallery.erased):
+        raise erased_error()
+
+
+def erased_error(kind: Literal["subject", "template"] = "subject") -> SubjectErasedError:
+    return SubjectErasedError(f"the {kind} was erased after this request began. Enroll it again with a new request.")
+
+
+def blank_item(seal: Seal) -> bytes:
+    """Return an anonymous job item, which keeps the job from processing the item again."""
+    return seal.close_json({"item": "", "problem": None}, ITEM)
+
+
+def receipts(connection: Connection, gallery: Gallery, subject: str) -> list[Receipt]:
+    """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
+    own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == subject)
+    return [
+        receipt_of(row) for row in connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
+    ]
+
+
+def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
+    """Return the receipt of the subject's latest erasure."""
+    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
+    return next((receipt for receipt in found if receipt.kind == "subject"), None)
+
+
+def audit_details(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:
+    """Return the details of the receipt's audit line, if the line has this event."""
+    named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line) & (audit.c.event == event)
+    return connection.execute(sa.select(audit.c.details).where(named)).scalar()
+
+
+def receipt_of(row: sa.Row[Any]) -> Receipt:
+    return Receipt(
+        row.id,
+        row.kind,
+        row.gallery_pk,
+        row.gallery,
+        row.subject,
+        row.template,
+        row.removed,
+        row.at,
+        row.line,
+        row.hash,
+    )

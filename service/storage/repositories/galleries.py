@@ -1,0 +1,179 @@
+"""Galleries: creation, settings, cached reads and deletion."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
+from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
+from service.storage.audit.log import record
+from service.storage.db.engine import Database, new_version
+from service.storage.db.key_vault import generate_key
+from service.storage.db.tables import galleries, generations
+from service.storage.repositories import erasures
+from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.read_cache import ReadCache
+
+log = logging.getLogger(__name__)
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
+VERSION: Final = sa.select(galleries.c.pk, galleries.c.version).where(galleries.c.name == sa.bindparam("gallery"))
+
+
+class GalleryStore:
+    """Galleries in SQL. Every method is one transaction and blocks, except :meth:`get_cached`."""
+
+    def __init__(self, database: Database, cache: ReadCache) -> None:
+        self._database = database
+        self._cache = cache
+
+    def ping(self) -> None:
+        """Check that the database responds. Raises StorageError."""
+        with self._database.read() as connection:
+            connection.execute(sa.select(galleries.c.pk).limit(1)).all()
+
+    def sizes(self, limit: int) -> GalleryCounts:
+        """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""
+        counts = galleries.c.name, galleries.c.subject_count, galleries.c.template_count
+        oldest = sa.select(*counts).order_by(galleries.c.pk).limit(limit)
+        total = sa.select(
+            sa.func.count(), sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
+        ).select_from(galleries)
+        with self._database.read() as connection:
+            number, people, photos = connection.execute(total).one()
+            by_gallery = {row[0]: (row[1], row[2]) for row in connection.execute(oldest)}
+        return GalleryCounts(number, people or 0, photos or 0, by_gallery)
+
+    def keys(self) -> set[int]:
+        """Return the row keys of all galleries."""
+        with self._database.read() as connection:
+            return set(connection.execute(sa.select(galleries.c.pk)).scalars())
+
+    def create(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
+        """Create a gallery with its data key. Raises GalleryExistsError."""
+        now, version = datetime.now(UTC), new_version()
+        with self._database.read() as connection:
+            wrapper = self._database.vault.active_wrapper(connection, lock=False)
+        key = generate_key(wrapper)
+        with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
+            inserted = galleries.insert().values(
+                name=name,
+                fingerprint=fingerprint,
+                dimension=dimension,
+                settings=asdict(settings),
+                version=version,
+                created_at=now,
+            )
+            pk: int = connection.execute(inserted.returning(galleries.c.pk)).scalar_one()
+            seal = self._database.vault.create(connection, pk, key)
+            first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
+            connection.execute(
+                generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
+            )
+            gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
+            record(self._database.vault, connection, "gallery_created", gallery)
+        return gallery
+
+    def get(self, name: str) -> Gallery:
+        """Return the gallery in its latest version, with its key unwrapped. A lost key is reported at first use.
+
+        Raises:
+            GalleryNotFoundError: there is no such gallery.
+            MasterKeyAwayError: the key service does not respond.
+        """
+        if (cached := self.get_cached(name)) is not None:
+            return cached
+        # Read the file's version first: any later write changes it.
+        file_version = self._database.file_version()
+        page = self._cache.page(name)
+        if page is not None:
+            now = self._database.first(VERSION, {"gallery": name})
+            if now is not None and tuple(now) == (page.gallery.pk, page.gallery.version):
+                self._cache.put(page.gallery, file_version)
+                return page.gallery
+        row = self._database.first(GALLERY, {"gallery": name})
+        if page is not None and (row is None or row.pk != page.gallery.pk):
+            self._database.vault.evict(page.gallery.pk)  # another process deleted it
+        if row is None:
+            self._cache.evict(name)
+            raise GalleryNotFoundError(f"there is no gallery {name!r}")
+        gallery = gallery_of(row, self._database.vault)
+        try:
+            gallery.seal.unlock()
+        except MasterKeyUnavailableError:
+            raise
+        except MasterKeyError as error:
+            log.warning("gallery %s: %s. Run 'kith gallery check'.", gallery.pk, error.detail)
+        self._cache.put(gallery, file_version)
+        return gallery
+
+    def get_cached(self, name: str) -> Gallery | None:
+        """Return the cached gallery, in microseconds, if the database file did not change since it was read."""
+        page = self._cache.page(name)
+        if page is None or page.file_version is None or page.file_version != self._database.file_version(wait=False):
+            return None
+        return page.gallery
+
+    def evict_changed(self) -> None:
+        """Evict galleries that changed, including names that another process erased, and keys of deleted galleries."""
+        cached = {gallery.name: (gallery.pk, gallery.version) for gallery in self._cache.galleries()}
+        query = sa.select(galleries.c.name, galleries.c.pk, galleries.c.version).where(galleries.c.name.in_(cached))
+        with self._database.read() as connection:
+            self._database.vault.evict_deleted(connection)
+            now = {row.name: (row.pk, row.version) for row in connection.execute(query)}
+        for name in [name for name, version in cached.items() if now.get(name) != version]:
+            self._cache.evict(name)
+
+    def list_page(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
+        """Return galleries by name: at most ``limit`` after the name ``after``, optionally only names in ``among``."""
+        query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
+        if after is not None:
+            query = query.where(galleries.c.name > after)
+        with self._database.read() as connection:
+            return [gallery_of(row, self._database.vault) for row in connection.execute(query)]
+
+    def update(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
+        """Replace the settings by the result of ``change``. Raises GalleryNotFoundError."""
+        missing = GalleryNotFoundError(f"there is no gallery {name!r}")
+        with self._database.write(missing) as connection:
+            row = connection.execute(
+                gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+            ).first()
+            if row is None:
+                raise missing
+            before = gallery_of(row, self._database.vault)
+            settings = change(before.settings)
+            values = {"settings": asdict(settings), "version": new_version()}
+            connection.execute(galleries.update().where(galleries.c.name == name).values(**values))
+            changed = _changed_settings(before.settings, settings)
+            record(self._database.vault, connection, "gallery_updated", before, changed=changed)
+        return self.get(name)
+
+    def delete(self, name: str) -> tuple[Gallery, Receipt]:
+        """Delete a gallery with all its subjects; return it with the receipt. Raises GalleryNotFoundError."""
+        gallery = self.get(name)
+        key = erasures.key_name(gallery.seal)
+        with self._database.change(gallery, sealed=False, erasing=True) as connection:
+            counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
+            now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
+            removed = Counter(subjects=now.subject_count, templates=now.template_count)
+            erasures.delete_gallery(connection, gallery)
+            receipt = erasures.record_erasure(self._database.vault, connection, gallery, "gallery", removed, key=key)
+        self._database.vault.evict(gallery.pk)
+        self._cache.evict(name)
+        return gallery, erasures.with_log_emptied(self._database, receipt)
+
+
+def _changed_settings(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:
+    old, new = asdict(before), asdict(after)
+    return {name: new[name] for name in new if new[name] != old[name]}

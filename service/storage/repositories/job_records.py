@@ -1,0 +1,165 @@
+"""Job rows: creation of jobs, and records of item outcomes within the transaction of their effects."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.actor import current_actor
+from service.domain.gallery import Gallery, JobState
+from service.security.sealing import Seal
+from service.storage.db.row_sealing import ITEM, subject_lookup
+from service.storage.db.tables import job_items, jobs
+from service.storage.repositories.erasures import blank_item, erased_since
+
+
+class LeaseLostError(Exception):
+    """The job was claimed by another process, or deleted: stop without recording anything."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a job, in items."""
+
+    total: int | None = None
+    """None until counted."""
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    takeovers: int = 0
+    """Claims from dead processes since the last recorded item."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Items by outcome."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Values of the job's kind."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Background job of a gallery."""
+
+    pk: int
+    id: str
+    kind: str
+    gallery: str
+    """Name."""
+    state: JobState
+    parameters: dict[str, Any]
+    """JSON, stored unencrypted."""
+    progress: Progress
+    problem: dict[str, Any] | None
+    actor: str
+    """Requester, who is also the actor of the job's audit lines."""
+    cancel: bool
+    owner: str | None
+    created_at: datetime
+    updated_at: datetime
+    seal: Seal = field(repr=False, compare=False)
+    erased: int = 0
+    """Key of the gallery's last receipt when the job was queued."""
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """Outcome of an item, its problem if it failed, and the id of its subject."""
+
+    item: str
+    outcome: str
+    problem: dict[str, Any] | None = None
+    subject: str | None = None
+
+
+def create_in(
+    connection: Connection, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None
+) -> str:
+    """Queue a job within the caller's transaction; return its id."""
+    now, job_id = datetime.now(UTC), job_id or uuid.uuid4().hex
+    connection.execute(
+        jobs.insert().values(
+            id=job_id,
+            kind=kind,
+            gallery_pk=gallery.pk,
+            state="queued",
+            parameters=parameters,
+            progress=vars(Progress()),
+            actor=current_actor().name,
+            cancel=False,
+            erased=gallery.erased,
+            created_at=now,
+            updated_at=now,
+        )
+    )
+    return job_id
+
+
+def record_in(
+    connection: Connection,
+    job: Job,
+    outcomes: Sequence[ItemOutcome],
+    seconds: float,
+    total: int | None = None,
+    **details: Any,
+) -> bool:
+    """Record the outcomes of items within the transaction of their effects. The first outcome of an item stays.
+
+    Args:
+        seconds: total duration of the job's work.
+        total, details: replace the values of the progress, if given.
+
+    Returns:
+        Whether cancellation was requested.
+
+    Raises:
+        LeaseLostError: another process owns the job; the transaction must not be committed.
+    """
+    row = own_row(connection, job)
+    now = datetime.now(UTC)
+    given = {job.seal.pseudonym(ITEM, outcome.item): outcome for outcome in outcomes}
+    known = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk, job_items.c.lookup.in_(list(given)))
+    before = set(connection.execute(known).scalars()) if given else set()
+    unknown = {lookup: outcome for lookup, outcome in given.items() if lookup not in before}
+    new = list(unknown.values())
+    if new:
+        concerned = {outcome.subject for outcome in new if outcome.subject is not None}
+        erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
+        rows = [_item(job, lookup, o, o.subject in erased) | {"at": now} for lookup, o in unknown.items()]
+        connection.execute(job_items.insert(), rows)
+    progress = Progress(**row.progress)
+    document = vars(progress) | {
+        "total": progress.total if total is None else total,
+        "done": progress.done + len(new),
+        "failed": progress.failed + sum(o.problem is not None for o in new),
+        "seconds": round(seconds, 3),
+        "takeovers": 0 if new else progress.takeovers,
+        "counts": dict(Counter(progress.counts) + Counter(o.outcome for o in new)),
+        "details": progress.details | details,
+    }
+    connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=document, updated_at=now))
+    return bool(row.cancel)
+
+
+def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
+    item = {"item": outcome.item, "problem": outcome.problem}
+    return {
+        "job_pk": job.pk,
+        "lookup": lookup,
+        "sealed": blank_item(job.seal) if erased else job.seal.close_json(item, ITEM),
+        "failed": outcome.problem is not None,
+        "subject": None if outcome.subject is None or erased else subject_lookup(job.seal, outcome.subject),
+    }
+
+
+def own_row(connection: Connection, job: Job) -> sa.Row[Any]:
+    """Lock and return the row of a job that this owner runs. Raises LeaseLostError."""
+    mine = (jobs.c.pk == job.pk) & (jobs.c.owner == job.owner) & (jobs.c.state == "running")
+    row = connection.execute(sa.select(jobs).where(mine).with_for_update()).first()
+    if row is None:
+        raise LeaseLostError(f"job {job.id} no longer belongs to {job.owner}")
+    return row

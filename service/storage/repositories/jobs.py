@@ -1,0 +1,410 @@
+"""Jobs: leases, progress and item outcomes of background work.
+
+A job belongs to the process that holds its lease. Any process may claim a job whose lease expired. A process that lost
+its lease cannot record anything, because every record checks the owner. An outcome is recorded in the transaction of
+its effect, so that each effect happens exactly once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import (
+    GalleryNotFoundError,
+    JobNotFoundError,
+    JobUnrunnableError,
+    MasterKeyError,
+    MasterKeyUnavailableError,
+    StorageError,
+)
+from service.domain.gallery import Gallery, JobState, NewTemplate
+from service.security.sealing import Seal
+from service.storage.audit.log import Entry, append, record
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import ITEM, PROBLEM
+from service.storage.db.tables import data_keys, galleries, job_items, jobs
+from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
+from service.storage.repositories.job_records import (
+    ItemOutcome,
+    Job,
+    Progress,
+    create_in,
+    own_row,
+    record_in,
+)
+from service.storage.repositories.templates import add_templates, existing_ids
+
+FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
+ENROLLED: Final = "enrolled"
+ALREADY_ENROLLED: Final = "already_enrolled"
+ERASED: Final = "subject_erased"
+MAX_CANDIDATES: Final = 16
+"""Free jobs that a claim considers."""
+MAX_LEASE: Final = timedelta(hours=1)
+"""Longest lease. A later end was written by a wrong clock."""
+
+
+@dataclass(frozen=True)
+class JobItem:
+    pk: int
+    item: str
+    problem: dict[str, Any] | None
+    at: datetime
+
+
+@dataclass(frozen=True)
+class DoneItems:
+    """Set of finished items, by keyed hashes, because names of erased subjects are deleted."""
+
+    seal: Seal = field(repr=False)
+    lookups: frozenset[str]
+
+    def __contains__(self, item: str) -> bool:
+        return self.seal.pseudonym(ITEM, item) in self.lookups
+
+    def __len__(self) -> int:
+        return len(self.lookups)
+
+
+class JobStore:
+    """Jobs in SQL. Every method is one transaction and blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
+        """Queue a job. Raises GalleryNotFoundError."""
+        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        with self._database.write(deleted) as connection:
+            created = create_in(connection, gallery, kind, parameters, job_id)
+            record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
+        return self.job(created)
+
+    def job(self, job_id: str) -> Job:
+        """Raises JobNotFoundError."""
+        with self._database.read() as connection:
+            return self._found(connection, job_id)
+
+    def list_jobs(
+        self,
+        gallery: Gallery | None,
+        states: Collection[JobState],
+        before: int | None,
+        limit: int,
+        among: Collection[str] | None = None,
+    ) -> list[Job]:
+        """Return jobs, latest first: at most ``limit`` before the row key ``before``, filtered by gallery and state.
+
+        ``among`` restricts the gallery names.
+        """
+        query = _rows().order_by(jobs.c.pk.desc()).limit(limit)
+        if among is not None:
+            query = query.where(galleries.c.name.in_(among))
+        if gallery is not None:
+            query = query.where(jobs.c.gallery_pk == gallery.pk)
+        if states:
+            query = query.where(jobs.c.state.in_(list(states)))
+        if before is not None:
+            query = query.where(jobs.c.pk < before)
+        with self._database.read() as connection:
+            return [self._job(row) for row in connection.execute(query)]
+
+    def states(self) -> dict[JobState, int]:
+        """Count the jobs in each state."""
+        count = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            found = {row[0]: row[1] for row in connection.execute(count)}
+        return {state: found.get(state, 0) for state in get_args(JobState)}
+
+    def items(self, job: Job, after: int | None, limit: int, failed_only: bool = False) -> list[JobItem]:
+        """Return finished items in order: at most ``limit`` after the row key ``after``."""
+        query = sa.select(job_items).where(job_items.c.job_pk == job.pk).order_by(job_items.c.pk).limit(limit)
+        if after is not None:
+            query = query.where(job_items.c.pk > after)
+        if failed_only:
+            query = query.where(job_items.c.failed)
+        with self._database.read() as connection:
+            opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
+            return [JobItem(row.pk, item["item"], item["problem"], row.at) for row, item in opened]
+
+    def done(self, job: Job) -> DoneItems:
+        """Return the items that are finished."""
+        query = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk)
+        with self._database.read() as connection:
+            return DoneItems(job.seal, frozenset(connection.execute(query).scalars()))
+
+    def unfinished(self, job_ids: Collection[str]) -> set[str]:
+        """Return those of the given jobs that are not finished."""
+        query = sa.select(jobs.c.id).where(jobs.c.id.in_(list(job_ids)), jobs.c.state.not_in(FINISHED))
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+    # Running jobs
+
+    def claim(
+        self,
+        process: str,
+        lease_s: float,
+        ready: Callable[[Job], bool] = lambda job: True,
+        dead: Callable[[str], bool] = lambda owner: False,
+    ) -> Job | None:
+        """Claim the oldest free job that is ``ready``; None if there is none.
+
+        Args:
+            process: name of at most 48 characters. Each claim gets a unique owner name.
+            lease_s: duration of the lease.
+            ready: whether this process can run a job.
+            dead: whether an owner is known to have ended, so that its lease can be ignored.
+        """
+        active = _rows().where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.pk)
+        # Read first: polling takes no write lock.
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            rows = connection.execute(active).all()
+        owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
+        free = (jobs.c.state == "queued") | _expired(now) | jobs.c.owner.in_(owners)
+        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(self._job(row))]
+        if not waiting:
+            return None
+        with self._database.write(_CONFLICT) as connection:
+            chosen = active.where(free, jobs.c.pk.in_(waiting[:MAX_CANDIDATES])).limit(1)
+            row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
+            if row is None:
+                return None
+            died = row.state == "running" and not row.owner.startswith(process)
+            progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
+            owner = f"{process}:{uuid.uuid4().hex[:8]}"
+            connection.execute(
+                jobs.update()
+                .where(jobs.c.pk == row.pk)
+                .values(
+                    state="running",
+                    owner=owner,
+                    lease_until=now + timedelta(seconds=lease_s),
+                    progress=progress,
+                    updated_at=now,
+                )
+            )
+            return self._found(connection, row.id)
+
+    def renew(self, job: Job, lease_s: float) -> bool:
+        """Renew the lease; return whether cancellation was requested. Raises LeaseLostError."""
+        with self._database.write(_CONFLICT) as connection:
+            row = own_row(connection, job)
+            until = self._database.now(connection) + timedelta(seconds=lease_s)
+            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(lease_until=until))
+            return bool(row.cancel)
+
+    def record(
+        self, job: Job, outcomes: Sequence[ItemOutcome], seconds: float, total: int | None = None, **details: Any
+    ) -> bool:
+        """Record outcomes, like :func:`record_in`, in its own transaction."""
+        job.seal.unlock()
+        with self._database.write(_CONFLICT) as connection:
+            return record_in(connection, job, outcomes, seconds, total, **details)
+
+    def enroll(
+        self,
+        job: Job,
+        gallery: Gallery,
+        subject_id: str,
+        admitted: Sequence[tuple[str, NewTemplate]],
+        refused: Sequence[ItemOutcome],
+        seconds: float,
+    ) -> bool:
+        """Enroll the templates of (item, template) pairs and record all items, all or nothing.
+
+        Existing templates are skipped. Subjects and templates that were erased since the job was queued are refused.
+        Returns whether cancellation was requested.
+
+        Raises:
+            GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
+            LeaseLostError: nothing was stored.
+        """
+        with self._database.change(gallery) as connection:
+            if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
+                gone = [ItemOutcome(item, ERASED, erased_error().document(), subject_id) for item, _ in admitted]
+                return record_in(connection, job, [*gone, *refused], seconds)
+            ids = [template.id for _, template in admitted]
+            if lost := erased_templates_since(connection, gallery.pk, ids, job.erased):
+                problem = erased_error("template").document()
+                gone = [ItemOutcome(item, ERASED, problem, subject_id) for item, t in admitted if t.id in lost]
+                admitted, refused = [(item, t) for item, t in admitted if t.id not in lost], [*gone, *refused]
+            known = existing_ids(connection, gallery, [template.id for _, template in admitted])
+            new = {template.id: template for _, template in admitted if template.id not in known}
+            if new:
+                begun = replace(gallery, erased=job.erased)
+                add_templates(connection, begun, subject_id, list(new.values()), _now())
+            first = {template.id: item for item, template in reversed(admitted)}
+            outcomes = [
+                ItemOutcome(
+                    item,
+                    ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED,
+                    subject=subject_id,
+                )
+                for item, template in admitted
+            ]
+            cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
+            if new:
+                counts: dict[str, Any] = {"templates": len(new), "job": job.id}
+                record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, **counts)
+            return cancelled
+
+    def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
+        """Raises LeaseLostError."""
+        sealed = None if problem is None else _sealed_problem(job, problem)
+        with self._database.write(_CONFLICT) as connection:
+            own_row(connection, job)
+            _end(connection, job.pk, state, sealed)
+
+    def release(self, job: Job) -> None:
+        """Return the job to the queue. Raises LeaseLostError."""
+        with self._database.write(_CONFLICT) as connection:
+            own_row(connection, job)
+            _end(connection, job.pk, "queued", None)
+
+    # Managing jobs
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a free job at once, or request that its process stops after the current item. Raises JobNotFoundError.
+
+        Finished jobs do not change.
+        """
+        with self._database.write(_CONFLICT) as connection:
+            row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
+            if row is None:
+                raise missing(job_id)
+            if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
+                _end(connection, row.pk, "cancelled", None)
+            elif row.state == "running":
+                connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
+            if row.state not in FINISHED:
+                entry = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
+                append(self._database.vault, connection, row.gallery_pk, [entry])
+        return self.job(job_id)
+
+    def fail_unrunnable(self, days: float, ready: Callable[[Job], bool]) -> int:
+        """Fail jobs that no process could run for ``days``; return their number.
+
+        ``ready`` returns whether this process can run a job, which postpones its failure. Call this far more often than
+        every ``days``.
+        """
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & _expired(now))
+            stale = free & (jobs.c.updated_at < now - timedelta(days=days) / 2)
+            found = [self._job(row) for row in connection.execute(_rows().where(stale))]
+        if not found:
+            return 0
+        could = {job.pk for job in found if ready(job)}
+        problem = JobUnrunnableError(f"no server could run this job for {days:g} days").document()
+        sealed = {job.pk: _sealed_problem(job, problem) for job in found}
+        with self._database.write(_CONFLICT) as connection:
+            connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
+            expired, failed = stale & (jobs.c.updated_at < now - timedelta(days=days)), 0
+            for job in found:
+                ended = {
+                    "state": "failed",
+                    "problem": sealed[job.pk],
+                    "owner": None,
+                    "lease_until": None,
+                    "updated_at": now,
+                }
+                failed += connection.execute(jobs.update().where(expired, jobs.c.pk == job.pk).values(**ended)).rowcount
+            return failed
+
+    def delete_finished(self, days: float) -> int:
+        """Delete jobs that finished more than ``days`` ago; return their number."""
+        with self._database.read() as connection:
+            before = self._database.now(connection) - timedelta(days=days)
+            old = jobs.c.state.in_(FINISHED) & (jobs.c.updated_at < before)
+            if connection.execute(sa.select(jobs.c.pk).where(old).limit(1)).first() is None:
+                return 0
+        with self._database.write(_CONFLICT) as connection:
+            return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+    def _found(self, connection: Connection, job_id: str) -> Job:
+        row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
+        if row is None:
+            raise missing(job_id)
+        return self._job(row)
+
+    def _job(self, row: sa.Row[Any]) -> Job:
+        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        return Job(
+            row.pk,
+            row.id,
+            row.kind,
+            row.gallery,
+            row.state,
+            row.parameters,
+            Progress(**row.progress),
+            None if row.problem is None else _problem(seal, row.problem),
+            row.actor,
+            row.cancel,
+            row.owner,
+            row.created_at,
+            row.updated_at,
+            seal,
+            row.erased,
+        )
+
+
+_CONFLICT: Final = StorageError("the job violates a constraint of the database")
+
+
+def _problem(seal: Seal, sealed: bytes) -> dict[str, Any]:
+    """Open a job's problem; if the gallery's key is lost, return that error, so that job lists still work."""
+    try:
+        opened: dict[str, Any] = seal.open_json(sealed, PROBLEM)
+    except MasterKeyError as error:
+        return error.document()
+    return opened
+
+
+def _sealed_problem(job: Job, problem: dict[str, Any]) -> bytes | None:
+    """Seal a job's problem; None if the gallery's key is lost. Raises MasterKeyAwayError."""
+    try:
+        return job.seal.close_json(problem, PROBLEM)
+    except MasterKeyUnavailableError:
+        raise
+    except MasterKeyError:
+        return None
+
+
+def _is_free(row: sa.Row[Any], now: datetime) -> bool:
+    return bool(row.state == "queued" or row.lease_until < now or row.lease_until > now + MAX_LEASE)
+
+
+def _expired(now: datetime) -> sa.ColumnElement[bool]:
+    """Return a condition: the lease has ended, or is longer than any valid one because a clock was wrong."""
+    return (jobs.c.lease_until < now) | (jobs.c.lease_until > now + MAX_LEASE)
+
+
+def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
+    """Set a job's final or queued state. ``problem`` is sealed."""
+    ended = {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": _now()}
+    connection.execute(jobs.update().where(jobs.c.pk == pk).values(**ended))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _rows() -> sa.Select[Any]:
+    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).outerjoin(
+        data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk
+    )
+    gallery = galleries.c.name.label("gallery")
+    return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
+
+
+def missing(job_id: str) -> JobNotFoundError:
+    return JobNotFoundError(f"there is no job {job_id!r}")

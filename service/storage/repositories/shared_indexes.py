@@ -1,0 +1,304 @@
+"""Positions and turns of shared indexes: external indexes that all nodes of a deployment update.
+
+A row in ``index_states`` stores how far an index has applied a gallery's change log. Its row lock is the turn: one node
+at a time updates the index, and it reads the data only after it has the turn, so that it never writes stale data. A
+dead node releases the turn with its connection. The next node repeats the step, which is idempotent.
+
+SQLite has no row locks, and its only writer must not wait for a slow index. There, a file lock beside the database is
+the turn of all galleries, and a turn reads and records in short transactions.
+
+A new index, or one that fell behind the log's floor, first scans all subjects. Until the scan ends, a second row with
+the suffix SCAN_SUFFIX stores its position, so that another node can resume it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from service.core.errors import GalleryNotFoundError, StorageBusyError, StorageError
+from service.domain.gallery import Gallery, Snapshot
+from service.storage.db.engine import BUSY_TIMEOUT_MS, Database
+from service.storage.db.tables import changes, galleries, generations, index_states, subjects, templates
+from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, SCAN_SUFFIX, read_snapshot
+from service.storage.repositories.store import Store
+
+LINES_PER_TURN: Final = 1000
+SUBJECTS_PER_TURN: Final = 1000
+POLL_S: Final = 0.005
+Begin = Callable[[], AbstractContextManager[Connection]]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Position of an index in a change log whose last sequence number is ``last``."""
+
+    applied: int | None
+    """Last applied sequence number; None during a scan."""
+    written_at: datetime | None
+    last: int
+
+    @property
+    def behind(self) -> bool:
+        return self.applied is None or self.applied < self.last
+
+
+class Changed(NamedTuple):
+    """Keys of the subjects and templates in a batch of lines, and the subjects' current templates."""
+
+    subjects: set[int]
+    templates: set[int]
+    now: Snapshot
+
+
+class SharedIndexes:
+    """Positions and turns by gallery and engine, a name of at most 26 characters that identifies the index."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def position(self, gallery: Gallery, engine: str) -> Position:
+        """Raises GalleryNotFoundError."""
+        with self._database.read() as connection:
+            return _position(connection, gallery, engine)
+
+    @contextmanager
+    def turn(self, gallery: Gallery, engine: str) -> Iterator[Turn]:
+        """Wait for the turn to update an index, and hold it until the block ends.
+
+        Record only changes that the index already has. On PostgreSQL, records are committed when the block ends.
+
+        Raises:
+            GalleryNotFoundError: the gallery was deleted.
+            StorageBusyError: other nodes held the turn for too long.
+            StorageError: the database does not respond.
+        """
+
+        def write() -> AbstractContextManager[Connection]:
+            return self._database.write(_deleted(gallery))
+
+        with self._file_lock():
+            with write() as connection:
+                while not self._lock_row(connection, gallery, engine):
+                    pass  # the row was deleted while this node waited for its lock
+                if self._database.file is None:
+                    yield Turn(lambda: nullcontext(connection), lambda: nullcontext(connection), gallery, engine)
+                    return
+            yield Turn(self._database.read, write, gallery, engine)
+
+    @contextmanager
+    def _file_lock(self) -> Iterator[None]:
+        """Exclude all other threads and processes on SQLite."""
+        if self._database.file is None:
+            yield
+            return
+        path = self._database.file.with_name(f"{self._database.file.name}-turn")
+        try:
+            lock = path.open("ab")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be opened: {error.strerror}") from error
+        with lock:
+            _lock(lock.fileno(), path)
+            yield
+
+    def _lock_row(self, connection: Connection, gallery: Gallery, engine: str) -> bool:
+        start = _position(connection, gallery, engine).last
+        key = {"gallery_pk": gallery.pk, "generation": gallery.generation, "updated_at": datetime.now(UTC)}
+        if self._insert(connection, key | {"engine": engine, "sequence": start}):
+            connection.execute(index_states.delete().where(_is(gallery, engine + SCAN_SUFFIX)))
+            self._insert(connection, key | {"engine": engine + SCAN_SUFFIX, "sequence": 0})
+        # Waits for the end of the turn of a node whose row the insertion found.
+        row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
+        return connection.execute(row).first() is not None
+
+    def _insert(self, connection: Connection, row: dict[str, object]) -> bool:
+        insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
+        added = insert.values(**row).on_conflict_do_nothing().returning(index_states.c.engine)
+        return connection.execute(added).first() is not None
+
+    def start_over(self, gallery: Gallery) -> None:
+        """Reset the positions of a gallery's shared indexes, which then scan all subjects again."""
+        own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
+        with self._file_lock(), self._database.write(_deleted(gallery)) as connection:
+            connection.execute(index_states.delete().where(own))
+
+    def trim_log(self, name: str) -> None:
+        """Trim a gallery's change log, and delete positions of abandoned indexes. Raises GalleryNotFoundError,
+        StorageError."""
+        store = Store(self._database)
+        gallery, now = store.galleries.get(name), datetime.now(UTC)
+        last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk).scalar_subquery()
+        abandoned = (
+            index_states.delete()
+            .where(index_states.c.gallery_pk == gallery.pk, ~index_states.c.engine.endswith(SCAN_SUFFIX))
+            .where(~index_states.c.updated_at.between(now - INDEX_EXPIRY, now + INDEX_EXPIRY))
+            .where(index_states.c.sequence < last - MIN_KEPT_LINES)
+            .returning(index_states.c.engine)
+        )
+        with self._file_lock(), self._database.write(_deleted(gallery)) as connection:
+            scans = [engine + SCAN_SUFFIX for engine in connection.execute(abandoned).scalars()]
+            connection.execute(
+                index_states.delete().where(index_states.c.gallery_pk == gallery.pk, index_states.c.engine.in_(scans))
+            )
+        store.changes.trim(gallery)
+
+    def live_galleries(self, generation: int, fingerprint: str) -> set[int]:
+        """Return the keys of galleries whose generation has a recognizer with this fingerprint prefix."""
+        query = sa.select(generations.c.gallery_pk).where(
+            generations.c.generation == generation,
+            generations.c.fingerprint.startswith(fingerprint, autoescape=True),
+            generations.c.state != "dropped",
+        )
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
+
+class Turn:
+    """Exclusive turn of one node to update one index."""
+
+    def __init__(self, read: Begin, write: Begin, gallery: Gallery, engine: str) -> None:
+        self._read = read
+        self._write = write
+        self._gallery = gallery
+        self._engine = engine
+        with read() as connection:
+            self.position = _position(connection, gallery, engine)
+
+    def scan_position(self) -> int:
+        """Return the last scanned subject's key; start a new scan if the log was trimmed past the index's position."""
+        scan = _is(self._gallery, self._engine + SCAN_SUFFIX)
+        applied = sa.select(index_states.c.sequence).where(_is(self._gallery, self._engine))
+        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
+        with self._write() as connection:
+            scanned = connection.execute(sa.select(index_states.c.sequence).where(scan)).scalar()
+            reached = connection.execute(applied).scalar()
+            if reached is None:
+                raise _deleted(self._gallery)
+            if reached >= connection.execute(floor).scalar_one():
+                return -int(scanned or 0)
+            self._set(connection, self._engine, self.position.last)
+            if scanned is None:
+                connection.execute(
+                    index_states.insert().values(
+                        gallery_pk=self._gallery.pk,
+                        generation=self._gallery.generation,
+                        engine=self._engine + SCAN_SUFFIX,
+                        sequence=0,
+                        updated_at=datetime.now(UTC),
+                    )
+                )
+            else:
+                self._set(connection, self._engine + SCAN_SUFFIX, 0)
+            return 0
+
+    def next_subjects(self, after: int) -> tuple[int | None, Snapshot]:
+        """Return the templates of the next subjects, and the last one's key; None if no subjects follow."""
+        query = (
+            sa.select(subjects.c.pk)
+            .where(subjects.c.gallery_pk == self._gallery.pk, subjects.c.pk > after)
+            .order_by(subjects.c.pk)
+            .limit(SUBJECTS_PER_TURN)
+        )
+        with self._read() as connection:
+            pks = connection.execute(query).scalars().all()
+            chosen = templates.c.subject_pk.in_(pks)
+            last = pks[-1] if len(pks) == SUBJECTS_PER_TURN else None
+            return last, read_snapshot(connection, self._gallery, self.position.last, chosen)
+
+    def record_scan(self, subject_pk: int | None) -> None:
+        """Record that the scan reached a subject, or with None its end: the index then follows the log."""
+        with self._write() as connection:
+            if subject_pk is not None:
+                self._set(connection, self._engine + SCAN_SUFFIX, -subject_pk)
+            else:
+                connection.execute(index_states.delete().where(_is(self._gallery, self._engine + SCAN_SUFFIX)))
+                connection.execute(_touch(_is(self._gallery, self._engine)))
+
+    def next_changes(self) -> Changed:
+        """Read the next lines of the log. A moved template names both its subjects.
+
+        Raises:
+            StorageBusyError: the lines were trimmed.
+        """
+        assert self.position.applied is not None  # noqa: S101 - callers check Position.behind
+        query = (
+            sa.select(changes, templates.c.subject_pk.label("owner"))
+            .outerjoin(templates, templates.c.pk == changes.c.template_pk)
+            .where(changes.c.gallery_pk == self._gallery.pk, changes.c.sequence > self.position.applied)
+            .order_by(changes.c.sequence)
+            .limit(LINES_PER_TURN)
+        )
+        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
+        with self._read() as connection:
+            lines = connection.execute(query).all()
+            if (connection.execute(floor).scalar() or 0) > self.position.applied:
+                # The index was abandoned for days: the next turn starts a scan.
+                raise StorageBusyError("the change log was trimmed meanwhile")
+            last = lines[-1].sequence if lines else self.position.last
+            affected = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
+            chosen = templates.c.subject_pk.in_(sorted(affected))
+            now = read_snapshot(connection, self._gallery, last, chosen)
+        return Changed(affected, {line.template_pk for line in lines}, now)
+
+    def advance(self, sequence: int) -> None:
+        """Record that the index applied the log up to this sequence number."""
+        with self._write() as connection:
+            self._set(connection, self._engine, sequence)
+
+    def _set(self, connection: Connection, engine: str, sequence: int) -> None:
+        connection.execute(_touch(_is(self._gallery, engine)).values(sequence=sequence))
+
+
+def _lock(file: int, path: Path) -> None:
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise StorageBusyError(f"{path} is locked: another process updates an index") from error
+        time.sleep(POLL_S)
+
+
+def _position(connection: Connection, gallery: Gallery, engine: str) -> Position:
+    state = sa.select(index_states.c.sequence).where
+    last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
+    row = connection.execute(
+        sa.select(
+            galleries.c.log_floor,
+            last.scalar_subquery().label("last"),
+            state(_is(gallery, engine)).scalar_subquery().label("applied"),
+            sa.select(index_states.c.updated_at).where(_is(gallery, engine)).scalar_subquery().label("written_at"),
+            state(_is(gallery, engine + SCAN_SUFFIX)).scalar_subquery().label("scan"),
+        ).where(galleries.c.pk == gallery.pk)
+    ).first()
+    if row is None:
+        raise _deleted(gallery)
+    followed = row.applied is not None and row.scan is None and row.applied >= row.log_floor
+    return Position(row.applied if followed else None, row.written_at, max(row.last or 0, row.log_floor))
+
+
+def _is(gallery: Gallery, engine: str) -> sa.ColumnElement[bool]:
+    return (
+        (index_states.c.gallery_pk == gallery.pk)
+        & (index_states.c.generation == gallery.generation)
+        & (index_states.c.engine == engine)
+    )
+
+
+def _touch(chosen: sa.ColumnElement[bool]) -> sa.Update:
+    return index_states.update().where(chosen).values(updated_at=datetime.now(UTC))
+
+
+def _deleted(gallery: Gallery) -> GalleryNotFoundError:
+    return GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")

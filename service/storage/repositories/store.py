@@ -1,0 +1,30 @@
+"""Repositories of galleries and their contents, on one database."""
+
+from __future__ import annotations
+
+from service.storage.db.engine import Database
+from service.storage.repositories.change_log import ChangeLog
+from service.storage.repositories.evidence import EvidenceStore
+from service.storage.repositories.galleries import GalleryStore
+from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.subjects import SubjectStore
+from service.storage.repositories.templates import TemplateStore
+
+
+class Store:
+    """Galleries, subjects, templates, change log and evidence, with the cache that they share. Thread-safe.
+
+    A method that writes returns when its transaction is on disk.
+    """
+
+    def __init__(self, database: Database, cache: ReadCache | None = None) -> None:
+        self.database = database
+        self.cache = ReadCache() if cache is None else cache
+        self.galleries = GalleryStore(database, self.cache)
+        self.subjects = SubjectStore(database, self.cache)
+        self.templates = TemplateStore(database, self.cache)
+        self.changes = ChangeLog(database)
+        self.evidence = EvidenceStore(database)
+
+    def close(self) -> None:
+        self.database.close()

@@ -1,0 +1,322 @@
+"""Subjects: sealed names, tags and metadata, filters, merging and erasure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+from sqlalchemy.engine import Connection
+
+from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
+from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
+from service.security.sealing import Seal
+from service.storage.audit.log import pseudonym, record
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
+from service.storage.db.tables import galleries, labels, subjects, templates
+from service.storage.repositories import erasures
+from service.storage.repositories.change_log import append_changes
+from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.read_cache import ReadCache
+
+MERGED_EVENT: Final = "subject_merged"
+MAX_LABELS: Final = 100
+"""Tags of a subject, and entries of its metadata."""
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """Subject that received ``templates`` from another one, and the receipt of the other one's erasure."""
+
+    into: Subject
+    templates: int
+    receipt: Receipt
+
+
+class SubjectStore:
+    """Subjects in SQL. Every method is one transaction and blocks, except :meth:`cached_names`."""
+
+    def __init__(self, database: Database, cache: ReadCache) -> None:
+        self._database = database
+        self._cache = cache
+
+    def put(
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        name: str | None,
+        metadata: dict[str, Any],
+        tags: list[str],
+        only_new: bool = False,
+    ) -> tuple[Subject, bool]:
+        """Create or replace a subject; return it and whether it was created.
+
+        Raises:
+            SubjectExistsError: the subject exists, and ``only_new``.
+            SubjectErasedError: the subject was erased since ``gallery`` was read.
+        """
+        now, about = datetime.now(UTC), SubjectRecord(subject_id, name, metadata, tags)
+        with self._database.change(gallery) as connection:
+            erasures.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                refuse_existing(connection, gallery, subject_id)
+            subject_pk = find_subject_pk(connection, gallery, subject_id)
+            created = subject_pk is None
+            if subject_pk is None:
+                subject_pk = insert_subject(connection, gallery, about, now)
+            else:
+                _update(connection, gallery, subject_pk, about)
+            _replace_labels(connection, gallery, subject_pk, about)
+            record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
+        return self.get(gallery, subject_id), created
+
+    def patch(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
+        """Change the given fields (name, metadata, tags).
+
+        Raises:
+            SubjectNotFoundError: there is no such subject.
+            SubjectErasedError: the subject was erased since ``gallery`` was read.
+        """
+        with self._database.change(gallery) as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            erasures.refuse_erased(connection, gallery, subject_id)
+            about = replace(_record_of(subject), **given)
+            _update(connection, gallery, subject.pk, about)
+            _replace_labels(connection, gallery, subject.pk, about)
+            record(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
+            return read_subject(connection, gallery, subject_id)
+
+    def get(self, gallery: Gallery, subject_id: str) -> Subject:
+        """Raises SubjectNotFoundError."""
+        with self._database.read() as connection:
+            return read_subject(connection, gallery, subject_id)
+
+    def list_page(self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
+        """Return subjects that pass the filter, oldest first: at most ``limit`` after the row key ``after``."""
+        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.pk).limit(limit)
+        if after is not None:
+            query = query.where(subjects.c.pk > after)
+        if wanted := _filter_labels(gallery, chosen):
+            query = query.where(subjects.c.pk.in_(_subjects_with_labels(gallery, wanted)))
+        with self._database.read() as connection:
+            return [_subject_of(gallery.seal, row) for row in connection.execute(query)]
+
+    def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
+        """Return existing subjects by row key."""
+        chosen = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(list(pks))
+        with self._database.read() as connection:
+            rows = connection.execute(_subject_rows().where(chosen))
+            return {row.pk: _subject_of(gallery.seal, row) for row in rows}
+
+    def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
+        """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
+        page = self._cache.page_of(gallery)
+        names = {} if page is None else page.names
+        cached = {pk: names[pk] for pk in pks if pk in names}
+        if len(cached) == len(pks):
+            return cached
+        query = SEALED_NAMES.where(subjects.c.pk.in_([pk for pk in pks if pk not in cached]))
+        with self._database.read() as connection:
+            opened = ((row.pk, open_subject(gallery.seal, row.sealed)) for row in connection.execute(query))
+            read = {pk: SubjectLabel(about.id, about.name) for pk, about in opened}
+        if page is not None:
+            self._cache.add_names(page, read)
+        return cached | read
+
+    def cached_names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel] | None:
+        """Return :meth:`names` if all of them are cached."""
+        page = self._cache.page_of(gallery)
+        names = {} if page is None else page.names
+        return {pk: names[pk] for pk in pks} if all(pk in names for pk in pks) else None
+
+    def matching_pks(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
+        """Return the (n,) ascending row keys of the subjects that pass the filter."""
+        wanted = _filter_labels(gallery, chosen)
+        every = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+        passing = (_subjects_with_labels(gallery, wanted) if wanted else every).subquery()
+        (key,) = passing.c
+        # One text instead of a row for each key, which would take most of a search's time.
+        query = sa.select(sa.func.aggregate_strings(sa.cast(key, sa.Text), ",")).select_from(passing)
+        with self._database.read() as connection:
+            text = connection.execute(query).scalar()
+        keys = np.fromstring(text, np.int64, sep=",") if text else np.empty(0, np.int64)
+        keys.sort()
+        return keys
+
+    def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
+        """Erase a subject and everything stored about it.
+
+        Raises:
+            SubjectNotFoundError: there is no such subject; with the receipt of an earlier erasure.
+        """
+        with self._database.change(gallery, erasing=True) as connection:
+            subject_pk = find_subject_pk(connection, gallery, subject_id)
+            if subject_pk is None:
+                raise _not_found(gallery, subject_id, erasures.last_receipt(connection, gallery, subject_id))
+            receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+        self._cache.evict(gallery.name)
+        return erasures.with_log_emptied(self._database, receipt)
+
+    def refuse_existing(self, gallery: Gallery, subject_id: str) -> None:
+        """Raises SubjectExistsError."""
+        with self._database.read() as connection:
+            refuse_existing(connection, gallery, subject_id)
+
+    def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
+        """Move all templates of a subject to another one, add missing name, tags and metadata, and erase the first.
+
+        A repeated merge returns the first result.
+
+        Raises:
+            InvalidRequestError: both ids are equal, or the result would have too many tags or metadata entries.
+            SubjectNotFoundError: one of them does not exist; with the receipt of an earlier erasure.
+            SubjectErasedError: one of them was erased since ``gallery`` was read.
+        """
+        if subject_id == into:
+            raise InvalidRequestError("into: must be another subject")
+        with self._database.change(gallery) as connection:
+            if find_subject_pk(connection, gallery, subject_id) is None:
+                return _earlier_merge(connection, gallery, subject_id, into)
+            source = read_subject(connection, gallery, subject_id)
+            target = read_subject(connection, gallery, into)
+            for each in (subject_id, into):
+                erasures.refuse_erased(connection, gallery, each)
+            before = _record_of(target)
+            about = merged_record(before, _record_of(source))
+            owned = templates.c.subject_pk == source.pk
+            moved = connection.execute(sa.select(templates.c.pk).where(owned).order_by(templates.c.pk)).scalars().all()
+            if moved:
+                connection.execute(templates.update().where(owned).values(subject_pk=target.pk))
+                # Reindex both subjects.
+                append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
+            changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
+            if changed:
+                _update(connection, gallery, target.pk, about)
+                _replace_labels(connection, gallery, target.pk, about)
+            removed = erasures.delete_subjects(connection, gallery, [source.pk])
+            vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
+            record(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
+            details = {"into": pseudonym(gallery, into), "templates": count}
+            receipt = erasures.record_erasure(
+                vault, connection, gallery, "subject", removed, subject_id, event=MERGED_EVENT, details=details
+            )
+            now = read_subject(connection, gallery, into)
+        self._cache.evict(gallery.name)
+        return MergeResult(now, count, erasures.with_log_emptied(self._database, receipt))
+
+
+# Rows, within a transaction of the caller
+
+
+def find_subject_pk(connection: Connection, gallery: Gallery, subject_id: str) -> int | None:
+    """Return the row key of a subject, if it exists."""
+    return connection.execute(sa.select(subjects.c.pk).where(_has_id(gallery, subject_id))).scalar()
+
+
+def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> Subject:
+    """Raises SubjectNotFoundError."""
+    row = connection.execute(_subject_rows().where(_has_id(gallery, subject_id))).first()
+    if row is None:
+        raise _not_found(gallery, subject_id)
+    return _subject_of(gallery.seal, row)
+
+
+def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -> None:
+    """Raises SubjectExistsError."""
+    if find_subject_pk(connection, gallery, subject_id) is not None:
+        raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
+
+
+def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecord, now: datetime) -> int:
+    """Insert a subject without labels, count it, and return its row key."""
+    inserted = subjects.insert().values(
+        gallery_pk=gallery.pk,
+        lookup=subject_lookup(gallery.seal, about.id),
+        sealed=seal_subject(gallery.seal, about),
+        created_at=now,
+        updated_at=now,
+        erased=gallery.erased,
+    )
+    pk: int = connection.execute(inserted.returning(subjects.c.pk)).scalar_one()
+    counted = galleries.update().where(galleries.c.pk == gallery.pk)
+    connection.execute(counted.values(subject_count=galleries.c.subject_count + 1))
+    return pk
+
+
+def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord:
+    """Return ``target`` with the name, tags and metadata keys that it lacks from ``source``. Pure.
+
+    Raises:
+        InvalidRequestError: the result has more than MAX_LABELS tags or metadata entries.
+    """
+    metadata = {**source.metadata, **target.metadata}
+    tags = list(dict.fromkeys([*target.tags, *source.tags]))
+    for kind, count in (("tags", len(tags)), ("entries of metadata", len(metadata))):
+        if count > MAX_LABELS:
+            raise InvalidRequestError(
+                f"into: the merged subject would have {count} {kind}. Remove some: at most {MAX_LABELS} are allowed."
+            )
+    return SubjectRecord(target.id, target.name if target.name is not None else source.name, metadata, tags)
+
+
+def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
+    receipt = erasures.last_receipt(connection, gallery, subject_id)
+    details = None if receipt is None else erasures.audit_details(connection, receipt, MERGED_EVENT)
+    if receipt is None or details is None or details["into"] != pseudonym(gallery, into):
+        raise _not_found(gallery, subject_id, receipt)
+    return MergeResult(read_subject(connection, gallery, into), details["templates"], receipt)
+
+
+def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
+    return (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == subject_lookup(gallery.seal, subject_id))
+
+
+def _not_found(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
+    details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
+    return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **details)
+
+
+def _record_of(subject: Subject) -> SubjectRecord:
+    return SubjectRecord(subject.id, subject.name, subject.metadata, subject.tags)
+
+
+def _subject_rows() -> sa.Select[Any]:
+    owned = sa.select(sa.func.count()).select_from(templates).where(templates.c.subject_pk == subjects.c.pk)
+    return sa.select(subjects, owned.scalar_subquery().label("template_count"))
+
+
+def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
+    about = vars(open_subject(seal, row.sealed))
+    return Subject(row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, templates=row.template_count)
+
+
+def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
+    values = {"sealed": seal_subject(gallery.seal, about), "updated_at": datetime.now(UTC)}
+    connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
+
+
+def _replace_labels(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
+    connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
+    if new := sorted(labels_of(gallery.seal, about.tags, about.metadata)):
+        rows = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in new]
+        connection.execute(labels.insert(), rows)
+
+
+def _filter_labels(gallery: Gallery, chosen: SubjectFilter) -> list[str]:
+    return sorted(labels_of(gallery.seal, chosen.tags, dict(chosen.metadata)))
+
+
+def _subjects_with_labels(gallery: Gallery, wanted: list[str]) -> sa.Select[int]:
+    """Select the keys of subjects that have all these labels."""
+    labeled = sa.select(labels.c.subject_pk).where(labels.c.gallery_pk == gallery.pk)
+    if len(wanted) == 1:
+        return labeled.where(labels.c.label == wanted[0])
+    with_any = labeled.where(labels.c.label.in_(wanted)).group_by(labels.c.subject_pk)
+    return with_any.having(sa.func.count() == len(wanted))

@@ -1,0 +1,233 @@
+"""Templates: enrollment with idempotent answers, reads, moves and erasure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from models.runtime.network import Float
+from service.core.errors import IdempotencyConflictError, TemplateNotFoundError
+from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, Subject, Template
+from service.storage.audit.log import pseudonym, record
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import ANSWER, DIGEST, REQUEST, SubjectRecord, open_subject, seal_crop
+from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
+from service.storage.repositories import erasures
+from service.storage.repositories.change_log import append_changes, read_snapshot
+from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.subjects import find_subject_pk, insert_subject, read_subject, refuse_existing
+
+
+class TemplateStore:
+    """Templates in SQL. Every method is one transaction and blocks."""
+
+    def __init__(self, database: Database, cache: ReadCache) -> None:
+        self._database = database
+        self._cache = cache
+
+    def enroll(
+        self,
+        gallery: Gallery,
+        subject_id: str,
+        new: list[NewTemplate],
+        keyed: IdempotentResponse | None,
+        only_new: bool = False,
+    ) -> str | None:
+        """Store templates, a missing subject and change log lines, all or nothing.
+
+        Returns:
+            The stored response if ``keyed`` was answered before; nothing is stored then. Otherwise None.
+
+        Raises:
+            IdempotencyConflictError: the idempotency key belongs to another request.
+            SubjectErasedError: the subject was erased since ``gallery`` was read.
+            SubjectExistsError: the subject exists, and ``only_new``.
+            GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
+        """
+        now = datetime.now(UTC)
+        with self._database.change(gallery) as connection:
+            if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
+                return earlier
+            erasures.refuse_erased(connection, gallery, subject_id)
+            if only_new:
+                refuse_existing(connection, gallery, subject_id)
+            subject_pk = add_templates(connection, gallery, subject_id, new, now)
+            if keyed:
+                connection.execute(
+                    idempotency.insert().values(
+                        gallery_pk=gallery.pk,
+                        lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
+                        subject_pk=subject_pk,
+                        digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
+                        sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
+                        created_at=now,
+                    )
+                )
+            record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
+        return None
+
+    def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
+        """Return the template ids that the gallery has, of any subject."""
+        with self._database.read() as connection:
+            return existing_ids(connection, gallery, ids)
+
+    def stored_answer(self, gallery: Gallery, key: str, digest: str) -> str | None:
+        """Return the stored response to an idempotent request, if any. Raises IdempotencyConflictError."""
+        with self._database.read() as connection:
+            return _read_answer(connection, gallery, key, digest)
+
+    def list_page(
+        self, gallery: Gallery, subject_id: str, after: int | None = None, limit: int | None = None
+    ) -> list[Template]:
+        """Return a subject's templates, oldest first: at most ``limit`` after the row key ``after``.
+
+        Raises:
+            SubjectNotFoundError: there is no such subject.
+        """
+        query = sa.select(templates).order_by(templates.c.pk).limit(limit)
+        if after is not None:
+            query = query.where(templates.c.pk > after)
+        with self._database.read() as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            rows = connection.execute(query.where(templates.c.subject_pk == subject.pk))
+            return [_template_of(row, subject_id) for row in rows]
+
+    def get(self, gallery: Gallery, subject_id: str, template_id: str) -> Template:
+        """Raises SubjectNotFoundError, TemplateNotFoundError."""
+        with self._database.read() as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            row = connection.execute(sa.select(templates).where(_has_id(subject, template_id))).first()
+        if row is None:
+            raise _not_found(template_id, subject_id)
+        return _template_of(row, subject_id)
+
+    def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
+        """Return existing templates by row key."""
+        query = (
+            sa.select(templates, subjects.c.sealed)
+            .join(subjects, subjects.c.pk == templates.c.subject_pk)
+            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(pks)))
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+            return {row.pk: _template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows}
+
+    def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
+        """Return a subject's (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.
+
+        Raises:
+            SubjectNotFoundError: there is no such subject.
+        """
+        with self._database.read() as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            stored = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
+        return stored.vectors, stored.qualities
+
+    def delete(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
+        """Erase a template. Raises SubjectNotFoundError, TemplateNotFoundError."""
+        with self._database.change(gallery, erasing=True) as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            if connection.execute(sa.select(templates.c.pk).where(_has_id(subject, template_id))).first() is None:
+                raise _not_found(template_id, subject_id)
+            receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
+        self._cache.evict(gallery.name)
+        return erasures.with_log_emptied(self._database, receipt)
+
+    def move(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
+        """Move a template to another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
+        with self._database.change(gallery) as connection:
+            source = read_subject(connection, gallery, subject_id)
+            target = read_subject(connection, gallery, to)
+            chosen = _has_id(source, template_id)
+            template_pk = connection.execute(sa.select(templates.c.pk).where(chosen)).scalar()
+            if template_pk is None:
+                raise _not_found(template_id, subject_id)
+            connection.execute(templates.update().where(chosen).values(subject_pk=target.pk, moved=True))
+            connection.execute(idempotency.delete().where(idempotency.c.subject_pk == source.pk))
+            # Reindex both subjects.
+            append_changes(connection, gallery, [(template_pk, source.pk), (template_pk, target.pk)])
+            details = {"template": template_id, "to": pseudonym(gallery, to)}
+            record(self._database.vault, connection, "template_moved", gallery, subject_id, **details)
+
+
+# Rows, within a transaction of the caller
+
+
+def add_templates(
+    connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
+) -> int:
+    """Insert templates, a missing subject and change log lines within ``Database.change``; return the subject's key."""
+    subject_pk = find_subject_pk(connection, gallery, subject_id)
+    if subject_pk is None:
+        subject_pk = insert_subject(connection, gallery, SubjectRecord(subject_id, None, {}, []), now)
+    for template in new:
+        inserted = templates.insert().values(
+            id=template.id,
+            gallery_pk=gallery.pk,
+            subject_pk=subject_pk,
+            kind=template.kind,
+            quality=template.quality,
+            detection_score=template.detection_score,
+            created_at=now,
+            erased=gallery.erased,
+        )
+        template_pk: int = connection.execute(inserted.returning(templates.c.pk)).scalar_one()
+        by_generation = {gallery.generation: template.vector, **_without_dropped(connection, gallery, template.others)}
+        for generation, vector in by_generation.items():
+            (sealed,) = gallery.seal.close_vectors(vector[None], generation)
+            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=sealed))
+        if template.crop is not None:
+            face = seal_crop(gallery.seal, template.crop)
+            connection.execute(crops.insert().values(template_pk=template_pk, sealed=face))
+        append_changes(connection, gallery, [(template_pk, subject_pk)])
+    # A running count: counting a million rows for each request would cost more than searching them.
+    counted = galleries.update().where(galleries.c.pk == gallery.pk)
+    connection.execute(counted.values(template_count=galleries.c.template_count + len(new)))
+    return subject_pk
+
+
+def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
+    """Return the template ids that the gallery has."""
+    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
+    return set(connection.execute(query).scalars())
+
+
+def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str) -> str | None:
+    row = connection.execute(
+        sa.select(idempotency.c.digest, idempotency.c.sealed).where(
+            idempotency.c.gallery_pk == gallery.pk,
+            idempotency.c.lookup == gallery.seal.pseudonym(REQUEST, key),
+        )
+    ).first()
+    if row is None:
+        return None
+    if row.digest != gallery.seal.pseudonym(DIGEST, digest):
+        raise IdempotencyConflictError(f"the key {key!r} was used for another request")
+    return gallery.seal.open(row.sealed, ANSWER).decode()
+
+
+def _without_dropped(connection: Connection, gallery: Gallery, others: Mapping[int, Float]) -> dict[int, Float]:
+    """Return the vectors of ``others`` without generations that were dropped meanwhile."""
+    if not others:
+        return {}
+    live = sa.select(generations.c.generation).where(
+        generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped"
+    )
+    return {generation: others[generation] for generation in connection.execute(live).scalars() if generation in others}
+
+
+def _has_id(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
+    return (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
+
+
+def _not_found(template_id: str, subject_id: str) -> TemplateNotFoundError:
+    return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
+
+
+def _template_of(row: sa.Row[Any], subject_id: str) -> Template:
+    return Template(row.pk, row.id, subject_id, row.kind, row.quality, row.detection_score, row.created_at)

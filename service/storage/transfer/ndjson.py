@@ -1,0 +1,283 @@
+"""A gallery as lines of JSON: a header, then an item a line. Embeddings in base64 of little-endian float32, or as lists
+of numbers."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from models.runtime.network import Float
+from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
+from service.core.json_limits import JsonLimits, check_json
+from service.domain.gallery_items import (
+    MAX_VECTOR_DIMENSION,
+    GalleryFileHeader,
+    GalleryItems,
+    from_microseconds,
+    rows_in_block,
+    to_microseconds,
+)
+from service.security.sealing import VECTOR_TYPE
+
+LONGEST_LINE: Final = 10_000_000
+MOST_BYTES: Final = 64_000_000
+"""Of lines, in one block: theirs may be long."""
+MAX_BLOCK_VALUES: Final = 1_000_000
+"""Of lines, in one block, without embeddings: an empty list has two bytes in the file, and 56 in memory."""
+UNCHECKED_BYTES: Final = 20_000
+"""A line of fewer bytes has fewer values than a document may have."""
+FIELDS: Final = (
+    "subject",
+    "name",
+    "metadata",
+    "tags",
+    "subject_created_at",
+    "subject_updated_at",
+    "template",
+    "kind",
+    "quality",
+    "detection_score",
+    "created_at",
+    "embedding",
+    "crop",
+    "landmarks",
+)
+KNOWN: Final = frozenset(FIELDS)
+
+
+class Lines:
+    """Reads a file as it comes, piece by piece. Not safe to share between threads."""
+
+    def __init__(self, default: GalleryFileHeader | None = None) -> None:
+        """``default``: what to believe of a file without a header; without either a file is refused."""
+        self.header: GalleryFileHeader | None = None
+        self._default = default
+        self._rest = b""
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+        self._values = 0
+        self._lines = 0
+
+    def feed(self, piece: bytes) -> Iterator[GalleryItems]:
+        """Blocks that are complete now. Raises ImportFileError."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {LONGEST_LINE} bytes")
+        yield from self._take(lines)
+
+    def end(self) -> Iterator[GalleryItems]:
+        """The last block. Raises ImportFileError."""
+        yield from self._take([self._rest])
+        self._rest = b""
+        if self.header is None:
+            raise ImportFileError("the file is empty")
+        yield from self._flush(self.header)
+
+    def _take(self, lines: list[bytes]) -> Iterator[GalleryItems]:
+        if self.header is None:
+            lines = self._take_header(lines)
+        if self.header is None:
+            return
+        size = rows_in_block(self.header.dimension)
+        for line in lines:
+            self._waiting.append(line)
+            self._bytes += len(line)
+            self._values += max(0, line.count(b",") - self.header.dimension) + line.count(b"[") + line.count(b"{")
+            if len(self._waiting) == size or self._bytes > MOST_BYTES or self._values > MAX_BLOCK_VALUES:
+                yield from self._flush(self.header)
+
+    def _flush(self, header: GalleryFileHeader) -> Iterator[GalleryItems]:
+        waiting, self._waiting, self._bytes, self._values = self._waiting, [], 0, 0
+        if waiting:
+            yield self._block(header, waiting)
+
+    def _take_header(self, lines: list[bytes]) -> list[bytes]:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                self._lines += 1
+                continue
+            try:
+                document = orjson.loads(line) if _has_few_values(line, MAX_VECTOR_DIMENSION) else None  # an item
+            except ValueError as error:
+                raise ImportFileError(f"line {self._lines + 1} is not JSON") from error
+            if isinstance(document, dict) and "kith" in document:
+                self.header = GalleryFileHeader.of(document)
+                self._lines += 1
+                return lines[number + 1 :]
+            if self._default is None:
+                raise ImportFileError("the file has no header line; name its recognizer with ?recognizer=")
+            self.header = self._default
+            return lines[number:]
+        return []
+
+    def _block(self, header: GalleryFileHeader, lines: list[bytes]) -> GalleryItems:
+        """Lines without text are passed over; they have a number all the same."""
+        numbers: list[int] = []
+        documents: list[dict[str, Any]] = []
+        malformed: dict[int, KithError] = {}
+        for number, line in enumerate(lines, start=self._lines + 1):
+            if not line or line.isspace():
+                continue
+            document: dict[str, Any] = {}
+            try:
+                document = _document(line, header.dimension)
+                document["embedding"] = _vector(document.pop("embedding", None), header.dimension)
+            except KithError as error:
+                malformed[len(numbers)] = error
+            documents.append(document)
+            numbers.append(number)
+        self._lines += len(lines)
+        return _items(numbers, documents, header.dimension, malformed)
+
+
+def _has_few_values(line: bytes, dimension: int) -> bool:
+    try:
+        check_json(line, JsonLimits(numbers=dimension))
+    except ValueError:
+        return False
+    return True
+
+
+def _document(line: bytes, dimension: int) -> dict[str, Any]:
+    """Raises ItemError."""
+    if len(line) > UNCHECKED_BYTES:
+        try:
+            check_json(line, JsonLimits(numbers=dimension))
+        except ValueError as error:
+            raise ItemError(f"has {error}") from error
+    try:
+        document = orjson.loads(line)
+    except ValueError as error:
+        raise ItemError("is not JSON") from error
+    if not isinstance(document, dict):
+        raise ItemError("is not a JSON object")
+    if unknown := document.keys() - KNOWN:
+        raise ItemError(f"unknown field {min(unknown)[:64]!r}")
+    return document
+
+
+def _items(
+    numbers: list[int], documents: list[dict[str, Any]], d: int, malformed: dict[int, KithError]
+) -> GalleryItems:
+    def column(name: str) -> list[Any]:
+        return [document.get(name) for document in documents]
+
+    def moments(name: str) -> list[int | None]:
+        return [_attempt(row, _microseconds, document.get(name)) for row, document in enumerate(documents)]
+
+    def _attempt(row: int, convert: Any, *given: Any) -> Any:
+        try:
+            return convert(*given)
+        except KithError as error:
+            malformed.setdefault(row, error)
+            return None
+
+    vectors: list[bytes | None] = column("embedding")
+    nothing = bytes(4 * d)
+    stacked = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
+    return GalleryItems(
+        numbers,
+        column("subject"),
+        column("name"),
+        column("metadata"),
+        column("tags"),
+        moments("subject_created_at"),
+        moments("subject_updated_at"),
+        column("template"),
+        column("kind"),
+        column("quality"),
+        column("detection_score"),
+        moments("created_at"),
+        [_attempt(row, _crop, document) for row, document in enumerate(documents)],
+        stacked,
+        np.array([v is not None for v in vectors], np.bool_),
+        malformed,
+    )
+
+
+def _vector(given: Any, dimension: int) -> bytes | None:
+    """As bytes: lists of numbers are large. Raises EmbeddingError."""
+    if given is None:
+        return None
+    try:
+        if isinstance(given, str):
+            raw = binascii.a2b_base64(given, strict_mode=True)
+        elif isinstance(given, list):
+            raw = np.array(given, VECTOR_TYPE).tobytes()
+        else:
+            raise EmbeddingError("embedding: must be base64 or a list of numbers")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise EmbeddingError(f"embedding: {error}") from error
+    if len(raw) != 4 * dimension:
+        raise EmbeddingError(f"embedding has {len(raw) / 4:g} numbers, this recognizer's have {dimension}")
+    return raw
+
+
+def _microseconds(text: Any) -> int | None:
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+        return to_microseconds(given if given.tzinfo else given.replace(tzinfo=UTC))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ItemError(f"{str(text)[:64]!r} is no time: write like 2026-01-31T12:00:00Z") from error
+
+
+def _crop(document: dict[str, Any]) -> tuple[bytes, Any] | None:
+    image = document.get("crop")
+    if image is None:
+        return None
+    try:
+        return binascii.a2b_base64(image, strict_mode=True), document.get("landmarks")
+    except (ValueError, TypeError) as error:
+        raise ItemError(f"crop: must be base64 ({error})") from error
+
+
+def header_line(header: GalleryFileHeader) -> bytes:
+    return orjson.dumps(header.document(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def lines_of(items: GalleryItems, as_lists: bool = False) -> bytes:
+    """One line an item, without the fields that it says nothing in; ``as_lists``: embeddings as lists of numbers."""
+    lines = []
+    texts = _embeddings(items.vectors, items.given.tolist(), as_lists)
+    for row, (subject, text) in enumerate(zip(items.subjects, texts, strict=True)):
+        crop = items.crops[row]
+        document = {
+            "subject": subject,
+            "name": items.names[row],
+            "metadata": items.metadata[row],
+            "tags": items.tags[row],
+            "subject_created_at": _iso(items.subject_created_us[row]),
+            "subject_updated_at": _iso(items.subject_updated_us[row]),
+            "template": items.templates[row],
+            "kind": items.kinds[row],
+            "quality": items.qualities[row],
+            "detection_score": items.detection_scores[row],
+            "created_at": _iso(items.created_us[row]),
+            "embedding": text,
+            "crop": None if crop is None else binascii.b2a_base64(crop[0], newline=False).decode(),
+            "landmarks": None if crop is None else crop[1],
+        }
+        said = {name: value for name, value in document.items() if value is not None}
+        lines.append(orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+    return b"".join(lines)
+
+
+def _embeddings(vectors: Float, given: list[bool], as_lists: bool) -> list[Any]:
+    if as_lists:
+        return [vector if has else None for vector, has in zip(vectors, given, strict=True)]
+    raw = np.ascontiguousarray(vectors, VECTOR_TYPE)
+    return [
+        binascii.b2a_base64(vector, newline=False).decode() if has else None
+        for vector, has in zip(raw, given, strict=True)
+    ]
+
+
+def _iso(us: int | None) -> str | None:
+    return None if us is None else from_microseconds(us).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,96 @@
+"""Asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import AsyncKith, KithClientError, KithUnreachableError, Photo
+from tests.conftest import jpeg
+from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, OK, run
+from tests.scripted import Answer, answering
+
+
+def test_enroll_identify_export_and_import(
+    server: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    async def work() -> None:
+        async with AsyncKith(server) as kith:
+            await kith.create_gallery("awaited")
+            people: dict[str, Photo] = {"ada": jpeg(astronaut), "tom": actor}
+            await asyncio.gather(*(kith.enroll("awaited", name, photo) for name, photo in people.items()))
+            (found,) = (await kith.identify("awaited", astronaut)).results
+            assert (found.outcome, found.subject) == ("identified", "ada")
+            assert {subject.id async for subject in kith.subjects("awaited")} == {"ada", "tom"}
+            file = tmp_path / "g.ndjson"
+            file.write_bytes(b"".join([piece async for piece in kith.export_gallery("awaited")]))
+            sent: list[int] = []
+            taken = await kith.import_gallery("copy", file, create=True, progress=sent.append)
+            assert (taken.templates, sum(sent)) == (2, file.stat().st_size)
+            assert {"awaited", "copy"} <= await kith.gallery_names()
+            with pytest.raises(KithClientError, match="gallery_not_found"):
+                await kith.gallery("nothing")
+            for name in ("awaited", "copy"):
+                await kith.delete_gallery(name)
+
+    run(work())
+
+
+def test_an_archive_is_enrolled(server: str, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
+    archive = tmp_path / "people.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ada/1.jpg", jpeg(astronaut))
+
+    async def work() -> None:
+        async with AsyncKith(server) as kith:
+            await kith.create_gallery("archive-awaited")
+            job = await kith.wait_for((await kith.enroll_archive("archive-awaited", archive)).id, 60)
+            assert (job.state, job.counts) == ("succeeded", {"enrolled": 1})
+            await kith.delete_gallery("archive-awaited")
+
+    run(work())
+
+
+def test_cancellation_closes_the_connection() -> None:
+    with answering(Answer(late=True), OK) as script:
+
+        async def work() -> None:
+            async with AsyncKith(script.url) as kith:
+                call = asyncio.ensure_future(kith.ready())
+                await asyncio.to_thread(script.arrived.wait, 10)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                assert await asyncio.to_thread(script.gone.wait, 10)
+                assert (await kith.ready()).status == "ok"
+
+        run(work())
+    assert len(script.asked) == 2
+
+
+def test_calls_above_the_connection_limit_wait(server: str) -> None:
+    async def work() -> None:
+        async with AsyncKith(server, connections=4, timeout_s=5) as kith:
+            answers = await asyncio.gather(*(kith.health() for _ in range(300)))
+            assert {answer.status for answer in answers} == {"ok"}
+
+    run(work())
+
+
+def test_the_retry_policy_is_the_same() -> None:
+    with answering(BROKEN, BUSY, LIMITED, ENROLLED, BROKEN) as script:
+
+        async def work() -> None:
+            async with AsyncKith(script.url) as kith:
+                assert (await kith.enroll("g", "ada", b"photo")).subject == "ada"
+                with pytest.raises(KithUnreachableError) as raised:
+                    await kith.create_key("door", ["read"])
+                assert raised.value.maybe_done
+
+        run(work())
+    assert len(script.asked) == 5

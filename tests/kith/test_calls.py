@@ -1,0 +1,174 @@
+"""Both clients offer every API operation, with every option, and never address another resource."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from kith import AsyncKith, Kith, KithClientError, calls
+from kith.options import (
+    CutOverOptions,
+    FilterOptions,
+    GalleryOptions,
+    KeyOptions,
+    QualityGateOptions,
+    Risk,
+    SubjectChanges,
+)
+from kith.requests import Call, Pages
+from service.schemas.faces import EmbedIn
+from service.schemas.galleries import GallerySettingsIn, QualityGateIn
+from service.schemas.identification import FilterIn, IdentifyIn
+from service.schemas.keys import KeyIn
+from service.schemas.migration import CutOverIn
+from service.schemas.risk import RiskIn
+from service.schemas.subjects import EnrollIn, SubjectPatch
+from service.schemas.verification import VerifyIn
+from tests.kith.responses import OK, run
+from tests.scripted import answering
+
+DESCRIBED = {
+    name: found
+    for name, found in vars(calls).items()
+    if isinstance(found, FunctionType) and found.__module__ == calls.__name__ and not name.startswith("_")
+}
+SAMPLES: dict[str, Any] = {"a": [0.5], "b": [0.5], "archive": __file__, "file": __file__, "scopes": ["read"]}
+PATH_PARAMETERS = ("gallery", "subject", "template", "job", "key", "receipt", "name")
+"""Parameters that become path segments; ``name`` is a gallery's."""
+INVALID_IDS = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    both = {"close", "gallery_names", "wait_for"}
+    public = {
+        kind: {
+            name: method for name in dir(kind) if not name.startswith("_") and callable(method := getattr(kind, name))
+        }
+        for kind in (Kith, AsyncKith)
+    }
+    for kind, methods in public.items():
+        assert methods.keys() == DESCRIBED.keys() | both, kind
+    for name, method in public[Kith].items():
+        there = public[AsyncKith][name]
+        assert list(inspect.signature(method).parameters.values()) == list(inspect.signature(there).parameters.values())
+        assert method.__doc__ == there.__doc__ or name == "close"
+    assert inspect.signature(Kith.identify).return_annotation == "IdentifyOut"
+    assert inspect.signature(Kith.galleries).return_annotation == "Iterator[GalleryOut]"
+    assert inspect.signature(AsyncKith.identify).return_annotation == "IdentifyOut"
+
+
+def test_every_api_operation_has_a_client_method(server: str) -> None:
+    document = httpx.get(f"{server}/openapi.json").json()
+    operations = {
+        (method.upper(), path): re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    reached = set()
+    for name, describe in DESCRIBED.items():
+        for call in build_calls(describe):
+            found = [key for key, path in operations.items() if key[0] == call.method and path.fullmatch(call.path)]
+            # A literal path also matches a path with a parameter, so the most specific one counts.
+            assert found, f"{name}: {call.method} {call.path} is not an API operation"
+            reached.add(min(found, key=lambda key: key[1].count("{")))
+    assert operations.keys() - reached == set()
+
+
+def build_calls(describe: Callable[..., Any]) -> list[Call[Any]]:
+    """Build the calls of a method from sample arguments; two for audit, with and without a gallery."""
+    needed: list[Any] = []
+    for name, parameter in inspect.signature(describe).parameters.items():
+        by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if by_place and parameter.default is parameter.empty:
+            needed.append(SAMPLES.get(name, "x"))
+    made = [describe(*needed), *([describe(*needed, "x")] if describe is calls.audit else [])]
+    return [one.page(None) if isinstance(one, Pages) else one for one in made]
+
+
+@pytest.mark.parametrize(
+    ("describe", "model", "elsewhere"),
+    [
+        (calls.embed, EmbedIn, {"images"}),
+        (calls.identify, IdentifyIn, {"images"}),
+        (calls.enroll, EnrollIn, {"images"}),
+        (calls.verify, VerifyIn, set[str]()),
+    ],
+)
+def test_every_option_of_a_request_is_a_parameter(
+    describe: Callable[..., Any], model: Any, elsewhere: set[str]
+) -> None:
+    assert model.model_fields.keys() - elsewhere <= inspect.signature(describe).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "elsewhere"),
+    [
+        (GalleryOptions, GallerySettingsIn, set[str]()),
+        (QualityGateOptions, QualityGateIn, set[str]()),
+        (KeyOptions, KeyIn, {"name", "scopes"}),
+        (CutOverOptions, CutOverIn, set[str]()),
+        (SubjectChanges, SubjectPatch, set[str]()),
+        (FilterOptions, FilterIn, set[str]()),
+        (Risk, RiskIn, set[str]()),
+    ],
+)
+def test_typed_options_are_the_fields_of_the_request(options: Any, model: Any, elsewhere: set[str]) -> None:
+    assert options.__annotations__.keys() == model.model_fields.keys() - elsewhere
+
+
+def path_parameters(describe: Callable[..., Any]) -> list[str]:
+    creates = describe in (calls.create_gallery, calls.create_key, calls.put_subject)
+    asked = inspect.signature(describe).parameters
+    in_query = {calls.jobs: {"gallery"}, calls.erasures: {"subject"}}.get(describe, set())
+    return [
+        name for name in PATH_PARAMETERS if name in asked and name not in in_query and not (creates and name == "name")
+    ]
+
+
+@pytest.mark.parametrize("value", INVALID_IDS)
+def test_an_id_that_would_change_the_path_is_refused(value: str) -> None:
+    """Proxies and servers normalize '..' to the gallery, and the request would then erase it."""
+    refused = 0
+    for describe in DESCRIBED.values():
+        for name in path_parameters(describe):
+            needed = {
+                parameter.name: SAMPLES.get(parameter.name, "x")
+                for parameter in inspect.signature(describe).parameters.values()
+                if parameter.default is parameter.empty
+                and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            }
+            with pytest.raises(KithClientError) as refusal:
+                made = describe(**(needed | {name: value}))
+                made.page(None) if isinstance(made, Pages) else made
+            assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (describe, name)
+            refused += 1
+    assert refused > 40
+
+
+@pytest.mark.parametrize("value", ["..", "g/subjects/p"])
+def test_neither_client_sends_such_an_id(value: str) -> None:
+    with answering(OK) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError, match="invalid_request"):
+            kith.delete_subject("g", value)
+
+        async def erased() -> None:
+            async with AsyncKith(script.url) as kith:
+                await kith.delete_subject("g", value)
+
+        with pytest.raises(KithClientError, match="invalid_request"):
+            run(erased())
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("subject", ["...", "%2e%2e", "%2F", "a?b#c", "a b+c", "ada;x=1", "Zoë 李", "~", "-rf", ":"])
+def test_unusual_ids_are_one_path_segment(kith: Kith, gallery: str, subject: str) -> None:
+    kith.put_subject(gallery, "other")
+    assert kith.put_subject(gallery, subject).id == subject
+    assert kith.delete_subject(gallery, subject).subjects == 1
+    assert [left.id for left in kith.subjects(gallery)] == ["other"]

@@ -1,0 +1,147 @@
+"""Addresses, keys, proxies and responses of other programs. No error message shows a secret."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kith import AsyncKith, Kith, KithClientError, KithUnreachableError
+from tests.kith.responses import OK, run
+from tests.scripted import Answer, answering
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(404, b"<html>nothing here</html>"),
+        Answer(404, b'{"error": "nothing here"}'),
+        Answer(400, b'{"code": null, "remedy": null}'),
+        Answer(400, b'["code"]'),
+        Answer(200, b"<html>welcome, hunter2</html>"),
+        Answer(200, b'{"password": "hunter2"}'),
+        Answer(200, b"\xff\xfe"),
+        Answer(200, b"no gzip", {"Content-Encoding": "gzip"}),
+        Answer(500, b"no gzip", {"Content-Encoding": "gzip"}),
+    ],
+    ids=str,
+)
+def test_a_response_of_another_program_is_reported_without_its_content(answer: Answer) -> None:
+    async def awaited(url: str) -> None:
+        async with AsyncKith(url) as kith:
+            await kith.health()
+
+    with answering(answer) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
+            kith.health()
+        with pytest.raises(KithClientError) as raised_awaited:
+            run(awaited(script.url))
+    for error in (raised.value, raised_awaited.value):
+        assert (error.status, error.code, error.problem["code"]) == (answer.status, "unknown", "unknown")
+        assert "does not look like Kith" in str(error)
+        assert "hunter2" not in str(error)
+
+
+def test_an_export_with_invalid_compression_is_not_retried() -> None:
+    with answering(Answer(200, b"no gzip", {"Content-Encoding": "gzip"})) as script, Kith(script.url) as kith:
+        with pytest.raises(KithClientError, match="does not look like Kith"):
+            list(kith.export_gallery("g"))
+        assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+@pytest.mark.parametrize(
+    ("url", "key", "code"),
+    [
+        ("http://host:abc", None, "invalid_address"),
+        ("ftp://host", None, "invalid_address"),
+        ("localhost:8000", None, "invalid_address"),
+        ("http://", None, "invalid_address"),
+        ("http://ada:hunter2", None, "invalid_address"),
+        ("http://host", "hunter2schl\xfcssel", "invalid_key"),
+        ("http://host", "hunter2\nX-Other: 1", "invalid_key"),
+    ],
+)
+def test_an_invalid_address_or_key_is_refused_without_showing_it(
+    kind: type[Kith | AsyncKith], url: str, key: str | None, code: str
+) -> None:
+    with pytest.raises(KithClientError) as raised:
+        kind(url, key)
+    assert raised.value.code == code
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+def test_requests_to_the_local_machine_bypass_proxies(
+    kind: type[Kith | AsyncKith], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asked(client: AsyncKith) -> None:
+        async with client:
+            await client.health()
+
+    with answering(OK) as proxy, answering(OK) as script:
+        for name in PROXIES:
+            monkeypatch.setenv(name, proxy.url)
+        client = kind(script.url, "KEY")
+        if isinstance(client, Kith):
+            with client:
+                client.health()
+        else:
+            run(asked(client))
+        assert (len(script.asked), proxy.asked) == (1, [])
+        with Kith("http://kith.example", attempts=1) as elsewhere:
+            elsewhere.health()
+        assert proxy.asked[0][1] == "http://kith.example/healthz"
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HTTP_PROXY", "hunter2:::"), ("ALL_PROXY", "gopher://hunter2"), ("SSL_CERT_FILE", "/hunter2")],
+)
+def test_an_invalid_environment_is_refused_without_showing_it(
+    kind: type[Kith | AsyncKith], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    kind("http://127.0.0.1:9")
+    with pytest.raises(KithClientError, match=variable) as raised:
+        kind("https://kith.example")
+    assert raised.value.code == "invalid_environment"
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
+def test_values_without_a_json_form_are_not_sent(value: Any) -> None:
+    with answering(OK) as script, Kith(script.url) as kith:
+        with pytest.raises(KithClientError, match="as JSON") as raised:
+            kith.update_subject("g", "s", metadata={"a": value})
+        assert (raised.value.code, script.asked) == ("invalid_request", [])
+
+
+def test_the_server_refuses_invalid_key_options(kith: Kith) -> None:
+    wrong: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("x", ["nope"], {}),
+        ("x" * 129, ["read"], {}),
+        ("x", ["admin"], {"galleries": ["a b"]}),
+        ("x", ["admin"], {"expires_at": datetime.now(UTC) - timedelta(days=1)}),
+    ]
+    for name, scopes, options in wrong:
+        with pytest.raises(KithClientError) as raised:
+            kith.create_key(name, scopes, **options)
+        assert raised.value.code == "invalid_request"
+
+
+def test_a_line_break_after_the_key_is_ignored() -> None:
+    with answering(OK) as script, Kith(script.url, "key\n") as kith:
+        kith.health()
+    assert script.asked[0][2]["Authorization"] == "Bearer key"
+
+
+def test_an_error_does_not_show_the_password_of_the_address() -> None:
+    with Kith("http://ada:hunter2@127.0.0.1:9", attempts=1) as kith, pytest.raises(KithUnreachableError) as raised:
+        kith.health()
+    assert "http://127.0.0.1:9" in str(raised.value)
+    assert "hunter2" not in str(raised.value) + str(raised.value.problem)

@@ -1,0 +1,149 @@
+"""The client installs without the server, with full types, beside a user's own modules."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from kith.wire import common
+from models.runtime import network
+from models.vision import quality_gate
+from service.domain import decision, fusion, gallery, hygiene
+from service.observability import drift
+from service.security import api_keys
+from tests.conftest import ROOT
+
+SCRIPT = """
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_type
+
+import models
+import service
+from kith import AsyncKith, Kith, KithUnreachableError, Risk
+from kith.wire.faces import FacesOut
+from kith.wire.galleries import GalleryOut
+from kith.wire.identification import IdentifyOut
+from kith.wire.subjects import SubjectOut
+from kith.wire.verification import VerifyOut
+
+RISK: Risk = {"fpir": 0.001}
+
+
+def use(kith: Kith) -> None:
+    assert_type(kith.embed(b"photo"), FacesOut)
+    assert_type(kith.embed(b"photo").images[0].faces[0].embedding, list[float] | None)
+    assert_type(kith.identify("g", b"photo", risk=RISK, top_k=3), IdentifyOut)
+    assert_type(kith.verify("a.jpg", ("g", "ada"), risk={"fmr": 0.001}), VerifyOut)
+    assert_type(kith.subjects("g", tags=["a"]), Iterator[SubjectOut])
+    assert_type(kith.create_gallery("g", risk=RISK, fusion="max", retention_days=None), GalleryOut)
+    kith.create_gallery("g", rsk=RISK)  # type: ignore[call-arg]
+    kith.create_gallery("g", fusion="median")  # type: ignore[arg-type]
+    kith.identify("g", b"photo", risk={"fpr": 0.001})  # type: ignore[arg-type]
+    kith.identify(b"photo")  # type: ignore[arg-type]
+    kith.export_gallery("g").close()
+
+
+async def use_async(kith: AsyncKith) -> None:
+    assert_type(await asyncio.create_task(kith.identify("g", b"photo")), IdentifyOut)
+    assert_type(kith.subjects("g"), AsyncIterator[SubjectOut])
+    await kith.update_gallery("g", rsk=RISK)  # type: ignore[call-arg]
+
+
+if __name__ == "__main__":
+    assert models.OWNER == service.OWNER == "user"
+    try:
+        with Kith("http://127.0.0.1:9", attempts=1) as kith:
+            use(kith)
+    except KithUnreachableError:
+        print("numpy" in sys.modules, "fastapi" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of a virtual environment that has only the client."""
+    folder = tmp_path_factory.mktemp("client")
+    shutil.copytree(ROOT / "kith", folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    subprocess.run([*uv, "venv", "--python", sys.executable, folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    install = subprocess.run(
+        [*uv, "pip", "install", "--python", python, folder / "source"], capture_output=True, text=True, timeout=300
+    )
+    if install.returncode and any(sign in install.stderr for sign in ("Failed to fetch", "request", "connect")):
+        pytest.skip(f"no package index is reachable: {install.stderr.strip().splitlines()[-1]}")
+    assert install.returncode == 0, install.stderr
+    return python
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return a user's script, beside modules that have the names of server packages."""
+    (tmp_path / "models.py").write_text('OWNER = "user"\n')
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__init__.py").write_text('OWNER = "user"\n')
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    return file
+
+
+def test_mypy_sees_full_types_outside_of_the_repository(python: Path, script: Path) -> None:
+    checker = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), script.name]
+    checked = subprocess.run(checker, cwd=script.parent, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_script_runs_beside_modules_named_models_and_service(python: Path, script: Path) -> None:
+    done = subprocess.run([python, script.name], cwd=script.parent, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+def test_both_distributions_have_one_version_and_one_python() -> None:
+    server, client = (
+        tomllib.loads(file.read_text())["project"]
+        for file in (ROOT / "pyproject.toml", ROOT / "kith" / "pyproject.toml")
+    )
+    for key in ("version", "requires-python", "license"):
+        assert server[key] == client[key]
+    assert set(client["dependencies"]) <= set(server["dependencies"])
+
+
+def test_the_client_imports_no_server_library() -> None:
+    heavy = ("cv2", "torch", "sqlalchemy", "faiss", "onnx", "fastapi", "scipy", "PIL", "pyarrow", "numpy", "service")
+    program = f"import sys; from kith import Kith; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("wire", "domain"),
+    [
+        (common.DriftState, drift.DriftState),
+        (common.Engine, network.Engine),
+        (common.ErasedKind, gallery.ErasedKind),
+        (common.FaceChoice, decision.FaceChoice),
+        (common.Fusion, fusion.Fusion),
+        (common.HygieneKind, hygiene.HygieneKind),
+        (common.IdentifyOutcome, decision.IdentifyOutcome),
+        (common.IndexSetting, gallery.IndexSetting),
+        (common.JobState, gallery.JobState),
+        (common.KeyState, api_keys.KeyState),
+        (common.LivenessSetting, gallery.LivenessSetting),
+        (common.Precision, network.Precision),
+        (common.Scope, api_keys.Scope),
+        (common.Source, decision.CalibrationSource),
+        (common.TemplateKind, gallery.TemplateKind),
+        (common.Verdict, quality_gate.LivenessVerdict),
+        (common.VerifyOutcome, decision.VerifyOutcome),
+    ],
+)
+def test_a_literal_type_has_the_same_values_on_both_sides(wire: object, domain: object) -> None:
+    assert get_args(wire) == get_args(domain)

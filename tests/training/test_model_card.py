@@ -1,0 +1,101 @@
+"""Metrics and card of a pack are updated without its run, if the provenance is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.errors import PackError
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.writing import update_manifest
+from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
+from training.export.model_card import metric_rows, write_model_card
+from training.export.packing import refresh_pack
+from training.recipes import RECIPES, recipe_overrides
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+
+
+def test_new_figures_leave_the_rest_of_the_manifest_unchanged(copy: Path) -> None:
+    before = json.loads((copy / "manifest.json").read_text())
+    pack = update_manifest(copy, {**before["provenance"], "note": "Measured twice."}, {"face_sizes_found": {"16": 0.5}})
+    after = json.loads((copy / "manifest.json").read_text())
+    assert {k: v for k, v in after.items() if k not in ("provenance", "metrics")} == {
+        k: v for k, v in before.items() if k not in ("provenance", "metrics")
+    }
+    assert pack.provenance["note"] == "Measured twice."
+    assert metric_rows(pack.metrics) == [("Faces found at 640 px, by their longer side", "16 px 50%")]
+    pack.verify()
+
+
+def test_a_card_lists_groups_worst_pairs_and_settings(copy: Path) -> None:
+    before = load_pack(copy)
+    told = {**before.provenance["recognizer"], "data": {"images": 10, "people": 5, "terms": "Ask them."}}
+    run = RECIPES["compact"](Path(), Path("runs/x"), None).shareable()
+    view2 = {"folds": [0.5, 0.75], "mean": 0.625, "std": 0.125}
+    metrics = {
+        "lfw_view2": {"accuracy": view2, "tar_at_far_1e3": 0.4, "eer": 0.2, "photos_without_face": 0},
+        "lfw_splits": [
+            {
+                "by": "sharpness",
+                "part": "to 3",
+                "pairs": 7,
+                "accuracy": 0.5,
+                "interval": [0.4, 0.6],
+                "fnmr": 0.5,
+                "fmr": None,
+            }
+        ],
+        "face_sizes_found": {"16": 0.5, "32": 0.9, "600": 0.05},
+        "lfw_worst_pairs": {"mated": [["A/A_0001.jpg", "A/A_0002.jpg", 0.01]], "non_mated": [["A/A_1", "B/B_1", 0.9]]},
+    }
+    provenance = {**before.provenance, "recognizer": {**told, "run": run}, "note": "A note.", "log": "docs/log.md"}
+    pack = update_manifest(copy, provenance, metrics)
+    write_model_card(pack, ["head.margin=0.5"])
+    card = (copy / "MODEL_CARD.md").read_text()
+    for expected in (
+        "| sharpness | to 3 | 7 | 50.0% (95 %: 40.0% to 60.0%) | 50.0% | - |",
+        "By fold: 50.0%, 75.0%.",
+        "| 0.010 | same person | A_0001.jpg, A_0002.jpg |",
+        "| 0.900 | different people | A_1, B_1 |",
+        "--output runs/compact \\\n    --set head.margin=0.5\n",
+        "of these sizes (longer side, px): 16 (50%), 600 (5%).",
+        "A note.\n",
+        "docs/log.md",
+        "Ask them.",
+        "distilled from" if run["distill"]["teacher"] else "trained without a teacher",
+    ):
+        assert " ".join(expected.split()) in " ".join(card.split()), expected
+    assert "{" not in card
+
+
+def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> None:
+    plain = RECIPES["compact"](Path(), Path("runs/x"), None)
+    assert recipe_overrides(plain.shareable()) == []
+    other = replace(
+        plain,
+        head=HeadConfig("arcface", {"margin": 0.4}),
+        terms=(TermConfig("intra", 0.5),),
+        loop=replace(LoopConfig(epochs=8, margin_warmup_steps=1000), epochs=20),
+    )
+    named = recipe_overrides(other.shareable())
+    assert set(named) == {"head.name=arcface", "head.margin=0.4", "terms.intra=0.5", "loop.epochs=20"}
+    again = plain.overridden(dict(setting.split("=", 1) for setting in named))
+    assert again == other
+    assert recipe_overrides({**plain.shareable(), "name": "another"}) == []
+    taught = RECIPES["distilled"](Path(), Path("runs/x"), tmp_path)
+    assert recipe_overrides(taught.shareable()) == []  # the command names the teacher by itself
+
+
+def test_a_pack_without_provenance_is_not_refreshed(copy: Path, reference: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no provenance of its run"):
+        refresh_pack(reference, tmp_path, tmp_path)
+    with pytest.raises(PackError, match="only packs with a manifest can be updated"):
+        update_manifest(reference, {}, {})

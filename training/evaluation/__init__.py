@@ -1,0 +1,1 @@
+"""Evaluation: metrics, LFW, other benchmarks, detector and pack figures, plots."""

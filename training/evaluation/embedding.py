@@ -1,0 +1,233 @@
+"""Embedders made of packs, runs and torch networks, and the face crops they embed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from tqdm import tqdm
+
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import CROP_SIZE_PX, STANDARD_ALIGNMENT, Alignment, align, realign_crops
+from models.vision.detection import Detector
+from models.vision.quality import Quality, measure_quality
+from models.vision.recognition import Recognizer, l2_normalize
+from training import distributed
+from training.backbones import build_backbone
+from training.config import ConfigError, RunConfig
+from training.data.identities import IdentityList, map_in_threads, read_rgb
+from training.evaluation.embedding_cache import CachedDetector, CachedRecognizer
+from training.evaluation.metrics import Floats, flip_average
+from training.optimization.loop import to_tensor
+from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
+
+Embed = Callable[[NDArray[np.uint8]], Float]
+"""Function from (n, size_px, size_px, 3) uint8 RGB crops to (n, d) l2_normalize vectors."""
+Crops = NDArray[np.uint8]
+EMBED_BATCH_SIZE: Final = 64
+DETECT_BATCH_SIZE = 32
+PHOTO_BATCH_SIZE: Final = 8
+"""Smaller, since users' photos may be large."""
+
+
+def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
+    """Return a run's settings and EMA network, in evaluation mode. Raises ConfigError without a checkpoint."""
+    config = read_run_config(output)
+    backbone = build_backbone(config.backbone)
+    backbone.load_state_dict(load_ema_weights(output / CHECKPOINT))
+    return config, backbone.eval().to(distributed.device())
+
+
+def torch_embedder(network: nn.Module) -> Callable[[Crops], Float]:
+    """Return a function from (n, 112, 112, 3) uint8 crops to (n, d) l2_normalize vectors of a torch network."""
+
+    @torch.no_grad()
+    def embed(crops: Crops) -> Float:
+        device = next(network.parameters()).device
+        parts = [
+            network(to_tensor(crops[i : i + 128], device)).float().cpu().numpy() for i in range(0, len(crops), 128)
+        ]
+        return l2_normalize(np.concatenate(parts))
+
+    return embed
+
+
+def load_embedder(path: Path) -> tuple[Embed, Alignment]:
+    """Return the embedder of a run or a pack, and the alignment of its crops."""
+    if (path / CONFIG).is_file():
+        return torch_embedder(load_run(path)[1]), STANDARD_ALIGNMENT
+    spec = load_pack(path).recognition
+    return Recognizer(OnnxNetwork(spec.path), spec).embed, spec.alignment
+
+
+def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:
+    """Embed crops in batches to (n, d) l2_normalize vectors. ``flip`` averages each with its mirror image."""
+    vectors = []
+    for start in range(0, len(crops_NHWC), EMBED_BATCH_SIZE):
+        batch = np.ascontiguousarray(crops_NHWC[start : start + EMBED_BATCH_SIZE])
+        plain = embed(batch)
+        vectors.append(flip_average(plain, embed(np.ascontiguousarray(batch[:, :, ::-1]))) if flip else plain)
+    return np.concatenate(vectors).astype(np.float32)
+
+
+def central_crops(
+    detector: Detector, files: Sequence[Path], alignment: Alignment
+) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
+    """Yield batches of rows of ``files`` with a detected face, and their (b, size_px, size_px, 3) crops.
+
+    The face nearest the center of each photo is aligned.
+    """
+    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="detect and align", unit="batch"):
+        images = [read_rgb(file) for file in files[start : start + DETECT_BATCH_SIZE]]
+        rows, crops = [], []
+        for row, (image, faces) in enumerate(zip(images, detector.detect(images), strict=True), start):
+            if len(faces):
+                center = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
+                crops.append(align(image, faces.landmarks_xy[center : center + 1], alignment)[0])
+                rows.append(row)
+        if crops:
+            yield rows, np.stack(crops)
+
+
+@dataclass(frozen=True, eq=False)
+class CentralFace:
+    """Face nearest the center of a photo, with its quality.
+
+    Attributes:
+        photo: (H, W, 3) uint8 RGB.
+        landmarks_xy: (5, 2) in pixels of the photo.
+        crop: (112, 112, 3) aligned crop.
+    """
+
+    file: str
+    photo: NDArray[np.uint8]
+    landmarks_xy: Float
+    crop: NDArray[np.uint8]
+    quality: Quality
+
+
+def central_faces(detector: Detector, files: Sequence[str], images: Path) -> Iterator[CentralFace]:
+    """Yield the central face of each photo that shows one. Files are relative to ``images``."""
+    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="quality", unit="batch"):
+        names = files[start : start + DETECT_BATCH_SIZE]
+        photos = [read_rgb(images / name) for name in names]
+        for name, photo, faces in zip(names, photos, detector.detect(photos), strict=True):
+            if len(faces):
+                points = faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)]
+                crop = align(photo, points[None])[0]
+                yield CentralFace(name, photo, points, crop, measure_quality(crop, points))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of photos, relative to the images folder: (P,) whether they show the same person, and (P,) fold."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    same: NDArray[np.bool_]
+    folds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Embeddings of photos by file name.
+
+    Attributes:
+        vectors: (n, d) l2_normalize vectors; zero, and so similar to nothing, for photos without a face.
+        found: (n,) whether a face was found.
+    """
+
+    files: tuple[str, ...]
+    vectors: Float
+    found: NDArray[np.bool_]
+
+    def rows(self, files: Sequence[str]) -> NDArray[np.intp]:
+        row = {file: i for i, file in enumerate(self.files)}
+        return np.array([row[file] for file in files], np.intp)
+
+    def similarities(self, pairs: Pairs) -> Floats:
+        """Return (P,) cosines of the pairs."""
+        a, b = self.vectors[self.rows(pairs.first)], self.vectors[self.rows(pairs.second)]
+        return np.asarray(np.einsum("nd,nd->n", a, b, dtype=np.float64))
+
+
+class Embedder:
+    """Detector and recognizer of a pack, as a function from photos to l2_normalize vectors.
+
+    Args:
+        min_score: detection score threshold, in (0, 1].
+        cache_dir: folder for cached network outputs, written by `save_cache`.
+    """
+
+    def __init__(self, pack: ModelPack, min_score: float = 0.5, cache_dir: Path | None = None) -> None:
+        self.detector: Detector
+        self.recognizer: Recognizer
+        if cache_dir is None:
+            self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
+            self.recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
+        else:
+            self.detector = CachedDetector(pack.detection, cache_dir, min_score)
+            self.recognizer = CachedRecognizer(pack.recognition, cache_dir)
+
+    def save_cache(self) -> None:
+        for network in (self.detector, self.recognizer):
+            if isinstance(network, CachedDetector | CachedRecognizer):
+                network.cache.save()
+
+    def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
+        """Embed the central face of each photo.
+
+        Returns:
+            (n, d) l2_normalize vectors, zero for photos without a face, and (n,) whether a face was found.
+        """
+        vectors = np.zeros((len(files), self.recognizer.dimension), np.float32)
+        found = np.zeros(len(files), bool)
+        for rows, crops in central_crops(self.detector, files, self.recognizer.alignment):
+            vectors[rows] = self.recognizer.embed(crops)
+            found[rows] = True
+        return vectors, found
+
+    def embed_people(
+        self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool
+    ) -> tuple[Float, NDArray[np.bool_]]:
+        """Embed the largest face of each listed photo; ``aligned`` photos are crops already. Returns as `embed`. Raises
+        ConfigError if a photo cannot be read, or is not a crop."""
+        vectors = np.zeros((len(rows), self.recognizer.dimension), np.float32)
+        found = np.zeros(len(rows), bool)
+        images = map_in_threads(listed.read, rows.tolist())
+        for start in tqdm(range(0, len(rows), PHOTO_BATCH_SIZE), desc="embed", unit="batch"):
+            batch = list(islice(images, PHOTO_BATCH_SIZE))
+            crops = realign_crops(_as_crops(batch), self.recognizer.alignment) if aligned else self._largest(batch)
+            seen = start + np.flatnonzero([crop is not None for crop in crops])
+            if len(seen):
+                vectors[seen] = self.recognizer.embed(np.stack([crop for crop in crops if crop is not None]))
+                found[seen] = True
+        return vectors, found
+
+    def _largest(self, photos: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8] | None]:
+        return [
+            align(photo, faces.landmarks_xy[faces.largest()][None], self.recognizer.alignment)[0]
+            if len(faces)
+            else None
+            for photo, faces in zip(photos, self.detector.detect(photos), strict=True)
+        ]
+
+    def embeddings(self, files: Sequence[str], images: Path) -> Embeddings:
+        """Embed files relative to ``images``."""
+        return Embeddings(tuple(files), *self.embed([images / file for file in files]))
+
+
+def _as_crops(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    if any(image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX) for image in images):
+        raise ConfigError("Not all images are 112x112 crops. Omit --aligned to detect the faces")
+    return np.stack(images)

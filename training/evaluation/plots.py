@@ -1,0 +1,188 @@
+"""Plots of runs and benchmarks with matplotlib: arrays in, a Figure out.
+
+Colors are from the color-blind safe palette of M. Okabe and K. Ito.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Figure  # re-exported for callers that only pass figures on
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+from scipy.stats import norm
+
+from training.config import ConfigError
+from training.evaluation.metrics import Bools, Floats, FnirCurve, Roc
+
+BLUE: Final = "#0072B2"
+VERMILION: Final = "#D55E00"
+GREEN: Final = "#009E73"
+GRAY: Final = "#666666"
+DET_TICKS: Final = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+CMC_TICKS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SMOOTHED_SHARE: Final = 0.02
+"""Window of the moving average of a loss curve, as a share of all steps."""
+
+
+def png(figure: Figure, dpi: int = 120) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def loss_curves(csv_path: Path) -> Figure:
+    """Plot one panel per column of a run's losses.csv (``step``, ``loss``, ``learning_rate``, ``scale``...).
+
+    Losses also get a moving average. Raises ConfigError if the file is missing, empty, or not numeric.
+    """
+    columns = read_columns(csv_path)
+    steps = columns.pop("step")
+    figure = Figure(figsize=(8, 1 + 2 * len(columns)), layout="constrained")
+    window = max(1, round(SMOOTHED_SHARE * len(steps)))
+    panels = figure.subplots(len(columns), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, values) in zip(panels, columns.items(), strict=True):
+        _style_axes(axes, "", "", name.replace("_", " "))
+        noisy = "loss" in name
+        axes.plot(steps, values, color=BLUE, alpha=0.3 if noisy else 1, linewidth=0.8 if noisy else 1.5)
+        if noisy:
+            mean = np.full(window, 1 / window)
+            axes.plot(np.convolve(steps, mean, "valid"), np.convolve(values, mean, "valid"), color=BLUE)
+    panels[0].set_title(f"Training: each step, and the moving average of {window}")
+    panels[-1].set_xlabel("step")
+    return figure
+
+
+def roc_curve(curve: Roc) -> Figure:
+    """Plot TAR against FAR on a logarithmic axis."""
+    figure, axes = _single("ROC", "false acceptances (FAR)", "true acceptances (TAR)")
+    shown = curve.fmr > 0
+    axes.step(curve.fmr[shown], curve.tar[shown], where="post", color=BLUE)
+    _log_percent(axes)
+    axes.set_ylim(min(0.9, float(curve.tar[shown][0]) - 0.05), 1.005)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.annotate(f"area {curve.auc:.4f}", (0.97, 0.05), xycoords="axes fraction", ha="right")
+    return figure
+
+
+def error_against_reject(
+    rejected: Floats, fnmr: Mapping[str, Floats], chance: tuple[Floats, Floats], title: str
+) -> Figure:
+    """Plot FNMR against the share of rejected comparisons, by quality measure, with the 95 % band of chance."""
+    figure, axes = _single(title, "comparisons rejected", "false non-match rate (FNMR)")
+    axes.fill_between(rejected, *chance, color=GRAY, alpha=0.25, linewidth=0, label="chance, 95 %")
+    for (name, values), color in zip(fnmr.items(), cycle((BLUE, VERMILION, GREEN, GRAY))):
+        axes.plot(rejected, values, color=color, label=name)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(frameon=False)
+    return figure
+
+
+def det_curve(curve: Roc) -> Figure:
+    """Plot FNMR against FMR on normal-deviate axes (A. Martin et al., "The DET curve", Eurospeech 1997).
+
+    Normally distributed similarities give a straight line.
+    """
+    figure, axes = _single("DET", "false match rate (FMR)", "false non-match rate (FNMR)")
+    # A rate of 0 or 1 lies at infinity.
+    shown = (curve.fmr > 0) & (curve.fmr < 1) & (curve.fnmr > 0) & (curve.fnmr < 1)
+    axes.plot(norm.ppf(curve.fmr[shown]), norm.ppf(curve.fnmr[shown]), color=BLUE)
+    rates = np.concatenate([curve.fmr[shown], curve.fnmr[shown]])
+    ends = norm.ppf([min([0.001, *rates]), 0.8])
+    axes.plot(ends, ends, color=GRAY, linestyle=":", linewidth=1, label="equal rates")
+    axes.legend(frameon=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(
+            norm.ppf(DET_TICKS), [f"{tick:.2%}" if tick < 1e-3 else f"{100 * tick:g}%" for tick in DET_TICKS]
+        )
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    return figure
+
+
+def similarity_histograms(similarities: Floats, same: Bools, threshold: float, chosen_on: str) -> Figure:
+    """Plot densities of mated and non-mated similarities, and the threshold with its origin ``chosen_on``."""
+    figure, axes = _single("Similarities of pairs", "cosine similarity", "density")
+    edges = np.linspace(min(-0.2, float(similarities.min())), 1, 71)
+    for kind, color, hatch, name in ((~same, VERMILION, "", "non-mated"), (same, BLUE, "///", "mated")):
+        axes.hist(
+            similarities[kind],
+            edges.tolist(),
+            density=True,
+            histtype="stepfilled",
+            facecolor=(color, 0.25),
+            edgecolor=color,
+            hatch=hatch,
+            label=f"{name} ({int(kind.sum()):,})",
+        )
+    axes.axvline(threshold, color="black", linestyle="--", label=f"threshold {threshold:.3f}, {chosen_on}")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
+    axes.legend(loc="upper right", framealpha=1, edgecolor="white")
+    return figure
+
+
+def fnir_against_fpir(curve: FnirCurve) -> Figure:
+    """Plot the open-set trade-off at rank 1, FPIR on a logarithmic axis."""
+    figure, axes = _single(
+        "Open-set identification",
+        "false positive identification rate (FPIR)",
+        "false negative identification rate (FNIR)",
+    )
+    shown = curve.fpir > 0
+    axes.step(curve.fpir[shown], curve.fnir[shown], where="post", color=BLUE)
+    _log_percent(axes)
+    axes.set_ylim(0, max(0.01, min(1.0, 1.1 * float(curve.fnir[shown].max()))))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+def cmc_curve(shares: Floats) -> Figure:
+    """Plot the (K,) share of probes with their mate among the first 1, 2, ... K candidates."""
+    figure, axes = _single("Cumulative match characteristic", "rank", "mates found up to this rank")
+    axes.plot(np.arange(1, len(shares) + 1), shares, color=GREEN, marker="o", markersize=3)
+    axes.set_xscale("log")
+    ticks = [tick for tick in CMC_TICKS if tick <= len(shares)]
+    axes.xaxis.set_ticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_ticks([], minor=True)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+def _single(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    _style_axes(axes, title, x, y)
+    return figure, axes
+
+
+def _style_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log_percent(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g}%"))
+
+
+def read_columns(csv_path: Path) -> dict[str, Floats]:
+    if not csv_path.is_file():
+        raise ConfigError(f"{csv_path} does not exist")
+    with csv_path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        names, rows = reader.fieldnames or (), list(reader)
+    if "step" not in names or len(names) < 2 or not rows:
+        raise ConfigError(f"{csv_path} needs the column 'step', another column, and at least one row")
+    try:
+        return {name: np.array([float(row[name]) for row in rows]) for name in names}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{csv_path}: {error}") from error

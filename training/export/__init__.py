@@ -1,0 +1,1 @@
+"""Export: ONNX files, quantization, calibration, model cards and packs."""

@@ -1,0 +1,376 @@
+"""Model card: origin, figures, limits and terms of a pack."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from models.pack.manifest import ModelPack
+from training.config import ConfigError
+
+CARD = """# {name}
+
+{display_name}: a compact face detector and a face recognizer ({backbone}, {dimension} dimensions). `kith-train pack`
+and `kith-train evaluate --refresh` generate this card from measurements.
+
+## Training data
+
+- Recognizer: {images:,} aligned 112x112 crops of {people:,} people ({data}), {teacher}.
+  {terms}
+- Detector: 649 training photos of WIDER FACE (manual boxes, landmarks by YuNet) and 450 whole CelebA photos (boxes
+  and landmarks by YuNet). Both sets are for non-commercial research.
+- Calibration: {calibrated_on}, {impostor_pairs:,} impostor
+  and {genuine_pairs:,} genuine pairs). No network was trained on photos of LFW.
+
+**Terms: at most non-commercial research**, following the terms of the training data.
+
+**Overlap of people.** The figures below are measured on LFW, whose 5,749 people are named public figures. Celebrity
+data sets share people with LFW. CelebA identifies people by number, so shared people cannot be removed. Some people in
+the training data are therefore also in LFW, and the figures may be too good, by an unknown amount.
+
+## Commands
+
+```
+kith-train detector --data DATA --output runs/detector
+kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
+kith-train run {recipe} --data DATA/{data}{teacher_option} --output runs/{recipe}{settings}
+kith-train pack --recognizer runs/{recipe} --detector runs/detector-polished --data DATA \\
+    --output models/packs/{name}{packing}
+```
+
+{note}## Figures
+
+All figures use the detector and alignment of the pack, as served, without flip averaging. Intervals are 95 %, over
+people on LFW and over photos on WIDER.
+
+| Measure | Value |
+|---|---|
+{rows}
+
+View 2 is LFW's ten-fold protocol: each fold uses the threshold of the other nine. A photo without a detected face has
+similarity 0 to all others. Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds
+chosen on the same data. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean distance
+of five points to YuNet's, in eye distances. Detections upside down, in noise and in textures are false alarms.
+
+{splits}{variants}## Limitations
+
+{worst}- The recognizer was trained on {images:,} crops: recognizers trained on millions are far better. Expect worse
+  results for faces that are rare in the training data (in CelebA: children, old people, people with darker skin). LFW
+  has no labels of age, sex or skin color, few children and few people over eighty. The figures above cannot show the
+  difference and do not hold for everyone.
+{sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable.
+- Landmarks were learned from YuNet's, which vary by 5 to 8 % of the eye distance when a photo is shifted, mirrored or
+  scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
+
+## Out of scope
+
+- Sole basis for decisions about rights, access, money, work or freedom: it confuses people at the rates stated above,
+  and some groups more often than others.
+- Surveillance of public places, or search for people without their consent.
+- Estimation of age, sex, origin, health or emotions: it was not trained for these.
+- Proof of identity: it cannot tell a person from a picture of that person.
+- Emergencies and commercial use: the terms of the data exclude the latter.
+
+Use this pack to evaluate Kith, then serve a pack whose data and terms fit your purpose.
+"""
+SPLITS = """View 2 by photo properties, at the thresholds of its folds. The worse photo of a pair selects its
+third. FNMR is the share of missed same-person pairs, FMR the share of accepted different-person pairs.
+
+| By | Part | Pairs | Accuracy | FNMR | FMR |
+|---|---|---|---|---|---|
+{rows}
+
+By fold: {folds}.
+
+"""
+VARIANTS = """## Precision variants
+
+`kith-train quantize models/packs/{name} --data DATA` writes the INT8 files of `int8/`
+({files}), with ranges from training photos (CelebA;
+WIDER FACE and scenes). It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative loss is a
+chance gain. The last rows enroll and search the open-set people of LFW at the fp32 thresholds of the pack.
+
+| Variant | Loss |
+|---|---|
+{rows}
+
+"""
+WORST = """- The worst errors on View 2, by file name (some labels of LFW are wrong):
+
+  | Similarity | Truth | Photos |
+  |---|---|---|
+{rows}
+
+"""
+
+MIN_FOUND_SHARE: Final = 0.9
+
+
+def check_provenance(pack: ModelPack) -> None:
+    """Raise ConfigError if the manifest lacks the provenance that a model card needs."""
+    recognizer = pack.provenance.get("recognizer", {})
+    if pack.calibration is None or not {"run", "data"} <= set(recognizer):
+        raise ConfigError(f"{pack.model_id} has no provenance of its run and data, which a model card needs")
+
+
+def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
+    """Write MODEL_CARD.md from the provenance, calibration and metrics of a pack.
+
+    Args:
+        settings: settings with which the run differs from its recipe.
+    """
+    calibration = pack.calibration or {}
+    run: dict[str, Any] = pack.provenance["recognizer"]["run"]
+    data: dict[str, Any] = pack.provenance["recognizer"]["data"]
+    teacher = run["distill"]["teacher"]
+    (pack.directory / "MODEL_CARD.md").write_text(
+        CARD.format(
+            name=pack.model_id,
+            display_name=pack.display_name,
+            recipe=run["name"],
+            settings="".join(f" \\\n    --set {setting}" for setting in settings),
+            note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _notes(pack)),
+            images=data["images"],
+            people=data["people"],
+            data=run["data"]["root"],
+            backbone=run["backbone"]["name"],
+            dimension=pack.recognition.dimension,
+            teacher=f"distilled from {teacher}" if teacher else "trained without a teacher",
+            packing=f" --center {center:g}" if (center := pack.provenance["recognizer"].get("center", 0.0)) else "",
+            teacher_option=f" --teacher {teacher}" if teacher else "",
+            terms=textwrap.fill(data["terms"] or describe_terms(run["data"]["root"]), 118, subsequent_indent="  "),
+            calibrated_on=f"{calibration['data'].partition(',')[0]} ({calibration['images']:,} photos of "
+            f"{calibration['people']:,} people",
+            impostor_pairs=calibration["impostor_pairs"],
+            genuine_pairs=calibration["genuine_pairs"],
+            rows="\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
+            splits=_splits(pack.metrics),
+            variants=_variants(pack),
+            worst=_worst(pack.metrics),
+            sizes=_missed_sizes(pack.metrics),
+        ),
+        encoding="utf-8",
+    )
+
+
+def variant_rows(pack: ModelPack) -> list[tuple[str, str]]:
+    """Return the losses of the variants of a pack, by network, precision and engine."""
+    return [
+        (f"{task}, {variant.precision}, {engine}", "; ".join(_losses(measured)))
+        for task, spec in (("detector", pack.detection), ("recognizer", pack.recognition))
+        for variant in spec.variants
+        for engine, measured in variant.measured.get("engines", {}).items()
+    ]
+
+
+def _losses(measured: Mapping[str, Any]) -> list[str]:
+    view2 = measured["lfw_view2"]
+    low, high = view2["interval"]
+    losses = [f"LFW View 2 {view2['points_lost']:+.3f} points lost (95 %: {low:+.2f} to {high:+.2f})"]
+    if "lfw_view1" in measured:
+        losses.append(f"View 1 {measured['lfw_view1']['points_lost']:+.2f}")
+    if "wider_val_recall" in measured:
+        losses.append(f"WIDER val recall {measured['wider_val_recall']['points_lost']:+.2f}")
+        shift = measured["landmark_shift"]
+        losses.append(
+            f"landmarks move by {shift['pixels']['median']:.2f} px, {shift['eye_distances']['median']:.2%} of "
+            f"the eye distance (95th percentile {shift['eye_distances']['p95']:.1%})"
+        )
+    if "cosine" in measured:
+        losses.append(f"cosine to fp32 {measured['cosine']['mean']:.5f}, at worst {measured['cosine']['worst']:.4f}")
+    return losses
+
+
+def _variants(pack: ModelPack) -> str:
+    if not (found := variant_rows(pack)):
+        return ""
+    lines = [f"| {name} | {losses} |" for name, losses in found]
+    for variant in pack.recognition.variants:
+        for engine, measured in variant.measured.get("engines", {}).items():
+            lines += [
+                f"| enrolled {name}, {variant.precision} by {engine} | "
+                f"TAR {result['tar']:.1%} at FMR {result['fmr']:.3%} ({result['fmr_asked']:.1%} requested); "
+                f"FNIR {result['fnir']:.1%} at FPIR {result['fpir']:.2%} "
+                f"({result['fpir_asked']:.0%} requested) |"
+                for name, result in measured["galleries"].items()
+            ]
+    files = ", ".join(
+        f"{variant.path.name} {megabytes(variant.path):.2f} MB"
+        for spec in (pack.detection, pack.recognition)
+        for variant in spec.variants
+        if variant.path is not None
+    )
+    return VARIANTS.format(name=pack.model_id, rows="\n".join(lines), files=files)
+
+
+def _notes(pack: ModelPack) -> list[str]:
+    """Return notes that the commands do not contain, and links."""
+    note, log = pack.provenance.get("note"), pack.provenance.get("log")
+    return [text for text in (note, f"Experiment log: {log}" if log else None) if text]
+
+
+def _splits(metrics: Mapping[str, Any]) -> str:
+    if "lfw_splits" not in metrics:
+        return ""
+    lines = []
+    for split in metrics["lfw_splits"]:
+        fnmr, fmr = ("-" if rate is None else f"{rate:.1%}" for rate in (split["fnmr"], split["fmr"]))
+        accuracy = f"{split['accuracy']:.1%}{interval(split['interval'], 1)}"
+        lines.append(f"| {split['by']} | {split['part']} | {split['pairs']} | {accuracy} | {fnmr} | {fmr} |")
+    folds = ", ".join(f"{accuracy:.1%}" for accuracy in metrics["lfw_view2"]["accuracy"]["folds"])
+    return SPLITS.format(rows="\n".join(lines), folds=folds)
+
+
+def _worst(metrics: Mapping[str, Any]) -> str:
+    if "lfw_worst_pairs" not in metrics:
+        return ""
+    lines = [
+        f"  | {similarity:.3f} | {truth} | {Path(first).name}, {Path(second).name} |"
+        for kind, truth in (("mated", "same person"), ("non_mated", "different people"))
+        for first, second, similarity in metrics["lfw_worst_pairs"][kind]
+    ]
+    return WORST.format(rows="\n".join(lines))
+
+
+def _missed_sizes(metrics: Mapping[str, Any]) -> str:
+    few = [
+        f"{size} ({share:.0%})"
+        for size, share in metrics.get("face_sizes_found", {}).items()
+        if share < MIN_FOUND_SHARE
+    ]
+    if not few:
+        return ""
+    return (
+        textwrap.fill(
+            "- In one pass at 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): "
+            f"{', '.join(few)}.",
+            120,
+            subsequent_indent="  ",
+        )
+        + "\n"
+    )
+
+
+def describe_terms(data: str) -> str:
+    """Return the terms of training data that the user did not state."""
+    if data == "celeba":
+        return "CelebA's terms allow non-commercial research only."
+    return "The terms of the training photos are unknown (`--data-terms`). Check them before you distribute this pack."
+
+
+def interval(ends: Sequence[float] | None, digits: int) -> str:
+    """Return a 95 % interval in parentheses, or an empty text if there is none."""
+    return "" if ends is None else f" (95 %: {ends[0]:.{digits}%} to {ends[1]:.{digits}%})"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Figure of one section of the metrics of a pack. ``show`` raises KeyError if it was not measured."""
+
+    name: str
+    section: str
+    show: Callable[[Mapping[str, Any]], str]
+
+    def of(self, metrics: Mapping[str, Any]) -> str | None:
+        try:
+            return self.show(metrics[self.section])
+        except KeyError:
+            return None
+
+
+def pack_rows(pack: ModelPack) -> list[tuple[str, str]]:
+    """Return the figures of a pack and the sizes of its files."""
+    return metric_rows(pack.metrics) + [
+        (task.path.name, f"{megabytes(task.path):.2f} MB") for task in (pack.detection, pack.recognition)
+    ]
+
+
+def metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of the metrics of `evaluate_pack` or of a manifest."""
+    plain = json.loads(json.dumps(metrics))
+    return [(measure.name, value) for measure in MEASURES if (value := measure.of(plain)) is not None]
+
+
+def _interval(section: Mapping[str, Any], key: str, digits: int) -> str:
+    return interval(section.get("intervals", {}).get(key), digits)
+
+
+def _fnir(rate: str) -> Measure:
+    return Measure(
+        f"LFW open set FNIR at FPIR {float(rate):.1%}",
+        "lfw_open_set",
+        lambda m: (
+            f"{m['fnir'][rate]:.1%} (threshold {m['thresholds'][rate]:.3f})"
+            + interval(m.get("fnir_intervals", {}).get(rate), 1)
+        ),
+    )
+
+
+def _recall_at(precision: int) -> Measure:
+    key = f"at_precision_{precision}"
+    return Measure(
+        f"WIDER val recall at precision {precision} %",
+        "wider_val",
+        lambda m: (
+            f"{m[f'recall_{key}']:.1%} (score {m[f'score_{key}']:.2f}, {m['faces']} faces)"
+            + _interval(m, f"recall_{key}", 1)
+        ),
+    )
+
+
+def _alarms(name: str, kind: str, total: str) -> Measure:
+    return Measure(f"{name} with a face reported", "false_alarms", lambda m: f"{m[kind]} of {m[total]}")
+
+
+MEASURES: Final = (
+    Measure(
+        "LFW View 2 accuracy",
+        "lfw_view2",
+        lambda m: f"{m['accuracy']['mean']:.2%} ± {m['accuracy']['std']:.2%}{_interval(m, 'accuracy', 2)}",
+    ),
+    Measure(
+        "LFW View 2 TAR at FAR 0.1 %",
+        "lfw_view2",
+        lambda m: f"{m['tar_at_far_1e3']:.1%}{_interval(m, 'tar_at_far_1e3', 1)}",
+    ),
+    Measure("LFW View 2 EER", "lfw_view2", lambda m: f"{m['eer']:.2%}{_interval(m, 'eer', 2)}"),
+    Measure("LFW View 2 photos without a face", "lfw_view2", lambda m: str(m["photos_without_face"])),
+    Measure("LFW View 1 test accuracy (its own best threshold)", "lfw_view1", lambda m: f"{m['accuracy']['mean']:.2%}"),
+    Measure("LFW open set rank-1", "lfw_open_set", lambda m: f"{m['rank1']:.1%}{interval(m.get('rank1_interval'), 1)}"),
+    *map(_fnir, ("0.1", "0.01", "0.001")),
+    Measure(
+        "LFW open set FNIR at FPIR 0.1% without five doubtful strangers",
+        "lfw_open_set",
+        lambda m: f"{m['fnir_without_doubtful']['0.001']:.1%}",
+    ),
+    Measure("LFW central face found", "lfw_central_faces", lambda m: f"{m['found']:.2%} of {m['photos']}"),
+    Measure(
+        "LFW median landmark error",
+        "lfw_central_faces",
+        lambda m: (
+            f"{m['median_landmark_error']:.2%} of the eye distance" + interval(m.get("landmark_error_interval"), 2)
+        ),
+    ),
+    Measure(
+        "WIDER val recall, faces ≥ 32 px, as served",
+        "wider_val",
+        lambda m: f"{m['recall']:.1%}{_interval(m, 'recall', 1)} at precision {m['precision']:.1%}",
+    ),
+    *map(_recall_at, (90, 95)),
+    Measure(
+        "Faces found at 640 px, by their longer side",
+        "face_sizes_found",
+        lambda m: ", ".join(f"{size} px {share:.0%}" for size, share in m.items()),
+    ),
+    _alarms("LFW photos upside down", "upside_down", "upside_down_photos"),
+    _alarms("Pictures of noise", "noise", "noise_pictures"),
+    _alarms("Textures", "textures", "texture_pictures"),
+)
+
+
+def megabytes(path: Path) -> float:
+    return path.stat().st_size / 1e6

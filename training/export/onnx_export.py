@@ -1,0 +1,258 @@
+"""ONNX export of trained networks, checked against torch on real images."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.export import Dim
+
+from models.runtime.network import Float
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.recognition import l2_normalize
+from training.detection.network import STRIDES, FaceDetector
+from training.evaluation.embedding import Embed
+from training.export.quantization import quantize
+
+OPSET = 18
+MIN_COSINE_FP32 = 0.9999
+MIN_COSINE_FP16 = 0.999
+MAX_BOX_SHIFT_STRIDES = 0.05
+MIN_FP16_ELEMENTS = 256
+"""Smaller tensors stay fp32, since they save nothing."""
+MAX_INT8_LOSS = 0.005
+CALIBRATION_BATCH = 32
+ExportPrecision = Literal["fp32", "fp16", "int8"]
+
+
+class ParityError(RuntimeError):
+    """onnxruntime and torch disagree; the message says by how much. No file was written."""
+
+
+class Centered(nn.Module):
+    """Network with a constant (D,) subtracted from its embeddings.
+
+    If all faces share a large part of their embedding, cosines discriminate better without it.
+    """
+
+    def __init__(self, network: nn.Module, offset_D: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("offset", offset_D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x) - self.offset
+        return out
+
+
+def export_recognizer(
+    backbone: nn.Module,
+    crops_BCHW: Tensor,
+    path: Path,
+    metadata: dict[str, str],
+    precision: Literal["fp32", "fp16"] = "fp16",
+) -> float:
+    """Write ``backbone`` as ONNX, with weights in fp32 or fp16; return the worst cosine to torch.
+
+    Args:
+        crops_BCHW: at least a dozen real crops in [-1, 1].
+
+    Raises:
+        ParityError: the worst cosine is below 0.9999 in fp32, or 0.999 in fp16.
+    """
+    backbone = backbone.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    with torch.no_grad():
+        expected = backbone(crops_BCHW).numpy()
+    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".stored.onnx")
+    try:
+        _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
+        worst = _check_cosine(expected, OnnxNetwork(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
+        finalize_onnx(exact, stored, metadata, fp16_weights=precision == "fp16")
+        if precision == "fp16":
+            worst = _check_cosine(expected, OnnxNetwork(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
+        stored.replace(path)
+        return worst
+    finally:
+        exact.unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
+
+
+def export_int8(
+    backbone: nn.Module,
+    crops_BCHW: Tensor,
+    calibration_BCHW: Tensor,
+    path: Path,
+    metadata: dict[str, str],
+    accuracy: Callable[[Embed], float],
+) -> float:
+    """Write ``backbone`` in static INT8 (QDQ, per channel); return the worst cosine to torch, for the record.
+
+    Args:
+        crops_BCHW: at least a dozen real crops in [-1, 1].
+        calibration_BCHW: crops that set the ranges of activations.
+        accuracy: function from an embedder to its accuracy in [0, 1], since cosines say little about INT8.
+
+    Raises:
+        ParityError: INT8 loses more than half a point against fp32.
+    """
+    exact, small = path.with_suffix(".exact.onnx"), path.with_suffix(".int8.onnx")
+    try:
+        export_recognizer(backbone, crops_BCHW, exact, metadata, "fp32")
+        quantize(
+            exact,
+            small,
+            np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH)),
+        )
+        finalize_onnx(small, small, metadata, fp16_weights=False)
+        before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
+        if before - after > MAX_INT8_LOSS:
+            raise ParityError(f"int8 has accuracy {after:.2%}, fp32 {before:.2%}: the loss exceeds {MAX_INT8_LOSS:.1%}")
+        expected, actual = (OnnxNetwork(file).run(crops_BCHW.numpy())[0] for file in (exact, small))
+        worst = _check_cosine(expected, actual, -1.0, "int8")
+        small.replace(path)
+        return worst
+    finally:
+        exact.unlink(missing_ok=True)
+        small.unlink(missing_ok=True)
+
+
+def _embed(network: OnnxNetwork) -> Embed:
+    def embed(crops: NDArray[np.uint8]) -> Float:
+        batch = (crops.transpose(0, 3, 1, 2).astype(np.float32) - 127.5) / 127.5
+        return l2_normalize(network.run(batch)[0])
+
+    return embed
+
+
+def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:
+    """Write the detector as ONNX with fp16 weights.
+
+    Returns:
+        Largest shift of a confident box or landmark, in strides.
+
+    Raises:
+        ParityError: a score moves by more than 0.02 or a confident box by more than 0.05 strides.
+    """
+    model = model.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    with torch.no_grad():
+        expected = [t.numpy() for t in model(photos_BCHW)]
+    names = [f"{kind}_{stride}" for kind in ("score", "box", "points") for stride in STRIDES]
+    height, width = Dim("h", min=2, max=128), Dim("w", min=2, max=128)
+    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".fp16.onnx")
+    try:
+        # Unequal sides, so that the exporter does not assume squares.
+        example = torch.zeros(2, 3, 256, 320)
+        _export(model, example, exact, names, ({0: Dim("batch", min=1, max=512), 2: 32 * height, 3: 32 * width},))
+        finalize_onnx(exact, stored, metadata)
+        shift = _check_detections(expected, OnnxNetwork(stored).run(photos_BCHW.numpy()))
+        stored.replace(path)
+        return shift
+    finally:
+        exact.unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
+
+
+def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str], shapes: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # The exporter logs that torchvision is missing, which is not used here.
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.onnx.export(
+            model,
+            (example,),
+            str(path),
+            input_names=["input"],
+            output_names=list(outputs),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def finalize_onnx(source: Path, target: Path, metadata: dict[str, str], fp16_weights: bool = True) -> None:
+    """Write a network without the exporter's metadata, optionally with weights in fp16 and casts to fp32.
+
+    Runtimes fold the casts when they load the file: computation, inputs and outputs stay fp32, as readers of
+    InsightFace packs expect.
+    """
+    model = onnx.load(str(source))
+    graph = model.graph
+    casts: list[onnx.NodeProto] = []
+    for tensor in list(graph.initializer):
+        values = numpy_helper.to_array(tensor)
+        # Vectors stay fp32: INT8 scales must be initializers of the nodes that use them.
+        small = values.ndim < 2 or values.size < MIN_FP16_ELEMENTS
+        if not fp16_weights or tensor.data_type != TensorProto.FLOAT or small:
+            continue
+        name = f"{tensor.name}.fp16"
+        graph.initializer.remove(tensor)
+        graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), name))
+        # The name must not start with "Sub" or "Mul": readers take such first nodes for a built-in normalization.
+        casts.append(helper.make_node("Cast", [name], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    # The exporter's metadata contains local paths.
+    for node in graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del graph.metadata_props[:], graph.value_info[:], model.metadata_props[:]
+    helper.set_model_props(model, metadata)
+    model.producer_name = "kith-train"
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(target))
+
+
+def restore_fp32_weights(source: Path, target: Path) -> None:
+    """Write a network of `finalize_onnx` with fp32 weights again, as a runtime does on loading."""
+    model = onnx.load(str(source))
+    graph = model.graph
+    fp16_weights = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    casts = [node for node in graph.node if node.op_type == "Cast" and node.input[0] in fp16_weights]
+    for node in casts:
+        tensor = fp16_weights[node.input[0]]
+        graph.initializer.append(
+            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), node.output[0])
+        )
+        graph.initializer.remove(tensor)
+        graph.node.remove(node)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(target))
+
+
+def _check_cosine(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], minimum: float, name: str) -> float:
+    products = (expected * actual).sum(1)
+    cosines = products / (np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1))
+    worst = float(cosines.min())
+    if not worst >= minimum:
+        raise ParityError(f"{name}: crop {int(cosines.argmin())} has cosine {worst:.6f} to torch, below {minimum}")
+    return worst
+
+
+def _check_detections(expected: Sequence[np.ndarray[Any, Any]], actual: Sequence[np.ndarray[Any, Any]]) -> float:
+    worst = 0.0
+    levels = len(STRIDES)
+    for i, stride in enumerate(STRIDES):
+        moved = float(np.abs(expected[i] - actual[i]).max())
+        if moved > 0.02:
+            raise ParityError(f"stride {stride}: a score moves by {moved:.4f}; the limit is 0.02")
+        confident = expected[i][..., 0] > 0.5
+        for kind in (levels, 2 * levels):
+            if confident.any():
+                worst = max(worst, float(np.abs(expected[i + kind] - actual[i + kind])[confident].max()))
+    if worst > MAX_BOX_SHIFT_STRIDES:
+        raise ParityError(
+            f"a confident box or landmark moves by {worst:.4f} strides; the limit is {MAX_BOX_SHIFT_STRIDES}"
+        )
+    return worst

@@ -1,0 +1,296 @@
+"""Export of finished runs as ONNX files and packs, with calibration, metrics and model card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.checksums import sha256_of
+from models.errors import PackError
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.pack.writing import PackDraft, replace_calibration, update_manifest, write_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import align
+from models.vision.detection import Canvas, Detector, fill_canvas
+from models.vision.specs import DetectionSpec, Normalization
+from training.config import ConfigError, DataConfig, RunConfig
+from training.data.identities import list_identities, load_identities, read_rgb
+from training.data.subsampling import evenly_spaced_rows, limit_per_label
+from training.detection.data import load_annotated
+from training.detection.fit import DETECTOR_CHECKPOINT
+from training.detection.network import FaceDetector
+from training.evaluation.embedding import Crops, Embed, Embedder, load_run
+from training.evaluation.lfw import VIEW1, LfwCrops, evaluate_lfw, load_lfw_crops, read_pairs
+from training.evaluation.pack_evaluation import evaluate_pack
+from training.export.calibrate import calibrate
+from training.export.model_card import check_provenance, write_model_card
+from training.export.onnx_export import Centered, ExportPrecision, export_detector, export_int8, export_recognizer
+from training.export.variants import quantize_pack
+from training.optimization.loop import to_tensor
+from training.optimization.run_folder import CONFIG, load_ema_weights, read_json
+from training.recipes import recipe_overrides
+
+PARITY_IMAGES = 32
+INT8_CALIBRATION_IMAGES = 256
+MEAN_IMAGES = 2000
+DETECTOR_PARITY_SIDE_PX = 384
+
+
+def export_run(
+    run: Path, output: Path, precision: ExportPrecision, lfw: Path | None, detection: DetectionSpec
+) -> float:
+    """Write the network of a run as ONNX; return the worst cosine to torch on crops of the run. Raises ConfigError if
+    int8 without ``lfw``, whose View 1 it is measured on. Raises ParityError if onnxruntime disagrees with torch, or
+    int8 loses too much accuracy; nothing is written."""
+    config, backbone = load_run(run)
+    crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    output.parent.mkdir(parents=True, exist_ok=True)
+    benchmark = None
+    if precision == "int8":
+        if lfw is None:
+            raise ConfigError("int8 is measured on LFW View 1. Name the data with --data")
+        benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+    return _write_recognizer(
+        config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision, benchmark
+    )
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Optional properties of a pack.
+
+    Attributes:
+        note: text for the model card.
+        terms: terms of the recognizer's training data, for the model card.
+        precision: precision of the recognizer.
+        log: reference to the experiment log, for the model card.
+        center: share of the mean embedding to subtract from every embedding, in [0, 1].
+    """
+
+    note: str = ""
+    terms: str | None = None
+    precision: ExportPrecision = "fp16"
+    log: str | None = None
+    center: float = 0.0
+
+
+def make_pack(
+    recognizer: Path,
+    detector: Path | ModelPack,
+    data: Path,
+    output: Path,
+    name: str,
+    display_name: str,
+    options: PackOptions | None = None,
+) -> ModelPack:
+    """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its model card.
+
+    Args:
+        recognizer: a finished recognizer run.
+        detector: a finished detector run, or a pack whose detector is reused.
+
+    Raises:
+        ConfigError: a run is missing or unfinished.
+        ParityError: onnxruntime disagrees with torch; the pack is not written.
+    """
+    options = options or PackOptions()
+    precision = options.precision
+    output.mkdir(parents=True, exist_ok=True)
+    config, backbone = load_run(recognizer)
+    if options.center:
+        backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
+    detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
+    normalization = Normalization(127.5, 128.0)
+    detector_provenance = _write_detector(detector, data, detector_file, name, normalization)
+    spec = DetectionSpec(detector_file, None, normalization, "scrfd")
+    face_detector = Detector(OnnxNetwork(detector_file), spec)
+    view1 = load_lfw_crops(data / "lfw", spec, recognizer.parent / "cache", VIEW1) if precision == "int8" else None
+    cosine = _write_recognizer(
+        config, backbone, _lfw_crops(face_detector, data / "lfw"), recognizer_file, precision, view1
+    )
+
+    provenance: dict[str, Any] = {
+        "recognizer": {
+            "run": config.shareable(),
+            "data": _describe_data(config, options.terms),
+            "precision": precision,
+            "center": options.center,
+            "parity_worst_cosine": cosine,
+        },
+        "detector": detector_provenance,
+        "note": options.note,
+        "log": options.log,
+    }
+    dimension = config.backbone.embedding_dim
+    draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension)
+    uncalibrated = write_pack(output, draft, {}, provenance, {})
+    cache = recognizer.parent / "cache"
+    evidence = _calibration(uncalibrated, data / "lfw", cache)
+    metrics = evaluate_pack(uncalibrated, data, cache_dir=cache)
+    pack = write_pack(output, draft, evidence, provenance, metrics)
+    write_model_card(pack, recipe_overrides(provenance["recognizer"]["run"]))
+    return pack
+
+
+def refresh_pack(
+    directory: Path, data: Path, cache_dir: Path, note: str | None = None, log: str | None = None
+) -> ModelPack:
+    """Measure an existing pack, and write its metrics and model card. ``note`` and ``log`` replace those of the card.
+    Raises PackError if the pack has no manifest version 2. Raises ConfigError if the manifest has no provenance of run
+    and data."""
+    pack = load_pack(directory)
+    check_provenance(pack)
+    changes = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
+    metrics = evaluate_pack(pack, data, cache_dir=cache_dir)
+    measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
+    write_model_card(measured, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    return measured
+
+
+def write_variants(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
+    """Run `quantize_pack`, and update the model card if the pack has one."""
+    pack = quantize_pack(directory, data, cache_dir)
+    if (pack.directory / "MODEL_CARD.md").is_file():
+        check_provenance(pack)
+        write_model_card(pack, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    return pack
+
+
+def calibrate_pack(
+    directory: Path, data: DataConfig, max_photos_per_person: int | None = None, note: str = ""
+) -> ModelPack:
+    """Calibrate a pack, or an unversioned directory of ONNX files, on the user's own photos.
+
+    Args:
+        max_photos_per_person: limit per person, evenly spaced; None means all.
+        note: description of the photos, for the record.
+
+    Raises:
+        PackError: the pack is missing or read-only.
+        ConfigError: unreadable photos or too few pairs; the pack is unchanged.
+    """
+    pack = load_pack(directory)
+    if not os.access(pack.directory, os.W_OK):
+        raise PackError("calibration", f"{pack.directory} is read-only: copy the pack and calibrate the copy")
+    listed = list_identities(data)
+    rows = limit_per_label(max_photos_per_person, listed.labels)
+    vectors, found = Embedder(pack).embed_people(listed, rows, data.aligned)
+    try:
+        # Record the folder name only: its path may contain personal data.
+        evidence = calibrate(vectors[found], listed.labels[rows[found]].tolist(), data.root.resolve().name)
+    except ValueError as error:
+        raise ConfigError(f"{data.root}: {error}; {int((~found).sum())} photos have no detected face") from error
+    about = {"note": note, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}
+    return replace_calibration(pack, {**evidence, **about})
+
+
+def measure_pack(pack: ModelPack, data: Path, cache_dir: Path | None = None) -> dict[str, Any]:
+    """Calibrate and measure a third-party pack. Return a JSON-ready document with the hashes of its networks."""
+    return {
+        "detector_sha256": sha256_of(pack.detection.path),
+        "recognizer": pack.recognition.fingerprint(),
+        "calibration": _calibration(pack, data / "lfw", cache_dir),
+        "metrics": evaluate_pack(pack, data, cache_dir=cache_dir),
+    }
+
+
+def _write_recognizer(
+    config: RunConfig,
+    backbone: nn.Module,
+    crops: Crops,
+    output: Path,
+    precision: ExportPrecision,
+    view1: LfwCrops | None,
+) -> float:
+    metadata = {
+        "kith.run": config.name,
+        "kith.input": "RGB, 112x112, (x - 127.5) / 127.5",
+        "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
+    }
+    if precision != "int8" or view1 is None:
+        return export_recognizer(
+            backbone, to_tensor(crops), output, metadata, "fp32" if precision == "fp32" else "fp16"
+        )
+    calibration = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    return export_int8(
+        backbone,
+        to_tensor(crops),
+        to_tensor(calibration[evenly_spaced_rows(len(calibration), INT8_CALIBRATION_IMAGES)]),
+        output,
+        metadata,
+        lambda embed: _view1_accuracy(embed, view1),
+    )
+
+
+def _view1_accuracy(embed: Embed, crops: LfwCrops) -> float:
+    view1 = evaluate_lfw(embed, crops).view1
+    assert view1 is not None  # noqa: S101  # these crops are View 1's
+    return view1.best_accuracy
+
+
+@torch.no_grad()
+def _mean_embedding(config: RunConfig, backbone: nn.Module) -> Tensor:
+    """Return the (D,) mean embedding over crops of all people, before normalization."""
+    all_crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    crops = to_tensor(all_crops[evenly_spaced_rows(len(all_crops), MEAN_IMAGES)])
+    return torch.cat([backbone(crops[i : i + 128]).float() for i in range(0, len(crops), 128)]).mean(0)
+
+
+def _write_detector(
+    detector: Path | ModelPack, data: Path, output: Path, name: str, normalization: Normalization
+) -> dict[str, Any]:
+    """Copy the detector of a pack, or export that of a run. Return its provenance."""
+    if not isinstance(detector, ModelPack):
+        return _export_detector(detector, data, output, name, normalization)
+    if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
+        raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a detector run")
+    shutil.copyfile(detector.detection.path, output)
+    provenance: dict[str, Any] = detector.provenance.get("detector", {"pack": detector.model_id})
+    return provenance
+
+
+def _export_detector(run: Path, data: Path, path: Path, name: str, normalization: Normalization) -> dict[str, Any]:
+    model = FaceDetector()
+    model.load_state_dict(load_ema_weights(run / DETECTOR_CHECKPOINT))
+    photos = load_annotated(data / "wider", "val")[:4]
+    side = DETECTOR_PARITY_SIDE_PX
+    canvas = Canvas(side, side, 1.0)
+    batch = np.stack([fill_canvas(photo.image[:side, :side], canvas, normalization) for photo in photos])
+    shift = export_detector(model, torch.from_numpy(batch), path, {"kith.run": name})
+    return {"run": read_json(run / CONFIG), "parity_worst_shift_strides": shift}
+
+
+def _describe_data(config: RunConfig, terms: str | None) -> dict[str, Any]:
+    listed = list_identities(config.data)
+    return {"images": len(listed), "people": len(listed.names), "terms": terms}
+
+
+def _calibration(pack: ModelPack, lfw: Path, cache_dir: Path | None) -> dict[str, Any]:
+    """Compare the photos of View 1's training list with each other, through the pack's own detector."""
+    pairs = read_pairs(lfw / "pairsDevTrain.txt")
+    files = sorted({*pairs.first, *pairs.second})
+    embedder = Embedder(pack, cache_dir=cache_dir)
+    vectors, found = embedder.embed([lfw / "images" / file for file in files])
+    embedder.save_cache()
+    people = [file.split("/")[0] for file, kept in zip(files, found, strict=True) if kept]
+    evidence = calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
+    return {**evidence, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}
+
+
+def _lfw_crops(detector: Detector, lfw: Path) -> Crops:
+    files = sorted(set(read_pairs(lfw / "pairsDevTrain.txt").first))[:PARITY_IMAGES]
+    crops = []
+    for file in files:
+        image = read_rgb(lfw / "images" / file)
+        faces = detector.detect([image])[0]
+        if len(faces):
+            crops.append(align(image, faces.landmarks_xy[:1])[0])
+    return np.stack(crops)

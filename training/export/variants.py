@@ -1,0 +1,310 @@
+"""INT8 variants of a pack's networks, and the measured loss of INT8 and bf16."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from models.checksums import sha256_of
+from models.engines.selection import (
+    EngineChoice,
+    EnginePreference,
+    PrecisionsByEngine,
+    available_precisions,
+    open_with_engine,
+)
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.pack.writing import update_variants
+from models.risk.calibration import Calibration, fmr_for_fpir
+from models.runtime.network import Engine, Float, Precision
+from models.vision.detection import Detector, Faces, choose_canvas, fill_canvas
+from models.vision.pixels import to_planes
+from models.vision.recognition import Recognizer
+from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
+from training.config import ConfigError, DataConfig
+from training.data.identities import list_identities, read_rgb
+from training.detection.data import load_annotated
+from training.evaluation.detection import evaluate_detector
+from training.evaluation.embedding import DETECT_BATCH_SIZE, Embeddings, central_crops, embed_crops
+from training.evaluation.lfw import (
+    LfwCrops,
+    OpenSetProtocol,
+    files_of,
+    load_lfw_crops,
+    people_of,
+    read_open_set,
+    read_pairs,
+)
+from training.evaluation.metrics import best_threshold, bootstrap, fold_decisions, search_gallery, threshold_at_fpir
+from training.export.onnx_export import finalize_onnx, restore_fp32_weights
+from training.export.quantization import quantize, sensitive_layers
+
+FOLDER: Final = "int8"
+"""Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
+CALIBRATION_CROPS: Final = 512
+CALIBRATION_PHOTOS: Final = 96
+SHIFT_PHOTOS: Final = 500
+MIN_CONFIDENT_SCORE: Final = 0.6
+FMR: Final = 1e-3
+FPIR: Final = 0.01
+REFERENCE: Final = EngineChoice("onnxruntime", "fp32", "the reference")
+Metrics = dict[str, Any]
+
+
+def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
+    """Write INT8 variants of both networks into a pack, with the measured loss of INT8 and bf16.
+
+    Args:
+        data: folder with celeba/, wider/ and scenes/, whose training photos set the ranges, and lfw/ and wider/ for
+            measuring.
+
+    Raises:
+        PackError: the pack has no manifest version 2.
+        ConfigError: data or the calibration is missing.
+    """
+    pack = load_pack(directory)
+    if pack.calibration is None:
+        raise ConfigError(f"{pack.model_id} has no calibration, whose thresholds the measurement needs")
+    if missing := [name for name in ("celeba", "wider", "scenes", "lfw") if not (data / name).is_dir()]:
+        raise ConfigError(f"{data} has no {', '.join(missing)}")
+    files = _write_files(pack, data)
+    pack = update_variants(pack.directory, _manifest_entries(pack, files, {}, {}))
+    available = available_precisions()
+    crops = load_lfw_crops(data / "lfw", pack.detection, cache_dir, alignment=pack.recognition.alignment)
+    exact = embeddings(pack, crops, REFERENCE)
+    recognition = measure_recognizer(pack, crops, exact, available)
+    detection = measure_detector(pack, data, exact, available)
+    return update_variants(pack.directory, _manifest_entries(pack, files, recognition, detection))
+
+
+def _write_files(pack: ModelPack, data: Path) -> dict[str, Path]:
+    """Return the INT8 files by task."""
+    folder = pack.directory / FOLDER
+    folder.mkdir(exist_ok=True)
+    files = {}
+    tasks: list[tuple[str, NetworkSpec, Iterator[Float]]] = [
+        ("detection", pack.detection, _photos(pack.detection, data)),
+        ("recognition", pack.recognition, _crops(pack.recognition, data)),
+    ]
+    for task, spec, batches in tasks:
+        files[task] = folder / spec.path.name
+        with tempfile.TemporaryDirectory(dir=pack.directory) as work:
+            wide, int8 = Path(work) / "wide.onnx", Path(work) / "int8.onnx"
+            restore_fp32_weights(spec.path, wide)
+            quantize(wide, int8, batches, sensitive_layers(wide))
+            finalize_onnx(int8, int8, {"kith.int8_of": sha256_of(spec.path)})
+            shutil.move(int8, files[task])
+    return files
+
+
+def _crops(spec: RecognitionSpec, data: Path) -> Iterator[Float]:
+    """Yield batches of evenly spaced CelebA crops."""
+    listed = list_identities(DataConfig(data / "celeba"))
+    side = spec.alignment.size_px
+    rows = np.linspace(0, len(listed) - 1, CALIBRATION_CROPS).astype(int)
+    for start in range(0, len(rows), DETECT_BATCH_SIZE):
+        crops = np.stack([listed.read(int(row)) for row in rows[start : start + DETECT_BATCH_SIZE]])
+        yield to_planes(crops, spec.normalization, np.empty((len(crops), 3, side, side), np.float32))
+
+
+def _photos(spec: DetectionSpec, data: Path) -> Iterator[Float]:
+    """Yield training photos of both sets, each on its own canvas as in serving."""
+    for photos in (load_annotated(data / "wider", "train"), load_annotated(data / "scenes")):
+        for row in np.linspace(0, len(photos) - 1, CALIBRATION_PHOTOS // 2).astype(int):
+            image = photos[row].image
+            yield fill_canvas(image, choose_canvas(*image.shape[:2]), spec.normalization)[None]
+
+
+def _manifest_entries(
+    pack: ModelPack, files: Mapping[str, Path], recognition: Mapping[str, Metrics], detection: Mapping[str, Metrics]
+) -> dict[str, Any]:
+    """Return the ``variants`` of the manifest."""
+    listed: dict[str, Any] = {}
+    for task, spec, measured in (
+        ("detection", pack.detection, detection),
+        ("recognition", pack.recognition, recognition),
+    ):
+        of = sha256_of(spec.path)
+        int8 = {"file": f"{FOLDER}/{files[task].name}", "sha256": sha256_of(files[task]), "of": of}
+        listed[task] = {"int8": {**int8, "measured": measured.get("int8", {})}}
+        if "bf16" in measured:
+            listed[task]["bf16"] = {"of": of, "measured": measured["bf16"]}
+    return listed
+
+
+def _measured_variants(available: PrecisionsByEngine) -> Iterator[tuple[Engine, Precision]]:
+    for engine, precisions in available.items():
+        for precision in ("int8", "bf16"):
+            if precision in precisions:
+                yield engine, precision
+
+
+def _by_precision(found: Mapping[tuple[Engine, Precision], Metrics]) -> dict[str, Metrics]:
+    """Group by precision, with the largest loss over engines."""
+    by_precision: dict[str, Metrics] = {}
+    for (engine, precision), measured in found.items():
+        known = by_precision.setdefault(precision, {"points_lost": -100.0, "engines": {}})
+        known["engines"][engine] = measured
+        known["points_lost"] = max(known["points_lost"], measured["points_lost"])
+    return by_precision
+
+
+def embeddings(pack: ModelPack, crops: LfwCrops, choice: EngineChoice) -> Embeddings:
+    """Embed LFW crops of the fp32 detector with a variant of the recognizer."""
+    recognizer = Recognizer(open_with_engine(pack.recognition, choice, EnginePreference()), pack.recognition)
+    vectors = np.zeros((len(crops.files), recognizer.dimension), np.float32)
+    vectors[crops.found] = embed_crops(recognizer.embed, crops.crops_NHWC[crops.found])
+    return Embeddings(crops.files, vectors, crops.found)
+
+
+def measure_recognizer(
+    pack: ModelPack, crops: LfwCrops, exact: Embeddings, available: PrecisionsByEngine
+) -> dict[str, Metrics]:
+    """Return by precision: LFW accuracy, cosines to fp32, and mixed-precision gallery search."""
+    lfw = crops.root
+    galleries = _GallerySearch(pack, lfw)
+    found = {}
+    for engine, precision in _measured_variants(available):
+        other = embeddings(pack, crops, EngineChoice(engine, precision, "measured"))
+        cosines = np.einsum("nd,nd->n", exact.vectors, other.vectors, dtype=np.float64)[crops.found]
+        view2 = _view2(exact, other, lfw)
+        found[engine, precision] = {
+            "points_lost": view2["points_lost"],
+            "lfw_view1": _view1(exact, other, lfw),
+            "lfw_view2": view2,
+            "cosine": {"mean": float(cosines.mean()), "worst": float(cosines.min()), "crops": len(cosines)},
+            "galleries": {
+                "fp32, probes fp32": galleries.evaluate(exact, exact),
+                f"fp32, probes {precision}": galleries.evaluate(exact, other),
+                f"{precision}, probes {precision}": galleries.evaluate(other, other),
+            },
+        }
+    return _by_precision(found)
+
+
+def _view1(exact: Embeddings, other: Embeddings, lfw: Path) -> Metrics:
+    """Compare accuracy if all pairs of View 1, each precision at its own best threshold."""
+    lists = [read_pairs(lfw / name) for name in ("pairsDevTrain.txt", "pairsDevTest.txt")]
+    same = np.concatenate([pairs.same for pairs in lists])
+    ones, others = (np.concatenate([e.similarities(pairs) for pairs in lists]) for e in (exact, other))
+    before, after = (float(((s >= best_threshold(s, same)) == same).mean()) for s in (ones, others))
+    return {"fp32": before, "variant": after, "points_lost": _percentage_points(before - after)}
+
+
+def _view2(exact: Embeddings, other: Embeddings, lfw: Path) -> Metrics:
+    """Compare ten-fold accuracy, with the 95 % interval over people of the difference per pair, in points."""
+    pairs = read_pairs(lfw / "pairs.txt")
+    before, after = (
+        fold_decisions(e.similarities(pairs), pairs.same, pairs.folds) == pairs.same for e in (exact, other)
+    )
+    lost = before.astype(np.float64) - after
+    low, high = bootstrap(lambda rows: lost[rows].mean(keepdims=True), people_of(pairs.first))
+    return {
+        "fp32": float(before.mean()),
+        "variant": float(after.mean()),
+        "points_lost": _percentage_points(lost.mean()),
+        "interval": [_percentage_points(low[0]), _percentage_points(high[0])],
+    }
+
+
+def _percentage_points(share: float) -> float:
+    return round(100 * float(share), 3)
+
+
+class _GallerySearch:
+    """Open-set protocol of LFW at the fp32 thresholds of the pack."""
+
+    def __init__(self, pack: ModelPack, lfw: Path) -> None:
+        self._protocol: OpenSetProtocol = read_open_set(lfw / "openset_protocol.json")
+        assert pack.calibration is not None  # noqa: S101 - checked by quantize_pack
+        calibration = Calibration.from_document(pack.calibration)
+        self._pair = calibration.threshold_at_fmr(FMR).similarity
+        self._search = calibration.threshold_at_fmr(fmr_for_fpir(FPIR, len(self._protocol.gallery))).similarity
+
+    def evaluate(self, enrolled: Embeddings, probes: Embeddings) -> Metrics:
+        gallery = enrolled.vectors[enrolled.rows(self._protocol.gallery)].astype(np.float64)
+        mated, strangers = (
+            probes.vectors[probes.rows(files)].astype(np.float64)
+            for files in (self._protocol.mated, self._protocol.strangers)
+        )
+        mates = self._protocol.mates()
+        similarity = mated @ gallery.T
+        own = np.zeros(similarity.shape, bool)
+        own[np.arange(len(mates)), mates] = True
+        impostors = np.concatenate([similarity[~own], (strangers @ gallery.T).ravel()])
+        hits, alarms = search_gallery(gallery, mated, mates, strangers)
+        return {
+            "tar": float((similarity[own] >= self._pair).mean()),
+            "fmr": float((impostors >= self._pair).mean()),
+            "fmr_asked": FMR,
+            "fnir": float(1 - (hits >= self._search).mean()),
+            "fpir": float((alarms >= self._search).mean()),
+            "fpir_asked": FPIR,
+            "fnir_by_hindsight": float(1 - (hits >= threshold_at_fpir(alarms, FPIR)).mean()),
+        }
+
+
+def measure_detector(
+    pack: ModelPack, data: Path, exact: Embeddings, available: PrecisionsByEngine
+) -> dict[str, Metrics]:
+    """Return by precision: recall on WIDER FACE, landmark shift, and View 2 with the fp32 recognizer."""
+    photos = load_annotated(data / "wider", "val")
+    images = data / "lfw" / "images"
+    files = sorted(files_of(data / "lfw", "view2"))
+    sample = [read_rgb(images / files[row]) for row in np.linspace(0, len(files) - 1, SHIFT_PHOTOS).astype(int)]
+    recognizer = Recognizer(open_with_engine(pack.recognition, REFERENCE, EnginePreference()), pack.recognition)
+
+    def detect(detector: Detector) -> tuple[float, list[Faces]]:
+        faces = [detector.detect([image])[0] for image in (*sample, *(photo.image for photo in photos))]
+        return evaluate_detector(detector, photos).recall, faces
+
+    recall, faces = detect(Detector(open_with_engine(pack.detection, REFERENCE, EnginePreference()), pack.detection))
+    found = {}
+    for engine, precision in _measured_variants(available):
+        detector = Detector(
+            open_with_engine(pack.detection, EngineChoice(engine, precision, "measured"), EnginePreference()),
+            pack.detection,
+        )
+        vectors, found_face = np.zeros((len(files), recognizer.dimension), np.float32), np.zeros(len(files), bool)
+        for rows, crops in central_crops(detector, [images / file for file in files], recognizer.alignment):
+            vectors[rows], found_face[rows] = recognizer.embed(crops), True
+        view2 = _view2(exact, Embeddings(tuple(files), vectors, found_face), data / "lfw")
+        other_recall, other_faces = detect(detector)
+        lost = _percentage_points(recall - other_recall)
+        found[engine, precision] = {
+            "points_lost": max(lost, view2["points_lost"]),
+            "wider_val_recall": {"fp32": recall, "variant": other_recall, "points_lost": lost},
+            "lfw_view2": view2,
+            "landmark_shift": _landmark_shift(faces, other_faces),
+        }
+    return _by_precision(found)
+
+
+def _landmark_shift(exact: list[Faces], other: list[Faces]) -> Metrics:
+    """Return the mean landmark distance of confident faces to the same face in the other precision."""
+    moved, in_eye_distances, lost = [], [], 0
+    for before, after in zip(exact, other, strict=True):
+        for row in np.flatnonzero(before.scores >= MIN_CONFIDENT_SCORE):
+            points = before.landmarks_xy[row]
+            eyes = float(np.linalg.norm(points[0] - points[1]))
+            off = np.linalg.norm(after.landmarks_xy - points, axis=2).mean(1)
+            if not len(off) or off.min() > eyes:
+                lost += 1
+                continue
+            moved.append(off.min())
+            in_eye_distances.append(off.min() / eyes)
+    return {
+        "faces": len(moved) + lost,
+        "lost": lost,
+        "pixels": {"median": float(np.median(moved)), "p95": float(np.quantile(moved, 0.95))},
+        "eye_distances": {
+            "median": float(np.median(in_eye_distances)),
+            "p95": float(np.quantile(in_eye_distances, 0.95)),
+        },
+    }

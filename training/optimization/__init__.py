@@ -1,0 +1,1 @@
+"""Training loop, objective, checkpoints and logs."""

@@ -1,0 +1,109 @@
+"""Distillation from a teacher's embeddings: packs, ONNX networks, exported torch programs, finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.errors import ModelError
+from models.pack.loading import load_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
+from models.vision.pixels import to_planes
+from models.vision.specs import Normalization
+from training.backbones import build_backbone
+from training.config import ConfigError, DistillConfig
+from training.losses.core import upcast
+from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
+
+Teacher = Callable[[Tensor], Tensor]
+"""Function from (B, 3, 112, 112) RGB crops in [-1, 1] to (B, D) unit embeddings, without gradient."""
+
+
+def load_teacher(path: Path) -> Teacher:
+    """Load a teacher from a run, a pack, a directory of ONNX files, or one ONNX or .pt2 file.
+
+    Runs use their EMA weights. Packs are fed as their manifest declares. Single files get (B, 3, 112, 112) RGB crops in
+    [-1, 1]. Raises ConfigError if the path holds no usable teacher.
+    """
+    if (path / CONFIG).is_file():
+        config = read_run_config(path)
+        backbone = build_backbone(config.backbone)
+        backbone.load_state_dict(load_ema_weights(path / CHECKPOINT))
+        return _torch_teacher(backbone.eval())
+    if path.suffix == ".pt2":
+        return _torch_teacher(torch.export.load(path).module())
+    try:
+        if path.suffix == ".onnx":
+            return _onnx_teacher(path, Normalization(127.5, 127.5), STANDARD_ALIGNMENT)
+        spec = load_pack(path).recognition
+        return _onnx_teacher(spec.path, spec.normalization, spec.alignment)
+    except ModelError as error:
+        raise ConfigError(f"distill.teacher {path}: {error}") from error
+
+
+def _torch_teacher(backbone: nn.Module) -> Teacher:
+    @torch.no_grad()
+    def embed(images_BCHW: Tensor) -> Tensor:
+        return F.normalize(upcast(backbone.to(images_BCHW.device)(images_BCHW)))
+
+    return embed
+
+
+def _onnx_teacher(path: Path, normalization: Normalization, alignment: Alignment) -> Teacher:
+    network = OnnxNetwork(path)
+
+    @torch.no_grad()
+    def embed(images_BCHW: Tensor) -> Tensor:
+        crops = realign_crops(_to_uint8(images_BCHW), alignment)
+        planes = to_planes(crops, normalization, np.empty((len(crops), 3, *crops.shape[1:3]), np.float32))
+        vectors = torch.from_numpy(network.run(planes)[0]).to(images_BCHW.device)
+        return F.normalize(vectors.float().flatten(1))
+
+    return embed
+
+
+def _to_uint8(images_BCHW: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    values = (images_BCHW.float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    return values.permute(0, 2, 3, 1).cpu().numpy()
+
+
+class Distillation(nn.Module):
+    """Distance between student and teacher embeddings, with a linear projection if dimensions differ.
+
+    ``config.match`` selects mean(1 - cos(student, teacher)), or mean((student - scale * teacher)^2) over images and
+    coordinates. The latter suits teachers that learned distances, such as dlib's: their vectors lie in a narrow cone,
+    where cosines hardly differ. With ``config.views``, teacher embeddings are cached: 4 bytes per coordinate.
+    """
+
+    def __init__(self, teacher: Teacher, student_dim: int, config: DistillConfig) -> None:
+        super().__init__()
+        self.teacher, self.config = teacher, config
+        teacher_dim = teacher(torch.zeros(1, 3, 112, 112)).shape[1]
+        self.projection: nn.Module = (
+            nn.Identity() if teacher_dim == student_dim else nn.Linear(student_dim, teacher_dim, bias=False)
+        )
+        self._cache: dict[int, Tensor] = {}
+
+    def forward(self, embeddings_BD: Tensor, images_BCHW: Tensor, batch: int | None = None) -> Tensor:
+        """Return the loss. ``batch`` is a number that identifies these images."""
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            target_BD = self._teacher_embeddings(images_BCHW, batch)
+            projected_BD = self.projection(upcast(embeddings_BD))
+            match self.config.match:
+                case "cosine":
+                    return (1 - F.cosine_similarity(projected_BD, target_BD)).mean()
+                case "euclidean":
+                    return F.mse_loss(projected_BD, self.config.scale * target_BD)
+
+    def _teacher_embeddings(self, images_BCHW: Tensor, batch: int | None) -> Tensor:
+        if not self.config.views or batch is None:
+            return self.teacher(images_BCHW)
+        if batch not in self._cache:
+            self._cache[batch] = self.teacher(images_BCHW)
+        return self._cache[batch]

@@ -1,0 +1,100 @@
+"""Logs of a run: a CSV with one line per step, TensorBoard, a progress bar."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from training.optimization.run_folder import LOSSES, VALIDATION
+
+TENSORBOARD_INTERVAL_STEPS = 10
+
+
+class LossLog:
+    """CSV with one line per step, truncated to the resumed step so that no step is logged twice."""
+
+    def __init__(self, path: Path, step: int, columns: Sequence[str]) -> None:
+        truncate_log(path, step, ["step", *columns])
+        self._stream = path.open("a", newline="", encoding="utf-8", buffering=1)
+        self._writer = csv.writer(self._stream)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def add(self, step: int, *values: float) -> None:
+        self._writer.writerow([step, *map(repr, values)])
+
+
+def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
+    """Keep the lines up to ``step`` of a CSV whose first column is the step; drop incomplete lines."""
+    kept: list[list[str]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.reader(stream) if len(row) == len(header)]
+        kept = [row for row in rows if row[0].isdigit() and int(row[0]) <= step]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([header, *kept])
+    partial.replace(path)
+
+
+class RunLog:
+    """CSV, TensorBoard and progress bar of the first rank.
+
+    Args:
+        batch_size: images per step, over all ranks.
+        silent: log nothing, for the other ranks.
+    """
+
+    def __init__(self, output: Path, step: int, total_steps: int, batch_size: int, silent: bool) -> None:
+        self._output, self._step, self._silent = output, step, silent
+        self._batch_size = batch_size
+        self._csv: LossLog | None = None
+        self._events: SummaryWriter | None = None
+        self._bar = tqdm(total=total_steps * batch_size, initial=step * batch_size, unit="img", disable=silent)
+
+    def __enter__(self) -> Self:
+        if not self._silent:
+            self._events = SummaryWriter(str(self._output / "tensorboard"), purge_step=self._step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._csv is not None:
+            self._csv.close()
+        if self._events is not None:
+            self._events.close()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Log one step. ``values`` have the same keys at every step and include ``loss``."""
+        if self._silent:
+            return
+        if self._csv is None:
+            self._csv = LossLog(self._output / LOSSES, self._step, list(values))
+        self._csv.add(step, *values.values())
+        if self._events is not None and step % TENSORBOARD_INTERVAL_STEPS == 0:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+        self._bar.update(self._batch_size)
+        self._bar.set_postfix({k: f"{v:.3g}" for k, v in values.items() if k in ("loss", "scale")})
+
+    def log_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Log figures of validation sets to validation.csv and TensorBoard."""
+        if self._silent:
+            return
+        path = self._output / VALIDATION
+        truncate_log(path, step - 1, ("step", "measure", "value"))
+        with path.open("a", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows([step, name, repr(value)] for name, value in values.items())
+        for name, value in values.items():
+            tqdm.write(f"step {step}: {name} {value:.4f}")
+            if self._events is not None:
+                self._events.add_scalar(name, value, step)

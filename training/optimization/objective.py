@@ -1,0 +1,85 @@
+"""Objective of a training step: the head's loss, terms, and distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from training.config import ConfigError, DistillConfig, RunConfig
+from training.losses import CosineHead, Head, PartialFC, build_head, build_term
+from training.optimization.distillation import Distillation, load_teacher
+
+
+class Objective(nn.Module):
+    """Weighted losses of a head, terms and a distillation, by name."""
+
+    def __init__(
+        self, head: Head, terms: Mapping[str, tuple[float, nn.Module]], distillation: tuple[float, Distillation] | None
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
+        self.term_weights = {name: weight for name, (weight, _) in terms.items()}
+        self.distillation = distillation[1] if distillation else None
+        self.distillation_weight = distillation[0] if distillation else 0.0
+
+    def forward(
+        self,
+        embeddings_BD: Tensor,
+        labels_B: Tensor,
+        images_BCHW: Tensor,
+        labeled_B: Tensor | None = None,
+        batch: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the parts by name.
+
+        Args:
+            labeled_B: mask of images with valid labels, used for head and terms; None means all.
+            batch: number that identifies these images, for the cache of the distillation.
+        """
+        x_BD, y_B = embeddings_BD, labels_B
+        if labeled_B is not None:
+            x_BD, y_B = embeddings_BD[labeled_B], labels_B[labeled_B]
+        parts = {"head": self.head(x_BD, y_B)}
+        weights_CD = self.head.class_weights()
+        for name, term in self.terms.items():
+            parts[name] = self.term_weights[name] * term(x_BD, y_B, weights_CD)
+        if self.distillation is not None:
+            parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW, batch)
+        return parts
+
+
+def build_objective(config: RunConfig, num_classes: int) -> Objective:
+    """Build the objective of a run. Raises ConfigError on invalid settings."""
+    dim = config.backbone.embedding_dim
+    head = build_head(config.head, dim, num_classes)
+    if config.loop.class_sampling:
+        head = _shard(head, config.loop.class_sampling)
+    terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}
+    if config.head.name == "none" and not terms and config.distill.teacher is None:
+        raise ConfigError("Head none needs a term (terms.triplet=1) or a teacher")
+    distillation = None
+    if config.distill.teacher is not None:
+        distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim, config.distill))
+    return Objective(head, terms, distillation)
+
+
+def check_objective(config: RunConfig) -> None:
+    """Build the objective for a few classes, to report errors before the data is decoded.
+
+    Raises ConfigError as `build_objective` does.
+    """
+    build_objective(
+        replace(config, distill=DistillConfig()) if config.terms or config.head.name != "none" else config, 64
+    )
+
+
+def _shard(head: Head, sampling: float) -> Head:
+    if not isinstance(head, CosineHead):
+        raise ConfigError(f"loop.class_sampling needs a cosine head, which {type(head).__name__} is not")
+    try:
+        return PartialFC(head, sampling)
+    except ValueError as error:
+        raise ConfigError(f"loop.class_sampling: {error}") from error

@@ -1,0 +1,155 @@
+"""Training state at one step, in memory and on disk, independent of the number of ranks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training import distributed
+from training.config import LoopConfig
+from training.losses import PartialFC
+from training.optimization.objective import Objective
+from training.optimization.run_folder import load_checkpoint, save_atomically
+
+
+class NonFiniteLossError(RuntimeError):
+    """NaN or infinite loss or gradient. The message names step and cause."""
+
+
+class TrainingState:
+    """Backbone, its EMA, objective, optimizer and loss scaler.
+
+    Checkpoints need no random state: batches, augmentation and all other random numbers depend only on seed and step.
+    """
+
+    def __init__(self, backbone: nn.Module, objective: Objective, config: LoopConfig, device: torch.device) -> None:
+        self.backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.averaged = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.objective = objective.to(device)
+        self.config = config
+        self.step = 0
+        self.loss = float("nan")
+        self.optimizer = _optimizer([*self.backbone.parameters(), *objective.parameters()], config)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+
+    def update(self, loss: Tensor, learning_rate: float) -> None:
+        """Take one optimizer step. Raises NonFiniteLossError if the gradient is NaN or infinite; nothing was changed.
+        In fp16 the step is skipped and the loss scale reduced instead."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        head = self.objective.head
+        sharded = [head.head.weight] if isinstance(head, PartialFC) else []
+        replicated = [p for p in self.objective.parameters() if all(p is not s for s in sharded)]
+        distributed.average_gradients(replicated)  # DistributedDataParallel averages those of the backbone
+        with self.objective.head.optimizer_step(self.optimizer):
+            self.scaler.unscale_(self.optimizer)
+            # The norm covers all ranks, so that either all of them step or none.
+            norm = self._clip([*self.backbone.parameters(), *replicated], sharded)
+            if bool(torch.isfinite(norm)):
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            elif self.scaler.is_enabled():
+                self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
+            else:
+                raise NonFiniteLossError(f"the gradient is not finite at step {self.step}: {self._broken_gradients()}")
+        self.step += 1
+        decay = min(self.config.ema_decay, self.step / (self.step + 10))
+        update_ema(self.averaged, self.backbone, decay)
+
+    def _clip(self, replicated: list[nn.Parameter], sharded: list[nn.Parameter]) -> Tensor:
+        """Clip gradients by their norm over all ranks' classes. Return the norm before clipping."""
+        norms = [nn.utils.get_total_norm([p.grad for p in replicated if p.grad is not None])]
+        if sharded:
+            own = torch.stack([p.grad.square().sum() for p in sharded if p.grad is not None]).sum()
+            norms.append(distributed.all_reduce_sum(own).sqrt())
+        norm: Tensor = torch.stack(norms).norm()
+        if bool(torch.isfinite(norm)):
+            nn.utils.clip_grads_with_norm_([*replicated, *sharded], self.config.gradient_clip, norm)
+        return norm
+
+    def _broken_gradients(self) -> str:
+        named = [*self.backbone.named_parameters(), *self.objective.named_parameters()]
+        broken = [name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        return ", ".join(broken[:5]) or "classes of another rank"
+
+    def save(self, path: Path) -> None:
+        """Write atomically. Collective: every rank must call it, the first one writes."""
+        document = {
+            "backbone": self.backbone.state_dict(),
+            "averaged": self.averaged.state_dict(),
+            "head": self.objective.head.full_state(),
+            "terms": self.objective.terms.state_dict(),
+            "distillation": None if self.objective.distillation is None else self.objective.distillation.state_dict(),
+            "optimizer": self._full_optimizer_state(),
+            "scaler": self.scaler.state_dict(),
+            "step": self.step,
+            "loss": self.loss,
+        }
+        if distributed.rank() == 0:
+            save_atomically(path, document)
+
+    def restore(self, path: Path) -> bool:
+        """Load a checkpoint. Return whether there was one."""
+        if not path.exists():
+            return False
+        state = load_checkpoint(path)
+        self.backbone.load_state_dict(state["backbone"])
+        self.averaged.load_state_dict(state["averaged"])
+        self.objective.head.load_full_state(state["head"])
+        self.objective.terms.load_state_dict(state["terms"])
+        if self.objective.distillation is not None:
+            self.objective.distillation.load_state_dict(state["distillation"])
+        self._load_optimizer(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.loss = int(state["step"]), float(state["loss"])
+        return True
+
+    def _full_optimizer_state(self) -> dict[str, Any]:
+        document = self.optimizer.state_dict()
+        head = self.objective.head
+        if isinstance(head, PartialFC):
+            index = self._index_of(head.head.weight)
+            document["state"][index] = {**document["state"].get(index, {}), **head.full_optimizer_state()}
+        return document
+
+    def _load_optimizer(self, document: dict[str, Any]) -> None:
+        head = self.objective.head
+        if isinstance(head, PartialFC):
+            slots = document["state"].get(self._index_of(head.head.weight), {})
+            whole = {k: v for k, v in slots.items() if isinstance(v, Tensor) and v.ndim == 2}
+            head.load_full_optimizer_state(whole)
+        self.optimizer.load_state_dict(document)
+
+    def _index_of(self, parameter: nn.Parameter) -> int:
+        order = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return next(i for i, p in enumerate(order) if p is parameter)
+
+
+def _optimizer(parameters: list[nn.Parameter], config: LoopConfig) -> torch.optim.Optimizer:
+    """Build the optimizer. Weight decay excludes biases, batch norms and PReLU slopes."""
+    trained = [p for p in parameters if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    match config.optimizer:
+        case "sgd":
+            return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.momentum, 0.999))
+
+
+@torch.no_grad()
+def update_ema(averaged: nn.Module, model: nn.Module, decay: float) -> None:
+    """Update the moving average of all floating tensors, including batch-norm statistics."""
+    target, source = averaged.state_dict(), model.state_dict()
+    floats = [name for name, value in target.items() if value.is_floating_point()]
+    torch._foreach_lerp_([target[n] for n in floats], [source[n] for n in floats], 1 - decay)
+    for name in target.keys() - set(floats):
+        target[name].copy_(source[name])

@@ -1,0 +1,1 @@
+"""Runs from top to bottom: training, comparison, reports."""

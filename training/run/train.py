@@ -1,0 +1,140 @@
+"""Training and evaluation runs from top to bottom: recognizer, loss comparison, detector, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models.checksums import sha256_of
+from models.vision.detection import Detector
+from models.vision.specs import DetectionSpec
+from training import distributed
+from training.backbones import build_backbone
+from training.config import RunConfig
+from training.data.identities import load_identities
+from training.data.verification import read_bin
+from training.detection.data import load_annotated
+from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
+from training.detection.network import FaceDetector
+from training.evaluation import plots
+from training.evaluation.benchmarks import evaluate_bin
+from training.evaluation.embedding import load_run, torch_embedder
+from training.evaluation.lfw import PARTS, VIEW1, load_lfw_crops
+from training.losses import build_head
+from training.optimization.loop import Checkpoint, Validator, fit
+from training.optimization.objective import build_objective, check_objective
+from training.optimization.run_folder import CHECKPOINT, LOSSES, load_checkpoint, load_ema_weights, write_run_config
+from training.recipes import compared
+from training.run.compare import (
+    Cells,
+    comparison_row,
+    load_row,
+    markdown,
+    save_row,
+    training_angle_rows,
+    training_angles,
+    write_table,
+)
+from training.run.html_report import collect_lfw_results, headline_rows, write_report
+
+
+def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
+    """Train or resume a recognizer. ``detector`` is needed for unaligned photos only."""
+    check_objective(config)
+    torch.manual_seed(config.loop.seed)
+    if distributed.rank() == 0:
+        write_run_config(
+            config.output, config.as_dict(), config.output / CHECKPOINT, mutable=("epochs", "root", "output")
+        )
+        # Fill the cache before the other ranks read it.
+        load_identities(config.data, config.output.parent / "cache", detector)
+    distributed.barrier()
+    data = load_identities(config.data, config.output.parent / "cache", detector)
+    backbone = build_backbone(config.backbone)
+    objective = build_objective(config, data.num_classes)
+    validate = build_validator(config.validation) if distributed.rank() == 0 else None
+    checkpoint = fit(backbone, objective, data, config, validate)
+    if distributed.rank() == 0:
+        (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
+    return checkpoint
+
+
+def build_validator(validation: Sequence[Path]) -> Validator | None:
+    """Return a function that computes the ten-fold accuracy on each .bin set, by name."""
+    if not validation:
+        return None
+    sets = {path.stem: read_bin(path) for path in validation}
+
+    def validate(network: nn.Module) -> dict[str, float]:
+        return {
+            f"{name} accuracy": evaluate_bin(torch_embedder(network), pairs).accuracy.mean
+            for name, pairs in sets.items()
+        }
+
+    return validate
+
+
+def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
+    """Train the given losses one after the other, evaluate each on LFW, and return a Markdown table.
+
+    LFW is aligned by this detector. Losses with saved results are skipped. The table in ``output`` grows run by run.
+    """
+    crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
+    detector = sha256_of(detection.path)
+    rows: list[Cells] = []
+    for loss in losses:
+        config = compared(loss, data / "celeba", output / loss, epochs, people)
+        row = load_row(config, detector)
+        if row is None:
+            finished = train_recognizer(config)
+            row = comparison_row(config, torch_embedder(finished.backbone), finished.head.class_weights(), crops)
+            save_row(config, detector, row)
+        rows.append(row)
+        write_table(rows, output)
+    return markdown(rows)
+
+
+def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
+    """Train or resume the detector on the training photos of ``data``/wider and on ``data``/scenes.
+
+    Args:
+        start_from: an earlier run whose EMA weights initialize the network.
+    """
+    torch.manual_seed(loop.seed)
+    write_run_config(output, asdict(loop), output / DETECTOR_CHECKPOINT, mutable=("steps",))
+    model = FaceDetector()
+    if start_from is not None:
+        model.load_state_dict(load_ema_weights(start_from / DETECTOR_CHECKPOINT))
+    photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
+    return fit_detector(model, photos, loop, output)
+
+
+def report_run(
+    run: Path, data: Path, detection: DetectionSpec, report: Path | None, flip: bool = False, view1: bool = False
+) -> list[tuple[str, str]]:
+    """Evaluate a run on LFW (``data``/lfw, aligned by this detector) and return the figures.
+
+    With ``report``, also write them as HTML, with curves, worst pairs and sample crops.
+    """
+    config, backbone = load_run(run)
+    parts = VIEW1 if view1 else PARTS
+    crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", parts)
+    evidence = collect_lfw_results(torch_embedder(backbone), crops, flip)
+    trained_on = load_identities(config.data, config.output.parent / "cache")
+    head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
+    head.load_full_state(load_checkpoint(run / CHECKPOINT)["head"])
+    own = training_angles(torch_embedder(backbone), trained_on, head.class_weights())
+    about = [("Head", _describe_head(config)), *training_angle_rows(own)]
+    if report is not None:
+        write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, trained_on.crops_NHWC)
+    return [*about, *((name, value) for name, value, _ in headline_rows(evidence.judgment))]
+
+
+def _describe_head(config: RunConfig) -> str:
+    options = ", ".join(f"{k}={v}" for k, v in config.head.options.items())
+    terms = "".join(f" + {t.weight:g} {t.name}" for t in config.terms)
+    return f"{config.head.name}{f' ({options})' if options else ''}{terms}"
