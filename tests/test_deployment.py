@@ -283,3 +283,10 @@ def unit(name: str) -> ConfigParser:
 
 def test_the_image_sets_what_exists() -> None:
     assert set(re.findall(r"\bKITH_\w+", (DOCKER / "Dockerfile").read_text())) <= SETTINGS
+
+
+def test_the_image_has_every_package_that_serving_imports() -> None:
+    dockerfile, context = ((ROOT / name).read_text() for name in ("docker/Dockerfile", ".dockerignore"))
+    for package in ("kith", "models", "service"):
+        assert f"\nCOPY {package} {package}\n" in dockerfile
+        assert f"\n!{package}\n" in context
