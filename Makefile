@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST ?= $(BIN)/pytest
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
@@ -39,16 +40,16 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 # The tests that take long; make test runs the others.
 test-all: setup
-	$(BIN)/pytest -m long --durations=20
+	$(PYTEST) -m long --durations=20
 
 # Tests and screenshots of the console in Chromium: docs/console.md, docs/decisions/0043.
 test-browser: setup
 	@$(BIN)/python -m tests.browser.chromium
-	$(BIN)/pytest tests/browser
+	$(PYTEST) tests/browser
 
 screenshots: setup
 	$(BIN)/python -m tests.browser.screenshots
