@@ -64,7 +64,7 @@ lock: setup
 
 # The long version of the fault-injection tests: docs/faults.md.
 test-faults: setup
-	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/test_check.py
+	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/storage/integrity/test_gallery_check.py
 
 # Build the image without a Docker engine and test it (as root; lists missing programs): docs/deployment.md.
 container-check: setup
@@ -73,7 +73,7 @@ container-check: setup
 # Coverage-guided fuzzing with hostile input: docs/security-tests.md.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
-	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/test_openapi.py
+	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/api/test_openapi.py
 
 bench-floor: setup
 	$(BIN)/python -m bench.floor

@@ -349,8 +349,8 @@ of 0.1 % is four of the 4,069 strangers; five strangers are mislabeled. Draws sh
 
 The reference recognizer is calibrated on people of LFW View 1's training list outside the protocol. The bundled pack's
 own calibration uses the whole list, which includes 361 of the 610 people and 1,187 of the strangers. This favors only
-the bundled pack. All photos here come from LFW; tests/models/test_gallery_risk.py shows how the gallery's own evidence
-corrects the risk for other photos.
+the bundled pack. All photos here come from LFW; tests/models/risk/test_gallery_risk.py shows how the gallery's own
+evidence corrects the risk for other photos.
 """
 
 

@@ -10,7 +10,7 @@ from service.storage.db.engine import Database
 
 TEXT = "00" * 31 + "07"
 ENVIRONMENT = {"KITH_MASTER_KEY": TEXT, "KITH_MAX_EMBEDDINGS": "1000", "KITH_EMBEDDING_RATE": "1000000"}
-"""Tests and benches send more embeddings than a server accepts by default (tests/service/test_probe_budget.py)."""
+"""Tests and benches send more embeddings than a server accepts by default (test_probe_budget.py)."""
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 

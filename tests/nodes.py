@@ -16,7 +16,7 @@ from service.index.replicas import in_process
 from service.storage.repositories.shared_indexes import SharedIndexes
 from service.storage.repositories.store import Store
 from tests.databases import open_database
-from tests.service.test_gallery import brute_force
+from tests.service.index.test_gallery import brute_force
 
 
 class Node:

@@ -31,7 +31,7 @@ MIN_DECISIONS: Final = 100
 WATCH_Z: Final = 3.0
 DRIFT_Z: Final = 4.0
 """Standard errors. Without drift, ``drifted`` occurs in under 0.1 % of checks, ``watch`` or ``drifted`` in under 1 %
- (tests/service/test_drift.py)."""
+ (tests/service/observability/test_drift.py)."""
 DRIFT_DIGITS: Final = 2
 """Decimals of reported means. With more, two means would reveal the exact similarity of the search between them."""
 BLOCK: Final = 25

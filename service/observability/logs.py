@@ -1,4 +1,7 @@
-"""Logging as text or JSON lines. Messages must not contain personal data (tests/service/test_log.py)."""
+"""Logging as text or JSON lines.
+
+Messages must not contain personal data (tests/service/observability/test_log_privacy.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Addresses that the console asks for. Run by tests/service/test_console.py.
+// Addresses that the console asks for. Run by tests/service/api/test_console.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// Two people made one and taken apart again. Run by tests/service/test_console.py.
+// Two people made one and taken apart again. Run by tests/service/api/test_console.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

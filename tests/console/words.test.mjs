@@ -1,4 +1,4 @@
-// What the console says, sentence by sentence. Run by tests/service/test_console.py.
+// What the console says, sentence by sentence. Run by tests/service/api/test_console.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -23,7 +23,9 @@ BEFORE = 40
 """Photos of other people that the archive job processes before the erased person's photo."""
 
 
-@pytest.mark.skipif(not LONG, reason="make test-faults; tests/service/test_erasure.py has the same in one process")
+@pytest.mark.skipif(
+    not LONG, reason="make test-faults; tests/service/storage/privacy/test_erasure.py has the same in one process"
+)
 def test_an_erasure_reaches_every_server_job_and_export(
     some_database_url: DatabaseUrl,
     tmp_path: Path,

@@ -26,7 +26,7 @@ from tests.faults.judging import operations_of, without_an_order
 from tests.faults.servers import serving
 from tests.faults.workers import CONTEXT, Answered, Asked, Found, Node, Task, Worker, Writer, seen
 from tests.postgres import DatabaseUrl
-from tests.service.test_fusion import RULES, fused_similarity
+from tests.service.domain.test_fusion import RULES, fused_similarity
 
 SEAL = Seal(new_key())
 

@@ -31,7 +31,19 @@ from service.schemas.subjects import EnrollIn
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
 from service.storage.transfer.parquet import Reader, Writer
-from tests.service.images import SMALL, canvas, encode, gif, heic, heic_grid, heic_overlay, ifd, scans, tiff, with_exif
+from tests.service.inference.image_files import (
+    SMALL,
+    canvas,
+    encode,
+    gif,
+    heic,
+    heic_grid,
+    heic_overlay,
+    ifd,
+    scans,
+    tiff,
+    with_exif,
+)
 
 DIMENSION: Final = 4
 HEADER: Final = GalleryFileHeader("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subjects=2, templates=2)

@@ -1,0 +1,192 @@
+"""Request bodies: three equivalent ways to send a photo, and their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.requests import Request
+
+from kith import Kith
+from service.api.http.bodies import read_parts
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+
+Photo = NDArray[np.uint8]
+JPEG = {"Content-Type": "image/jpeg"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "/v1/detect": {},
+    "/v1/embed": {"model": "kith-compact"},
+    IDENTIFY: {"risk": {"fpir": 0.01}, "top_k": 1, "faces": "largest", "filter": {"tags": ["nasa"]}},
+    ENROLL: {"face": "largest", "allow_low_quality": True},
+}
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_all_content_types_give_the_same_response(
+    server: str, kith: Kith, gallery: str, group: Photo, path: str
+) -> None:
+    kith.put_subject(gallery, "ada", tags=["nasa"])
+    kith.enroll(gallery, "ada", jpeg(group), face="largest")
+    photo, options, url = jpeg(group), OPTIONS[path], server + path.format(gallery=gallery)
+    if path == ENROLL:
+        options = options | {"allow_duplicate": True}
+    text, wire = json.dumps(options), {"images": [base64.b64encode(photo).decode()]}
+    sent = {
+        "json": httpx.post(url, json=wire | options),
+        "multipart": httpx.post(url, files=[("images", ("p", photo))], data={"request": text}),
+        "jpeg": httpx.post(url, content=photo, headers=JPEG, params={"request": text}),
+        "bytes": httpx.post(
+            url, content=photo, headers={"Content-Type": "application/octet-stream"}, params={"request": text}
+        ),
+        "chunks": httpx.post(url, content=_chunks(photo), headers=JPEG, params={"request": text}),
+    }
+    answers = {}
+    for way, response in sent.items():
+        assert response.is_success, (way, response.text)
+        answers[way] = response.json()
+        for result in answers[way].get("results", []):
+            assert result.pop("template", "") is not None  # each enrollment creates a new id
+    assert answers["json"] == answers["multipart"] == answers["jpeg"] == answers["bytes"] == answers["chunks"]
+
+
+def test_a_bare_photo_needs_no_options(server: str, astronaut: Photo) -> None:
+    response = httpx.post(f"{server}/v1/detect", content=jpeg(astronaut), headers={"Content-Type": "IMAGE/JPEG; q=1"})
+    assert len(response.json()["images"][0]["faces"]) == 1
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+@pytest.mark.parametrize(
+    ("body", "query", "status", "code"),
+    [
+        (b"", "", 422, "image_empty"),
+        (b"not a photo", "", 422, "image_format"),
+        (b"x", "?request={", 422, "invalid_request"),
+        (b"x", "?request=[]", 422, "invalid_request"),
+        (b"x", '?request={"no_such": 1}', 422, "invalid_request"),
+        (b"x", '?request={"images": [5]}', 422, "invalid_request"),
+        (b"x", '?request={"images": []}', 422, "invalid_request"),
+        (b"x", "?top_k=3", 422, "invalid_request"),
+    ],
+)
+def test_bad_bare_photos(
+    server: str, gallery: str, kith: Kith, path: str, body: bytes, query: str, status: int, code: str
+) -> None:
+    url = server + path.format(gallery=gallery) + query
+    check(httpx.post(url, content=body, headers=JPEG), status, code)
+    assert kith.gallery(gallery).templates == 0
+
+
+def test_a_verification_has_two_sides(server: str, astronaut: Photo) -> None:
+    check(httpx.post(f"{server}/v1/verify", content=jpeg(astronaut), headers=JPEG), 415, "unsupported_media_type")
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Server with a low photo size limit."""
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("narrow"), max_image_bytes=100_000, max_images=2)
+    with embedded(settings) as url:
+        yield url
+
+
+def test_a_photo_beyond_the_limit(narrow: str) -> None:
+    check(httpx.post(f"{narrow}/v1/detect", content=b"x" * 100_001, headers=JPEG), 413, "image_too_large")
+    check(httpx.post(f"{narrow}/v1/detect", content=b"x" * 100_000, headers=JPEG), 422, "image_format")
+
+
+def test_a_photo_of_unknown_length_is_rejected_at_the_limit(narrow: str) -> None:
+    """The rejection comes before the end of the body, which is never sent."""
+    url = httpx.URL(narrow)
+    with socket.create_connection((url.host, url.port or 80), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for _ in range(11):
+            connection.sendall(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+        answer = ""
+        while not answer.endswith("}"):  # head and body may arrive apart
+            answer += connection.recv(65536).decode()
+    assert answer.startswith("HTTP/1.1 413")
+    assert "image_too_large" in answer
+
+
+def test_a_file_beyond_the_limit_fails_alone_and_is_truncated(narrow: str, astronaut: Photo) -> None:
+    files = [("images", ("a", b"x" * 500_000)), ("images", ("b", jpeg(astronaut[:250, :250])))]
+    large, whole = httpx.post(f"{narrow}/v1/detect", files=files).json()["images"]
+    assert large["error"]["code"] == "image_too_large" and "error" not in whole
+    sizes = [99_999, 100_000, 100_001, 5_000_000]
+    head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n'
+    form = b"".join(head + b"x" * size + b"\r\n" for size in sizes) + b"--b--\r\n"
+    pieces = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
+    parts = asyncio.run(read_parts(Request(scope, receive), 4, 100_000))
+    assert [len(part.payload) for part in parts] == [99_999, 100_000, 100_001, 100_001]
+
+
+def test_a_form_may_arrive_in_any_chunks(server: str, astronaut: Photo) -> None:
+    """Chunk boundaries may fall anywhere, also within a form boundary."""
+    photo = jpeg(astronaut) + os.urandom(2000) + b"\r\n--bound\r\n--boun\r\r\n-"
+    form = b'--boundary\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n' + photo
+    form += b'\r\n--boundary\r\nContent-Disposition: form-data; name="request"\r\n\r\n{}\r\n--boundary--\r\n'
+    headers = {"Content-Type": 'multipart/form-data; boundary="boundary"'}
+    url = f"{server}/v1/detect"
+    whole = httpx.post(url, content=form, headers=headers)
+    pieces = httpx.post(url, content=_chunks(form, 37), headers=headers)
+    assert len(whole.json()["images"][0]["faces"]) == 1
+    assert pieces.json() == whole.json()
+    check(httpx.post(url, content=form[:-40], headers=headers), 422, "invalid_request")
+    check(httpx.post(url, content=form, headers={"Content-Type": "multipart/form-data"}), 422, "invalid_request")
+
+
+def test_forms_are_bounded(server: str, astronaut: Photo) -> None:
+    url, photo = f"{server}/v1/detect", jpeg(astronaut)
+    big = httpx.post(url, files=[("images", photo)], data={"request": " " * 1_100_000 + "{}"})
+    check(big, 422, "invalid_request")
+    as_file = httpx.post(url, files=[("images", photo), ("request", ("r", b" " * 1_100_000 + b"{}"))])
+    check(as_file, 422, "invalid_request")
+    photos = httpx.post(url, files=[("images", photo)], data={"request": '{"images": []}'})
+    check(photos, 422, "invalid_request")
+    many = httpx.post(url, files=[("images", photo)], data={"request": ["{}"] * 5})
+    check(many, 422, "invalid_request")
+    head = (
+        b'--b\r\nContent-Disposition: form-data; name="images"; filename="' + b"x" * 10_000 + b'"\r\n\r\nx\r\n--b--\r\n'
+    )
+    long = httpx.post(url, content=head, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    check(long, 422, "invalid_request")
+
+
+def test_the_client_sends_a_single_photo_as_the_body(
+    kith: Kith, gallery: str, astronaut: Photo, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg(astronaut))
+    kith.put_subject(gallery, "eileen", tags=["nasa"])
+    assert kith.enroll(gallery, "eileen", tmp_path / "a.jpg", face="largest").enrolled == 1
+    (found,) = kith.identify(gallery, tmp_path / "a.jpg", risk={"fpir": 0.01}, filter={"tags": ["nasa"]}).results
+    assert (found.subject, found.risk and found.risk.fpir) == ("eileen", 0.01)
+    (alike,) = kith.identify(gallery, tmp_path / "a.jpg", risk={"fpir": 0.01}).results
+    assert alike == found
+    (face,) = kith.embed(tmp_path / "a.jpg", model="kith-compact").images[0].faces
+    assert face.embedding is not None
+    assert kith.detect(tmp_path / "a.jpg").images[0].faces[0].box == face.box
+
+
+def _chunks(body: bytes, size: int = 10_000) -> Iterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]

@@ -1,0 +1,259 @@
+"""JSON limits apply before parsing, and large bodies do not delay other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2 as httpx
+import pytest
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from service.api.http.bodies import read_json
+from service.core.errors import ImageTooLargeError, InvalidRequestError, KithError, RequestTooLargeError
+from service.core.json_limits import MAX_DEPTH, MAX_VALUES, JsonLimits, JsonScanner, check_json
+from service.domain.gallery_items import MAX_VECTOR_DIMENSION
+from service.schemas.faces import EmbedIn
+from service.schemas.fields import MAX_DIMENSION
+from service.schemas.identification import IdentifyIn
+from service.schemas.photos import MAX_EMBEDDINGS, MAX_PHOTOS
+from service.settings import Settings
+from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+
+JSON = {"Content-Type": "application/json"}
+MANY = MAX_VALUES + 10
+DENSE = {
+    "strings": b'{"images": [' + b'"",' * MANY + b'""]}',
+    "arrays": b'{"x": [' + b"[]," * MANY + b"[]]}",
+    "objects": b'{"filter": {"metadata": {"k": [' + b"{}," * MANY + b"{}]}}}",
+    "numbers": b'{"metadata": {"k": [' + b"1," * MANY + b"1]}}",
+    "nulls": b'{"embeddings": [' + b"null," * 600_000 + b"null]}",
+    "fields": b"{" + b",".join(b'"x%d":0' % i for i in range(MANY)) + b"}",
+    "depth": b'{"x":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
+}
+
+
+def read(body: bytes, model: type[BaseModel] = EmbedIn, piece: int = 65_536, numbers: int = 0) -> Any:
+    """Read a body that arrives in chunks, without a server."""
+    pieces = [body[start : start + piece] for start in range(0, len(body), piece)] or [b""]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    return asyncio.run(read_json(request, model, 2, 1_000_000, numbers))
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_dense_documents_are_refused_before_they_are_parsed(case: str) -> None:
+    numbers = 512_000 if case == "nulls" else 0
+    with pytest.raises(ValueError, match="more than"):
+        check_json(DENSE[case], JsonLimits(numbers=numbers))
+    with pytest.raises(InvalidRequestError, match="more than"):
+        read(DENSE[case], IdentifyIn, numbers=numbers)
+
+
+@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
+@pytest.mark.parametrize("case", ["strings", "arrays", "objects", "fields", "depth"])
+def test_every_route_with_photos_is_bounded(server: str, gallery: str, path: str, case: str) -> None:
+    response = httpx.post(server + path.format(gallery=gallery), content=DENSE[case], headers=JSON)
+    assert "more than" in check(response, 422, "invalid_request")["detail"]
+
+
+@pytest.mark.parametrize("case", ["strings", "arrays", "objects", "numbers", "fields", "depth"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/v1/galleries/{gallery}/subjects/a"),
+        ("PATCH", "/v1/galleries/{gallery}/subjects/a"),
+        ("POST", "/v1/galleries/{gallery}/subjects/a/merge"),
+        ("POST", "/v1/galleries"),
+        ("PATCH", "/v1/galleries/{gallery}"),
+        ("POST", "/v1/galleries/{gallery}/migrate"),
+        ("POST", "/v1/keys"),
+    ],
+)
+def test_every_route_with_a_model_is_bounded(server: str, gallery: str, method: str, path: str, case: str) -> None:
+    response = httpx.request(method, server + path.format(gallery=gallery), content=DENSE[case], headers=JSON)
+    assert "more than" in check(response, 422, "invalid_request")["detail"]
+
+
+def test_options_in_a_form_are_bounded(server: str) -> None:
+    options = DENSE["arrays"]
+    response = httpx.post(f"{server}/v1/detect", files=[("images", b"x")], data={"request": options.decode()})
+    assert "more than" in check(response, 422, "invalid_request")["detail"]
+
+
+def test_strings_do_not_count_as_values() -> None:
+    text = '[{",\\"\\\\' * 50_000
+    check_json(json.dumps({"metadata": {"k": text, 'a"\\': "\\"}}).encode())
+    with pytest.raises(ValueError, match="unbalanced closing bracket"):
+        check_json(b'{"k": "\\\\"]}}')
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 65_536])
+def test_the_scanner_is_independent_of_chunk_boundaries(piece: int) -> None:
+    document = json.dumps({'a\\"[': ["", '"', "\\", '\\\\"', "é\n" * 9, {"b": 1}], "": None}).encode()
+    scanner, runs = JsonScanner(), list[tuple[bool, bytes]]()
+    for start in range(0, len(document), piece):
+        runs += scanner.runs(document[start : start + piece])
+    assert b"".join(run for _, run in runs) == document
+    outside = b"".join(run for in_string, run in runs if not in_string)
+    assert outside == re.sub(rb'"(?:[^"\\]|\\.)*"', b'""', document)
+
+
+@pytest.mark.parametrize("piece", [997, 65_536])
+@pytest.mark.parametrize("size", [10, 74_999, 75_000, 600_000])
+@pytest.mark.parametrize("written", ["plain", "slashes", "lines"])
+def test_photos_of_any_length_are_read_unchanged(piece: int, size: int, written: str) -> None:
+    photos = [os.urandom(size), b"", os.urandom(size + 1)]
+    encode = base64.encodebytes if written == "lines" else base64.b64encode
+    document = json.dumps({"model": "m", "images": [encode(photo).decode() for photo in photos]})
+    if written == "slashes":
+        document = document.replace("/", "\\/")
+    body = read(document.encode(), piece=piece)
+    assert (body.images, body.model) == (photos, "m")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"images": ["x" * 200_001]}, InvalidRequestError),
+        ({"images": ["A" * 2_100_000]}, ImageTooLargeError),
+        ({"model": "A" * 100_001}, InvalidRequestError),
+        ({"x": "A" * 100_001}, InvalidRequestError),
+        ({"urls": ["A" * 100_000] * 30}, RequestTooLargeError),
+    ],
+)
+def test_long_strings_that_are_not_photos_are_rejected(body: dict[str, Any], error: type[KithError]) -> None:
+    with pytest.raises(error):
+        read(json.dumps(body).encode())
+
+
+def test_the_schema_bounds_every_list_of_a_request(server: str) -> None:
+    document = httpx.get(f"{server}/openapi.json").json()
+    schemas, unbounded, seen = document["components"]["schemas"], [], set[str]()
+
+    def walk(node: Any, where: str) -> None:
+        if isinstance(node, list):
+            for each in node:
+                walk(each, where)
+        elif isinstance(node, dict):
+            if node.get("type") == "array" and "maxItems" not in node and "binary" not in json.dumps(node):
+                unbounded.append(where)
+            if (name := node.get("$ref", "").rpartition("/")[2]) and name not in seen:
+                seen.add(name)
+                walk(schemas[name], name)
+            for key, value in node.items():
+                walk(value, f"{where}.{key}")
+
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            walk([operation.get("requestBody"), operation.get("parameters")], f"{method} {path}")
+    assert {"IdentifyIn", "SubjectIn", "KeyIn"} <= seen
+    assert not unbounded
+
+
+def test_the_schema_allows_the_maximum_of_every_setting() -> None:
+    def most(name: str) -> Any:
+        return next(bound.le for bound in Settings.model_fields[name].metadata if hasattr(bound, "le"))
+
+    assert (most("max_images"), most("max_embeddings"), MAX_VECTOR_DIMENSION) == (
+        MAX_PHOTOS,
+        MAX_EMBEDDINGS,
+        MAX_DIMENSION,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Return address and process id of a server in its own process."""
+    environment = os.environ | {"KITH_DATA_DIR": str(tmp_path_factory.mktemp("alone")), "KITH_PORT": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli.entry", "serve"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    drain = threading.Thread(target=process.stderr.read, daemon=True)
+    try:
+        found = next(filter(None, (re.search("listening on (http://[^ ,]+)", line) for line in process.stderr)))
+        drain.start()
+        while True:
+            try:
+                httpx.get(f"{found[1]}/readyz", timeout=30).raise_for_status()
+                break
+            except httpx.HTTPError:
+                continue
+        yield found[1], process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        drain.join()
+        process.stderr.close()
+
+
+def resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1000
+
+
+class Waits:
+    """Maximum latency of /healthz in seconds while the block runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._done, self.longest_s, self.count = url, threading.Event(), 0.0, 0
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        with httpx.Client() as client:
+            client.get(f"{self._url}/healthz")
+            while not self._done.is_set():
+                start = time.perf_counter()
+                client.get(f"{self._url}/healthz", timeout=120)
+                self.longest_s = max(self.longest_s, time.perf_counter() - start)
+                self.count += 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+LARGE = {
+    "20 MB of strings": b'{"images": [' + b'"",' * 6_600_000 + b'""]}',
+    "100 MB of arrays": b'{"x": [' + b"[]," * 33_000_000 + b"[]]}",
+    "16 photos of 20 MB": b'{"images": [' + b",".join([b'"' + b"A" * 26_000_000 + b'"'] * 16) + b"]}",
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_a_large_body_delays_no_other_request_and_its_memory_is_returned(alone: tuple[str, int], case: str) -> None:
+    url, pid = alone
+    with httpx.Client(timeout=120) as client:
+        client.post(f"{url}/v1/detect", content=b'{"images": ["AAAA"]}', headers=JSON)
+        before = resident_mb(pid)
+        with Waits(url) as waits:
+            try:
+                response = client.post(f"{url}/v1/detect", content=LARGE[case], headers=JSON)
+                assert response.status_code in (200, 413, 422), response.text[:300]
+            except httpx.TransportError:  # rejected while sending
+                pass
+        client.get(f"{url}/healthz")
+    after = resident_mb(pid)
+    print(f"{case}: /healthz {waits.longest_s * 1000:.0f} ms at most of {waits.count}, {before:.0f} -> {after:.0f} MB")
+    assert waits.longest_s < 2, "the body was parsed on the event loop"  # 0.1 s on idle cores
+    assert after - before < 100

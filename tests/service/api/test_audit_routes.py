@@ -1,0 +1,185 @@
+"""Audit of a real server: entries of every action, and no personal data in them."""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith
+from models.vision.recognition import l2_normalize
+from service.server import embedded
+from service.settings import Settings, load_settings
+from tests.conftest import jpeg
+from tests.service.storage.audit.test_audit_log import brief, report_of
+
+GALLERY = "staff"
+IDS = ("Ada-Lovelace-1815", "Grace-Hopper-1906")
+NAMES = ("Augusta Ada King", "Rear Admiral Hopper")
+SECRETS = ("engine-room", "countess@example.org", "likes-bernoulli")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(data_dir=tmp_path / "data", log_level="WARNING", audit_searches="before")
+
+
+@pytest.fixture
+def url(settings: Settings) -> Iterator[str]:
+    with embedded(settings) as serving:
+        yield serving
+
+
+@pytest.fixture
+def kith(url: str) -> Iterator[Kith]:
+    with Kith(url) as client:
+        yield client
+
+
+def call_every_route(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], folder: Path) -> list[float]:
+    """Call every route that changes or searches, and return a stored vector."""
+    photo, other = jpeg(astronaut), jpeg(actor)
+    kith.create_gallery(GALLERY, keep_crops=True)
+    kith.update_gallery(GALLERY, risk={"fpir": 0.01})
+    kith.put_subject(GALLERY, IDS[0], NAMES[0], {"mail": SECRETS[1]}, [SECRETS[0]])
+    kith.put_subject(GALLERY, IDS[1], NAMES[1], {"note": SECRETS[2]})
+    kith.enroll(GALLERY, IDS[0], photo)
+    kith.enroll(GALLERY, IDS[1], other)
+    (seen,) = kith.embed(photo).images[0].faces
+    assert seen.embedding is not None
+    assert kith.identify(GALLERY, photo).results[0].subject == IDS[0]
+    kith.identify(GALLERY, photo, other)
+    kith.verify((GALLERY, IDS[0]), photo)
+    kith.verify((GALLERY, IDS[0]), (GALLERY, IDS[1]))
+    (template,) = kith.templates(GALLERY, IDS[1])
+    kith.move_template(GALLERY, IDS[1], template.id, IDS[0])
+    kith.delete_template(GALLERY, IDS[0], template.id)
+    file = folder / "staff.ndjson"
+    file.write_bytes(b"".join(kith.export_gallery(GALLERY, crops=True)))
+    kith.import_gallery("copy", file, create=True)
+    kith.delete_subject(GALLERY, IDS[1])
+    kith.delete_gallery("copy")
+    return [float(str(value)) for value in seen.embedding]
+
+
+def test_every_action_is_audited_without_personal_data(
+    kith: Kith, url: str, settings: Settings, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    vector = call_every_route(kith, astronaut, actor, tmp_path)
+    whole = list(kith.audit(GALLERY))[::-1]
+    assert [line.number for line in whole] == list(range(1, len(whole) + 1))
+    entries = [line for line in whole if line.event != "threshold_moved"]  # written by a background task at any time
+    events = [line.event for line in entries]
+    assert events == [
+        "gallery_created",
+        "gallery_updated",
+        "subject_put",
+        "subject_put",
+        "templates_enrolled",
+        "templates_enrolled",
+        "searched",
+        "searched",
+        "verified",
+        "verified",
+        "verified",
+        "template_moved",
+        "template_deleted",
+        "gallery_exported",
+        "subject_deleted",
+    ]
+    assert all(line.request_id for line in entries) and {line.actor for line in entries} == {"anonymous"}
+    assert entries[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.01}}}
+    assert entries[6].details == {"outcomes": {"identified": 1}} and entries[6].subject == entries[4].subject
+    assert (
+        entries[7].details["outcomes"] == {"identified": 2} and entries[7].details["subjects"][0] == entries[4].subject
+    )
+    assert [line.outcome for line in entries if line.event == "verified"] == ["same", "different", "different"]
+
+    # Entries of one subject, and filters.
+    ada = [line.event for line in kith.audit(GALLERY, subject=IDS[0])][::-1]
+    assert ada == [
+        "subject_put",
+        "templates_enrolled",
+        "searched",
+        "searched",
+        "verified",
+        "verified",
+        "template_moved",  # to this subject
+        "template_deleted",
+    ]
+    assert not list(kith.audit(GALLERY, subject="nobody"))
+    assert [line.event for line in kith.audit(GALLERY, event="searched", since="2026-01-01")] == ["searched"] * 2
+    assert not list(kith.audit(GALLERY, until="2026-01-01T00:00:00Z"))
+
+    everywhere = list(kith.audit())
+    assert {line.event for line in everywhere} >= {"gallery_imported", "gallery_deleted"}
+    assert {line.chain for line in kith.audit(event="gallery_deleted")} == {"gallery", "service"}
+    assert [line.event for line in kith.audit(None, gallery="copy")][-1] == "gallery_created"
+    page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=4").json()
+    assert [line["number"] for line in page["lines"]] == [whole[-n].number for n in (1, 2, 3, 4)]
+    page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=100&cursor={page['next']}").json()
+    assert [line["number"] for line in page["lines"]] == list(range(len(whole) - 4, 0, -1)) and page["next"] is None
+
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
+        rows = database.execute("SELECT * FROM audit").fetchall()
+        heads = database.execute("SELECT * FROM audit_heads").fetchall()
+    held = repr(rows + heads)
+    assert len(rows) > 20
+    # Fewer digits could match the time of an entry by chance.
+    for personal in (*IDS, *NAMES, *SECRETS, *(str(float(value))[:10] for value in vector[:50])):
+        assert personal not in held
+    raw = np.array(vector, np.float32).tobytes()
+    assert raw[:6].hex() not in held and base64.b64encode(raw)[:8].decode() not in held
+    assert "similarity" not in held and "score" not in held
+
+
+def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(3, 128)))
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery(GALLERY)
+        kith.enroll(GALLERY, IDS[0], embeddings=list(vectors))
+        kith.identify(GALLERY, embeddings=[vectors[0]])
+    assert brief(report_of(settings.sql_url, None).faults) == []
+    with embedded(settings) as url, Kith(url) as kith:
+        assert "searched" in [line.event for line in kith.audit(GALLERY)]
+
+
+def test_mode_before_writes_a_search_before_its_response(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING", audit_searches="before")
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(1, 128)))
+    with embedded(settings) as url, Kith(url) as kith, closing(sqlite3.connect(tmp_path / "kith.db")) as database:
+        kith.create_gallery(GALLERY)
+        for count in range(1, 4):
+            kith.identify(GALLERY, embeddings=[vectors[0]])
+            query = "SELECT count(*) FROM audit WHERE event = 'searched'"
+            assert database.execute(query).fetchone() == (count,)
+
+
+def test_refused_requests_are_audited_and_counted(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="WARNING", api_key="k" * 32)
+    with embedded(settings) as url, Kith(url, "k" * 32) as kith:
+        kith.create_gallery(GALLERY)
+        kith.create_gallery("secret")
+        made = kith.create_key("reader", ["read"], galleries=[GALLERY])
+        for path, key in (
+            (f"/v1/galleries/{GALLERY}", None),
+            (f"/v1/galleries/{GALLERY}", "kith_wrong"),
+            (f"/v1/galleries/{GALLERY}/audit", made.token),
+            ("/v1/galleries/secret", made.token),
+            ("/v1/galleries/absent", made.token),
+            ("/v1/jobs?gallery=secret", made.token),
+        ):
+            assert httpx.get(url + path, headers={} if key is None else {"X-API-Key": key}).status_code >= 400
+        refused = [(line.actor, line.outcome, line.details["count"]) for line in kith.audit(event="access_refused")]
+    name = f"key:{made.id}"
+    counted: dict[tuple[str, str], int] = {}
+    for actor, outcome, count in refused:
+        counted[actor, outcome] = counted.get((actor, outcome), 0) + count
+    assert counted == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 3}

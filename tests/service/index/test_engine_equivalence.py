@@ -1,0 +1,135 @@
+"""FAISS in this process and Milvus give the same results as brute force, after any change by any node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.domain.fusion import Fusion
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.index.milvus import IndexKind
+from tests.nodes import Model, Nodes
+from tests.service.domain.test_fusion import RULES
+from tests.service.index.test_gallery import of_some_quality, template
+
+DIMENSION = 8
+STEPS = [
+    *("enroll", "enroll", "delete subject", "delete template", "move", "merge"),
+    *("change the fusion", "search", "search"),
+]
+
+
+@pytest.mark.usefixtures("database_url")
+@pytest.mark.parametrize("fusion", RULES)
+@pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
+def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nodes) -> None:
+    here, there = nodes(engine), nodes(engine)
+    gallery = here.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    model = Model(fusion)
+    rng = np.random.default_rng(RULES.index(fusion))
+    for step in [*rng.choice(STEPS, 40), "search"]:
+        subject = f"s{rng.integers(8)}"
+        owned = model.enrolled.get(subject)
+        if step == "enroll":
+            new = [of_some_quality(v, rng) for v in l2_normalize(rng.normal(size=(int(rng.integers(1, 9)), DIMENSION)))]
+            here.store.templates.enroll(here.store.galleries.get("g"), subject, new, None)
+            model.enrolled.setdefault(subject, []).extend(new)
+        elif step == "delete subject" and owned is not None:
+            there.store.subjects.delete(gallery, subject)
+            del model.enrolled[subject]
+        elif step == "delete template" and owned:
+            there.store.templates.delete(gallery, subject, owned.pop(0).id)
+        elif step == "move" and owned and (others := [name for name in model.enrolled if name != subject]):
+            moved, to = owned.pop(), others[rng.integers(len(others))]
+            here.store.templates.move(gallery, subject, moved.id, to)
+            model.enrolled[to].append(moved)
+        elif step == "merge" and owned is not None and (others := [name for name in model.enrolled if name != subject]):
+            to = others[rng.integers(len(others))]
+            there.store.subjects.merge(there.store.galleries.get("g"), subject, to)
+            model.enrolled[to] += model.enrolled.pop(subject)
+        elif step == "change the fusion":
+            model.fusion = RULES[rng.integers(len(RULES))]
+            gallery = there.store.galleries.update("g", lambda now, rule=model.fusion: replace(now, fusion=rule))  # type: ignore[misc]
+        elif step == "search":
+            probes = l2_normalize(rng.normal(size=(3, DIMENSION)))
+            among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}
+            for node in (here, there):
+                model.check(node, probes, int(rng.integers(1, 6)), among)
+
+
+def at(cosine: float, probe: Float, rng: np.random.Generator) -> NewTemplate:
+    """Return a template with this cosine similarity to the probe."""
+    aside = rng.normal(size=len(probe))
+    aside -= (aside @ probe) * probe
+    return template((cosine * probe + np.sqrt(1 - cosine**2) * aside / np.linalg.norm(aside)).astype(np.float32))
+
+
+@pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
+@pytest.mark.parametrize("fusion", ["max", "mean_top_k"])
+def test_subjects_are_found_below_one_persons_many_templates(
+    engine: str, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    node = nodes(engine)
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    (probe,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
+    model = Model(fusion)
+    model.enrolled["often"] = [at(0.8 + 0.0005 * i, probe, rng) for i in range(300)]
+    for i in range(20):
+        model.enrolled[f"once{i}"] = [at(c, probe, rng) for c in (0.7 + 0.003 * i, 0.0, 0.1)]
+    model.enrolled["steady"] = [at(c, probe, rng) for c in (0.55, 0.6, 0.65)]
+    for name, templates in model.enrolled.items():
+        node.store.templates.enroll(gallery, name, templates, None)
+    for k in (1, 2, 5, 22, 50):
+        model.check(node, probe[None], k)
+        model.check(node, probe[None], k, {"steady", "once3", "often"})
+
+
+@pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX"])
+@pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
+def test_similarities_are_those_of_whole_vectors_in_every_index(
+    kind: IndexKind, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """Approximate indexes are exact for so few vectors."""
+    node = nodes(kind=kind)
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    model = Model(fusion)
+    for i in range(60):
+        model.enrolled[f"s{i}"] = [template(v) for v in l2_normalize(rng.normal(size=(3, DIMENSION)))]
+        node.store.templates.enroll(gallery, f"s{i}", model.enrolled[f"s{i}"], None)
+    model.check(node, l2_normalize(rng.normal(size=(4, DIMENSION))), 3)
+    model.check(node, l2_normalize(rng.normal(size=(4, DIMENSION))), 3, {f"s{i}" for i in range(0, 60, 7)})
+
+
+@pytest.mark.parametrize("kind", ["IVF_SQ8", "AUTOINDEX"])
+@pytest.mark.parametrize(("fusion", "templates"), [("max", 12), ("mean_top_k", 36)])
+def test_subjects_are_found_below_what_similarities_by_the_vectors_leave_out(
+    kind: IndexKind, fusion: Fusion, templates: int, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """One search finds all rows, and the best rows belong to one person."""
+    node = nodes(kind=kind)
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    (probe,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
+    model = Model(fusion)
+    for name, cosine in (("near", 0.9), ("far", 0.5)):
+        model.enrolled[name] = [at(cosine - 0.01 * i, probe, rng) for i in range(templates)]
+        node.store.templates.enroll(gallery, name, model.enrolled[name], None)
+    model.check(node, probe[None], 2)
+
+
+def test_filters_longer_than_an_expression(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.index.milvus.KEYS_PER_EXPRESSION", 4)
+    node = nodes()
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    model = Model("max")
+    for i in range(30):
+        model.enrolled[f"s{i}"] = [template(v) for v in l2_normalize(rng.normal(size=(2, DIMENSION)))]
+        node.store.templates.enroll(gallery, f"s{i}", model.enrolled[f"s{i}"], None)
+    for k in (1, 3, 20):
+        model.check(node, l2_normalize(rng.normal(size=(3, DIMENSION))), k, {f"s{i}" for i in range(17)} | {"nobody"})
+    model.check(node, l2_normalize(rng.normal(size=(3, DIMENSION))), 3, set())

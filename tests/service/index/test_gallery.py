@@ -1,0 +1,360 @@
+"""SQL is the truth; the index follows it and answers as brute force over it would."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import tempfile
+import timeit
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.errors import (
+    GalleryExistsError,
+    GalleryNotFoundError,
+    IdempotencyConflictError,
+    StorageError,
+    SubjectNotFoundError,
+    TemplateNotFoundError,
+)
+from service.domain.fusion import Fusion
+from service.domain.gallery import Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.storage.db.row_sealing import labels_of
+from service.storage.db.tables import labels, metadata, subjects
+from service.storage.repositories.store import Store
+from tests.databases import open_database
+from tests.service.domain.test_fusion import RULES, fused_similarity
+
+DIMENSION = 8
+
+
+def template(vector: Float) -> NewTemplate:
+    return NewTemplate(uuid.uuid4().hex, vector, "embedding")
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(open_database(url))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def gallery(store: Store) -> Gallery:
+    return store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+
+
+def test_nobody_else_may_read_the_files_of_a_database(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    before = os.umask(0)
+    try:
+        with closing(open_database(f"sqlite:///{folder / 'kith.db'}")) as database:
+            Store(database).galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+            files = list(folder.iterdir())
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (folder, *files)}
+    finally:
+        os.umask(before)
+    assert modes == {"data": 0o700, "kith.db": 0o600, "kith.db-wal": 0o600, "kith.db-shm": 0o600}
+
+
+def test_migrations_make_the_tables(url: str) -> None:
+    database = open_database(url)
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
+
+
+def test_a_commit_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+    database.close()
+
+
+def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError):
+        open_database(f"sqlite:///{tmp_path / 'file' / 'kith.db'}")
+
+
+def test_names_are_unique_and_keys_never_return(store: Store, gallery: Gallery) -> None:
+    with pytest.raises(GalleryExistsError):
+        store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    store.galleries.delete("g")
+    with pytest.raises(GalleryNotFoundError):
+        store.galleries.get("g")
+    assert store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()).pk != gallery.pk
+
+
+def test_settings_return_as_they_were_stored(store: Store, gallery: Gallery) -> None:
+    assert store.galleries.get("g").settings == gallery.settings
+
+
+def test_pages_are_complete_and_in_order(store: Store, gallery: Gallery) -> None:
+    for i in range(7):
+        store.subjects.put(gallery, f"s{i}", None, {}, ["even"] if i % 2 == 0 else [])
+    first = store.subjects.list_page(gallery, None, 3, SubjectFilter())
+    second = store.subjects.list_page(gallery, first[-1].pk, 3, SubjectFilter())
+    assert [s.id for s in first + second] == [f"s{i}" for i in range(6)]
+    tagged = store.subjects.list_page(gallery, None, 10, SubjectFilter(tags=("even",)))
+    assert [s.id for s in tagged] == ["s0", "s2", "s4", "s6"]
+
+
+def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    empty = store.changes.snapshot(gallery)
+    assert (empty.sequence, empty.vectors.shape) == (0, (0, DIMENSION))
+    vectors = l2_normalize(rng.normal(size=(3, DIMENSION)))
+    good = NewTemplate(uuid.uuid4().hex, vectors[0], "photo", {"score": 0.75})
+    store.templates.enroll(gallery, "b", [good], None)
+    store.templates.enroll(gallery, "a", [template(vectors[1])], None)
+    store.templates.enroll(gallery, "b", [template(vectors[2])], None)
+    taken = store.changes.snapshot(gallery)
+    assert np.array_equal(taken.vectors, vectors[[0, 2, 1]])
+    assert taken.subject_pks[0] == taken.subject_pks[1] != taken.subject_pks[2]
+    np.testing.assert_allclose(taken.qualities, [0.75, np.nan, np.nan])
+    assert taken.sequence == 3
+
+
+def test_an_idempotency_key_stores_once(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    (vector,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
+    keyed = IdempotentResponse("k", "d", "first")
+    assert store.templates.enroll(gallery, "a", [template(vector)], keyed) is None
+    assert store.templates.enroll(gallery, "a", [template(vector)], IdempotentResponse("k", "d", "second")) == "first"
+    assert len(store.templates.list_page(gallery, "a")) == 1
+    with pytest.raises(IdempotencyConflictError):
+        store.templates.enroll(gallery, "a", [template(vector)], IdempotentResponse("k", "other", "third"))
+
+
+def test_enrolling_into_a_deleted_gallery_leaves_nothing(
+    store: Store, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    store.galleries.delete("g")
+    with pytest.raises(GalleryNotFoundError):
+        store.templates.enroll(gallery, "a", [template(l2_normalize(rng.normal(size=(1, DIMENSION)))[0])], None)
+    assert store.changes.read_after(gallery, 0) == []
+
+
+def test_deleting_what_is_not_there(store: Store, gallery: Gallery) -> None:
+    with pytest.raises(SubjectNotFoundError):
+        store.subjects.delete(gallery, "nobody")
+    store.subjects.put(gallery, "a", None, {}, [])
+    with pytest.raises(TemplateNotFoundError):
+        store.templates.delete(gallery, "a", "0" * 32)
+
+
+def test_a_deleted_vector_leaves_no_bytes_behind(tmp_path: Path, rng: np.random.Generator) -> None:
+    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
+    gallery = store.galleries.create("g", "f" * 32, 64, GallerySettings())
+    (vector,) = l2_normalize(rng.normal(size=(1, 64)))
+    store.templates.enroll(gallery, "a", [template(vector)], None)
+    store.subjects.delete(gallery, "a")
+    with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    assert vector.tobytes() not in (tmp_path / "kith.db").read_bytes()
+
+
+def brute_force(
+    enrolled: dict[str, list[NewTemplate]], probe: Float, k: int, among: set[str] | None, fusion: Fusion
+) -> list[tuple[str, float]]:
+    fused = {
+        subject: fused_similarity(
+            probe, [t.vector for t in owned], [t.quality["score"] if t.quality else math.nan for t in owned], fusion
+        )
+        for subject, owned in enrolled.items()
+        if owned and (among is None or subject in among)
+    }
+    return sorted(fused.items(), key=lambda item: -item[1])[:k]
+
+
+def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
+    if rng.random() < 0.3:
+        return template(vector)
+    return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
+
+
+STEPS = ["enroll", "delete subject", "delete template", "search", "change the fusion"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    fusion=st.sampled_from(RULES),
+    steps=st.lists(st.sampled_from(STEPS), max_size=40),
+    k=st.integers(1, 5),
+)
+def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: list[str], k: int) -> None:
+    """Random enrollment and deletion; two indexes over one database, as two processes would be."""
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(open_database(f"sqlite:///{folder}/kith.db"))
+        gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+        replicas = [Followers(in_process(store)), Followers(in_process(store))]
+        enrolled: dict[str, list[NewTemplate]] = {}
+        for step in [*steps, "search"]:
+            subject = f"s{rng.integers(6)}"
+            if step == "enroll":
+                vectors = l2_normalize(rng.normal(size=(int(rng.integers(1, 12)), DIMENSION)))
+                new = [of_some_quality(v, rng) for v in vectors]
+                store.templates.enroll(store.galleries.get("g"), subject, new, None)
+                enrolled.setdefault(subject, []).extend(new)
+            elif step == "delete subject" and subject in enrolled:
+                store.subjects.delete(gallery, subject)
+                del enrolled[subject]
+            elif step == "delete template" and enrolled.get(subject):
+                store.templates.delete(gallery, subject, enrolled[subject].pop(0).id)
+            elif step == "change the fusion":
+                rule = RULES[rng.integers(len(RULES))]
+                gallery = store.galleries.update("g", lambda current, rule=rule: replace(current, fusion=rule))  # type: ignore[misc]
+            elif step == "search":
+                probes = l2_normalize(rng.normal(size=(3, DIMENSION)))
+                among = None if rng.random() < 0.5 else {f"s{i}" for i in range(3)}
+                names = {s.pk: s.id for s in store.subjects.list_page(gallery, None, 100, SubjectFilter())}
+                keys = (
+                    None if among is None else np.array(sorted(pk for pk, n in names.items() if n in among), np.int64)
+                )
+                everybody = [name for name, owned in enrolled.items() if owned and (among is None or name in among)]
+                for follower in (r.of(gallery) for r in replicas):
+                    results, compared = follower.search(probes, k, keys)
+                    assert compared == len(everybody)
+                    for probe, hits in zip(probes, results, strict=True):
+                        expected = brute_force(enrolled, probe, k, among, gallery.settings.fusion)
+                        assert [names[h.subject_pk] for h in hits] == [name for name, _ in expected]
+                        assert np.allclose([h.similarity for h in hits], [s for _, s in expected], atol=1e-5)
+        store.close()
+
+
+def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> None:
+    """Twenty subjects have one template nearer to the probe than anyone's mean, and two far from it."""
+    rng = np.random.default_rng(0)
+    gallery = store.galleries.create("means", "f" * 32, DIMENSION, GallerySettings(fusion="mean_top_k"))
+    probe = np.eye(DIMENSION, dtype=np.float32)[:1]
+
+    def at(cosine: float) -> NewTemplate:
+        aside = rng.normal(size=DIMENSION)
+        aside[0] = 0
+        aside *= np.sqrt(1 - cosine**2) / np.linalg.norm(aside)
+        return template((aside + cosine * probe[0]).astype(np.float32))
+
+    for i in range(20):
+        store.templates.enroll(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
+    store.templates.enroll(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
+    ((hit,),), compared = Followers(in_process(store)).of(gallery).search(probe, 1)
+    assert (store.subjects.by_pk(gallery, [hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
+    assert hit.similarity == pytest.approx(0.75, abs=1e-5)
+
+
+def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
+    store: Store, rng: np.random.Generator
+) -> None:
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+    here, elsewhere = Followers(in_process(store)), Followers(in_process(store))
+    store.templates.enroll(gallery, "a", [template(v) for v in l2_normalize(rng.normal(size=(2, DIMENSION)))], None)
+    vectors, _ = store.templates.vectors(gallery, "a")
+    for followers in (here, elsewhere):
+        ((hit,),), _ = followers.of(store.galleries.get("g")).search(vectors[:1], 1)
+        assert hit.similarity == pytest.approx(1, abs=1e-5)
+    store.galleries.update("g", lambda current: replace(current, fusion="mean_top_k"))
+    for followers in (here, elsewhere):
+        ((hit,),), _ = followers.of(store.galleries.get("g")).search(vectors[:1], 1)
+        assert hit.similarity == pytest.approx((1 + float(vectors[0] @ vectors[1])) / 2, abs=1e-5)
+
+
+def test_a_template_moved_is_another_persons(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    here, there = Followers(in_process(store)).of(gallery), Followers(in_process(store)).of(gallery)
+    vectors = l2_normalize(rng.normal(size=(3, DIMENSION)))
+    new = [template(vector) for vector in vectors]
+    store.templates.enroll(gallery, "a", new[:2], None)
+    store.templates.enroll(gallery, "b", new[2:], None)
+    keys = {name: store.subjects.get(gallery, name).pk for name in ("a", "b")}
+    ((best, *_),), _ = here.search(vectors[:1], 1)
+    assert best.subject_pk == keys["a"]
+    store.templates.move(gallery, "a", new[0].id, "b")
+    for follower in (here, there):
+        results, _ = follower.search(vectors, 2)
+        for probe, hits in zip(vectors, results, strict=True):
+            expected = brute_force({"a": new[1:2], "b": [new[2], new[0]]}, probe, 2, None, gallery.settings.fusion)
+            assert [hit.subject_pk for hit in hits] == [keys[name] for name, _ in expected]
+    with pytest.raises(TemplateNotFoundError):
+        store.templates.move(gallery, "a", new[0].id, "b")
+    with pytest.raises(SubjectNotFoundError):
+        store.templates.move(gallery, "b", new[0].id, "nobody")
+
+
+def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
+    store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
+    store.templates.enroll(gallery, "c", [template(v) for v in l2_normalize(rng.normal(size=(3, DIMENSION)))], None)
+    found = store.galleries.get("g")
+    assert (found.subjects, found.templates) == (3, 3)
+
+    def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
+        chosen = SubjectFilter(tags, tuple(facts.items()))
+        keys = store.subjects.matching_pks(gallery, chosen)
+        assert [s.pk for s in store.subjects.list_page(gallery, None, 10, chosen)] == keys.tolist()
+        return {subject.id for subject in store.subjects.by_pk(gallery, keys.tolist()).values()}
+
+    assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
+    assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
+    assert bearing(floor=True) == bearing(floor="1") == bearing(("noon",)) == set()
+    assert bearing() == {"a", "b", "c"}
+    store.subjects.patch(gallery, "a", {"tags": []})
+    store.subjects.delete(gallery, "b")
+    assert bearing(("night",)) == set() and bearing(floor=1) == {"a"}
+    store.templates.delete(gallery, "c", store.templates.list_page(gallery, "c")[0].id)
+    found = store.galleries.get("g")
+    assert (found.subjects, found.templates) == (2, 2)
+
+
+def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="sqlite or postgresql"):
+        open_database("mysql://localhost/kith")
+
+
+def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:
+    """Measured against reading the rows of the same keys one by one, which is what costs."""
+    count = 20_000
+    (label,), (other,) = labels_of(gallery.seal, ["staff"], {}), labels_of(gallery.seal, ["rare"], {})
+    at = datetime(2025, 1, 1, tzinfo=UTC)
+    with store.database.change(gallery) as connection:
+        row: dict[str, object] = {
+            "gallery_pk": gallery.pk,
+            "sealed": b"",
+            "created_at": at,
+            "updated_at": at,
+        }
+        connection.execute(subjects.insert(), [{"pk": i, "lookup": f"s{i}", **row} for i in range(1, count + 1)])
+        borne = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": i} for i in range(count, 0, -1)]
+        borne += [{"gallery_pk": gallery.pk, "label": other, "subject_pk": i} for i in range(7, count, 1000)]
+        connection.execute(labels.insert(), borne)
+
+    def rows() -> list[int]:
+        with store.database.read() as connection:
+            query = sa.select(labels.c.subject_pk).where(labels.c.gallery_pk == gallery.pk, labels.c.label == label)
+            return list(connection.execute(query).scalars())
+
+    def quickest(function: Callable[[], object]) -> float:
+        return min(timeit.repeat(function, number=1, repeat=3))
+
+    staff, both = SubjectFilter(("staff",)), SubjectFilter(("staff", "rare"))
+    assert store.subjects.matching_pks(gallery, staff).tolist() == list(range(1, count + 1))
+    assert store.subjects.matching_pks(gallery, both).tolist() == list(range(7, count, 1000))
+    assert quickest(lambda: store.subjects.matching_pks(gallery, staff)) < quickest(rows)

@@ -1,0 +1,474 @@
+"""Milvus index that is unavailable, halted, emptied, outdated, or held by another node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.builders import open_milvus
+from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.index.milvus_replica import MilvusEngine
+from service.server import embedded
+from service.services.gallery_check import open_check
+from service.settings import Settings, load_settings
+from service.storage.db.tables import changes, galleries, index_states
+from service.storage.repositories.change_log import MIN_KEPT_LINES
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.shared_indexes import SharedIndexes
+from tests.conftest import ROOT
+from tests.databases import open_database
+from tests.milvus_lite import MilvusLite
+from tests.nodes import Model, Node, Nodes
+from tests.service.index.test_gallery import template
+
+DIMENSION = 128
+HEALING_S = 30
+
+
+@pytest.fixture
+def own_lite(tmp_path: Path) -> Iterator[MilvusLite]:
+    """Not started."""
+    server = MilvusLite(tmp_path / "milvus")
+    yield server
+    server.kill()
+
+
+def test_a_service_outlives_the_absence_of_milvus(
+    tmp_path: Path, own_lite: MilvusLite, rng: np.random.Generator
+) -> None:
+    """It starts without Milvus and says so, works once Milvus is there, and again after Milvus was killed."""
+    vectors = l2_normalize(rng.normal(size=(3, DIMENSION))).tolist()
+    with (
+        embedded(
+            load_settings(data_dir=tmp_path, log_level="ERROR", milvus_uri=own_lite.uri, milvus_plaintext=True)
+        ) as url,
+        httpx2.Client(base_url=url, timeout=60) as http,
+    ):
+
+        def identify() -> httpx2.Response:
+            body = {"embeddings": vectors[:1], "risk": {"threshold": 0.9}}
+            return http.post("/v1/galleries/g/identify", json=body)
+
+        assert http.get("/healthz").status_code == 200
+        ready = http.get("/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "index_unavailable")
+        assert http.post("/v1/galleries", json={"name": "g"}).status_code == 201
+
+        own_lite.start()
+        _until_ready(http)
+        for name, vector in zip("abc", vectors, strict=True):
+            enrolled = http.post(f"/v1/galleries/g/subjects/{name}/templates", json={"embeddings": [vector]})
+            assert enrolled.status_code == 201, enrolled.text
+        assert identify().json()["results"][0]["subject"] == "a"
+
+        own_lite.kill()
+        refused = identify()
+        assert (refused.status_code, refused.json()["code"]) == (503, "index_unavailable")
+        assert http.get("/readyz").status_code == 503
+        assert http.delete("/v1/galleries/g/subjects/a").status_code == 200
+
+        own_lite.start()
+        _until_ready(http)
+        assert identify().json()["results"][0]["outcome"] == "unknown"
+        assert http.delete("/v1/galleries/g").status_code == 200
+
+
+def _until_ready(http: httpx2.Client) -> None:
+    deadline = time.monotonic() + HEALING_S
+    while http.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_milvus_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(SettingsError, match=r"kith-face\[milvus\]"):
+        Settings(milvus_uri="http://127.0.0.1:19530", milvus_plaintext=True).check_extras()
+
+
+def test_milvus_is_given_vectors_only_where_somebody_vouches_for_it(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, milvus_uri="http://127.0.0.1:19530")
+    with pytest.raises(SettingsError, match="KITH_MILVUS_PLAINTEXT=true"), embedded(settings):
+        pytest.fail("it was started")
+    with closing(open_database(settings.sql_url)) as database, pytest.raises(SettingsError, match="in plaintext"):
+        open_milvus(settings, database)
+
+
+SMALL = 8
+
+
+def enroll(node: Node, model: Model, names: list[str], rng: np.random.Generator, gallery: str = "g") -> None:
+    for name in names:
+        new = [template(vector) for vector in l2_normalize(rng.normal(size=(3, SMALL)))]
+        node.store.templates.enroll(node.store.galleries.get(gallery), name, new, None)
+        model.enrolled.setdefault(name, []).extend(new)
+
+
+def probes(rng: np.random.Generator) -> Float:
+    return l2_normalize(rng.normal(size=(3, SMALL)))
+
+
+@contextmanager
+def dying_node(node: Node, milvus: MilvusLite, act: str) -> Iterator[None]:
+    """Run another process of the same installation, which does ``act`` while it holds the lease. On exit it is killed
+    before it releases the lease.
+    """
+    assert node.engine is not None
+    script = f"""
+import sys
+from service.index.milvus import MilvusOptions
+from service.index.milvus_replica import MilvusEngine
+from service.storage.repositories.shared_indexes import SharedIndexes
+from service.storage.repositories.store import Store
+from tests.databases import open_database
+database = open_database({node.url!r})
+shared, gallery = SharedIndexes(database), Store(database).galleries.get("g")
+replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)
+collection = replica.opened()
+with shared.turn(gallery, collection.engine) as turn:
+    {act}
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdin is not None
+    assert other.stdout.readline() == "done\n"
+    yield
+    other.kill()
+    other.wait()
+    other.stdout.close()
+    other.stdin.close()
+
+
+@pytest.mark.usefixtures("database_url")
+def test_a_node_that_dies_gives_its_turn_up(nodes: Nodes, milvus_lite: MilvusLite, rng: np.random.Generator) -> None:
+    """The node is killed after it wrote to Milvus and before the database recorded it."""
+    node, model = nodes(), Model("max")
+    node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    enroll(node, model, ["d"], rng)
+    searched = threading.Event()
+
+    def search() -> None:
+        model.check(node, probes(np.random.default_rng(1)), 4)
+        searched.set()
+
+    act = "replica.apply(collection, turn.next_changes())"
+    with ThreadPoolExecutor(1) as threads:
+        with dying_node(node, milvus_lite, act):
+            waiting = threads.submit(search)
+            assert not searched.wait(0.5)
+        waiting.result(timeout=20)
+    node.store.templates.delete(node.store.galleries.get("g"), "d", model.enrolled["d"].pop().id)
+    model.check(node, probes(rng), 4)
+
+
+@pytest.mark.usefixtures("database_url")
+def test_many_nodes_write_and_search_at_once(nodes: Nodes, rng: np.random.Generator) -> None:
+    """Each node finds its own writes at once; finally Milvus equals the database."""
+    several = [nodes() for _ in range(3)]
+    gallery = several[0].store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    models = [Model("max") for _ in several]
+
+    def work(number: int) -> None:
+        node, mine, rng = several[number], models[number], np.random.default_rng(number)
+
+        def holder(new: NewTemplate) -> str | None:
+            (hits,), _ = node.follower().search(new.vector[None], 1)
+            found = (
+                node.store.subjects.by_pk(gallery, [hits[0].subject_pk]) if hits and hits[0].similarity > 0.9999 else {}
+            )
+            return next((subject.id for subject in found.values()), None)
+
+        for step in range(8):
+            name = f"{number}-{step % 3}"
+            new = [template(vector) for vector in l2_normalize(rng.normal(size=(2, SMALL)))]
+            node.store.templates.enroll(gallery, name, new, None)
+            mine.enrolled.setdefault(name, []).extend(new)
+            assert holder(new[0]) == name
+            if step % 3 == 1:
+                node.store.templates.move(gallery, name, new[1].id, f"{number}-0")
+                mine.enrolled[f"{number}-0"].append(mine.enrolled[name].pop())
+                assert holder(new[1]) == f"{number}-0"
+            if step % 3 == 2:
+                node.store.templates.delete(gallery, name, new[0].id)
+                mine.enrolled[name].remove(new[0])
+                assert holder(new[0]) is None
+
+    with ThreadPoolExecutor(len(several)) as threads:
+        list(threads.map(work, range(len(several))))
+    together = Model("max")
+    for model in models:
+        together.enrolled |= model.enrolled
+    for node in several:
+        together.check(node, probes(rng), 5)
+    stored = set(several[0].store.changes.snapshot(gallery).template_pks.tolist())
+    assert several[0].replica().opened().keys(f"gallery == {gallery.pk}") == stored
+
+
+def test_a_passage_that_was_cut_short_is_gone_on_with(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.storage.repositories.shared_indexes.SUBJECTS_PER_TURN", 4)
+    monkeypatch.setattr("service.storage.repositories.shared_indexes.LINES_PER_TURN", 1)
+    here, there, model = nodes(), nodes(), Model("centroid")
+    gallery = here.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="centroid"))
+    enroll(here, model, [f"s{i}" for i in range(10)], rng)
+    begun = here.replica()
+    for _ in range(2):
+        with here.shared.turn(gallery, begun.opened().engine) as turn:
+            begun.pass_on(begun.opened(), turn)
+    assert begun.opened().count(f"gallery == {gallery.pk}") == 8
+    position = there.shared.position(gallery, begun.opened().engine)
+    assert position.behind and position.applied is None
+    # Changed behind the passage's back: found in the log afterwards.
+    here.store.subjects.delete(gallery, "s0")
+    del model.enrolled["s0"]
+    enroll(here, model, ["s1", "s11"], rng)
+    with there.shared.turn(gallery, begun.opened().engine) as turn:
+        assert turn.scan_position() > 0
+    with open_check(open_database(there.url)) as check:
+        assert list(check.findings("g", repair=True)) == []
+    model.check(there, probes(rng), 5)
+
+
+def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model("max")
+    assert node.engine is not None
+    gallery = node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    reached = node.follower().stats().sequence
+    line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(changes.insert(), [line] * (MIN_KEPT_LINES + 50))
+    node.engine.shorten_logs()
+    assert node.store.galleries.get("g").log_floor == reached  # not beyond
+    model.check(node, probes(rng), 2)
+    other = {"gallery_pk": gallery.pk, "generation": 0, "engine": "milvus/other", "sequence": reached}
+    with sa.create_engine(node.url).begin() as connection:
+        connection.execute(index_states.insert(), [other | {"updated_at": datetime.now(UTC)}])
+    node.engine.shorten_logs()
+    assert node.store.galleries.get("g").log_floor == reached
+    with sa.create_engine(node.url).begin() as connection:
+        week = datetime.now(UTC) - timedelta(days=8)
+        connection.execute(index_states.update().where(index_states.c.engine == other["engine"]), {"updated_at": week})
+    node.engine.shorten_logs()
+    assert node.store.galleries.get("g").log_floor == reached + 50
+    model.check(node, probes(rng), 2)
+
+
+def test_what_was_lost_in_milvus_is_found_by_the_check_and_mended(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model("max")
+    gallery = node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+
+    def found(repair: bool) -> list[tuple[str, bool]]:
+        options = node.engine.options if node.engine else None
+        assert options is not None
+        with open_check(
+            open_database(node.url), open_milvus=lambda database: MilvusEngine(options, SharedIndexes(database))
+        ) as check:
+            return [(finding.kind, finding.repaired) for finding in check.findings("g", repair)]
+
+    assert found(repair=True) == []
+    rows = node.replica().opened()
+    rows.remove(sorted(rows.keys(f"gallery == {gallery.pk}"))[4:5])
+    stray = np.array([10**6])
+    rows.put(gallery.pk, stray, stray, l2_normalize(rng.normal(size=(1, SMALL))))
+    assert found(repair=False) == [("index", False)]
+    assert found(repair=True) == [("index", True)]
+    assert found(repair=False) == []
+    model.check(node, probes(rng), 3)
+    assert node.follower().stats().vectors == 9
+
+
+@pytest.mark.parametrize("rule", ["max", "centroid"])
+def test_an_index_behind_the_logs_floor_starts_anew(nodes: Nodes, rule: str, rng: np.random.Generator) -> None:
+    node, model = nodes(), Model(rule)  # type: ignore[arg-type]
+    gallery = node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion=rule))  # type: ignore[arg-type]
+    enroll(node, model, ["a", "b", "c", "d"], rng)
+    model.check(node, probes(rng), 4)
+    node.store.subjects.delete(gallery, "b")
+    node.store.subjects.delete(gallery, "d")
+    del model.enrolled["b"], model.enrolled["d"]
+    enroll(node, model, ["a", "e"], rng)
+    with sa.create_engine(node.url).begin() as connection:
+        last = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
+        connection.execute(changes.delete())
+        connection.execute(galleries.update().values(log_floor=last))
+    model.check(node, probes(rng), 4)
+    enroll(node, model, ["f"], rng)
+    model.check(node, probes(rng), 4)
+    assert node.follower().stats().sequence > last
+
+
+def test_a_collection_that_was_dropped_is_filled_anew(nodes: Nodes, rng: np.random.Generator) -> None:
+    here, there, model = nodes(), nodes(), Model("max")
+    here.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(here, model, ["a", "b", "c"], rng)
+    model.check(here, probes(rng), 3)
+    model.check(there, probes(rng), 3)
+    here.replica().opened().drop()
+    for node in (here, there):
+        with pytest.raises(IndexUnavailableError):
+            model.check(node, probes(rng), 3)
+        model.check(node, probes(rng), 3)
+    assert here.follower().stats().vectors == 9
+
+
+def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(
+    nodes: Nodes, rng: np.random.Generator
+) -> None:
+    """One request has caught up; another finds that the collection was dropped since; then the first searches."""
+    node, model = nodes(), Model("max")
+    node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b", "c"], rng)
+    model.check(node, probes(rng), 3)
+    replica = node.replica()
+    caught_up, found_out = threading.Event(), threading.Event()
+
+    def first() -> None:
+        replica.catch_up()
+        caught_up.set()
+        assert found_out.wait(20)
+        replica.search(probes(rng), 2, None)
+
+    with ThreadPoolExecutor(1) as threads:
+        request = threads.submit(first)
+        assert caught_up.wait(20)
+        replica.catch_up()
+        replica.search(probes(rng), 2, None)
+        replica.opened().drop()
+        with pytest.raises(IndexUnavailableError):
+            replica.search(probes(rng), 2, None)
+        found_out.set()
+        with pytest.raises(IndexUnavailableError):
+            request.result(timeout=20)
+    replica.catch_up()
+    assert replica.search(probes(rng), 2, None)[1] == 3
+
+
+def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.random.Generator) -> None:
+    node, model, other = nodes(), Model("max"), Model("max")
+    assert node.engine is not None
+    first, second, third = (
+        node.store.galleries.create(name, "f" * 32, SMALL, GallerySettings(fusion="max")) for name in ("g", "h", "i")
+    )
+    enroll(node, model, ["a", "b"], rng)
+    for name in ("h", "i"):
+        enroll(node, other, ["a", "c"], rng, name)
+        node.follower(name).search(probes(rng), 1)
+    model.check(node, probes(rng), 5)
+    rows = node.replica().opened()
+    assert rows.galleries("gallery > 0") == {first.pk, second.pk, third.pk}
+
+    node.engine.forget(node.store.galleries.delete("h")[0])
+    assert rows.galleries("gallery > 0") == {first.pk, third.pk}
+    stale = node.engine.replica(third)
+    node.store.galleries.delete("i")  # by a node that then died
+    with pytest.raises(GalleryNotFoundError):
+        stale.catch_up()
+    node.engine.sweep()
+    assert rows.galleries("gallery > 0") == {first.pk}
+    model.check(node, probes(rng), 5)
+
+
+def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
+    """A gallery moves to another recognizer; what the one before left in Milvus goes when its generation does."""
+    node, model = nodes(), Model("max")
+    assert node.engine is not None
+    gallery = node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 5)
+    database = open_database(node.url)
+    generations = GenerationStore(database)
+    generations.start(gallery, "e" * 32, 2 * SMALL, "another", on_sight=True)
+    shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
+    pk = node.store.subjects.get(gallery, "a").pk
+    (vector,) = l2_normalize(rng.normal(size=(1, 2 * SMALL)))
+    assert generations.add_on_sight(gallery, 1, pk, vector)
+    ((hit,),), compared = node.followers.of(shadow).search(vector[None], 3)
+    assert (hit.subject_pk, compared) == (pk, 1)
+    assert hit.similarity == pytest.approx(1, abs=1e-5)
+    model.check(node, probes(rng), 5)
+
+    before = node.replica().opened()
+    generations.cut_over(gallery, 0, None)
+    generations.finish(node.store.galleries.get("g"), force=True)
+    node.engine.sweep()
+    assert before.galleries("gallery > 0") == set()
+    ((hit,),), _ = node.follower().search(vector[None], 3)
+    assert hit.subject_pk == pk
+    database.close()
+
+
+def test_milvus_that_does_not_answer_is_not_waited_for(
+    own_lite: MilvusLite, nodes: Nodes, rng: np.random.Generator
+) -> None:
+    own_lite.start()
+    node, model = nodes(uri=own_lite.uri, timeout_s=1), Model("max")
+    node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    own_lite.halt()
+    begun = time.monotonic()
+    with pytest.raises(IndexUnavailableError):
+        node.follower().search(probes(rng), 1)
+    assert time.monotonic() - begun < 5
+    enroll(node, model, ["c"], rng)
+    own_lite.go_on()
+    model.check(node, probes(rng), 3)
+
+
+@pytest.mark.usefixtures("database_url")
+def test_writers_do_not_wait_for_milvus(own_lite: MilvusLite, nodes: Nodes, rng: np.random.Generator) -> None:
+    """Nor do searches wait for others' turns that fail: each waits for one answer at most."""
+    own_lite.start()
+    node, model, waiting = nodes(uri=own_lite.uri, timeout_s=3), Model("max"), 4
+    node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
+    enroll(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)
+    enroll(node, model, ["c"], rng)
+    own_lite.halt()
+    with ThreadPoolExecutor(waiting) as threads:
+        begun = time.monotonic()
+        searches = [threads.submit(node.follower().search, probes(rng), 1) for _ in range(waiting)]
+        time.sleep(0.3)
+        enroll(node, model, ["d", "e"], rng)
+        assert not any(search.done() for search in searches)
+        for search in searches:
+            with pytest.raises(IndexUnavailableError):
+                search.result()
+        assert time.monotonic() - begun < 9
+    own_lite.go_on()
+    model.check(node, probes(rng), 5)
+
+
+def test_what_was_applied_long_ago_is_read_without_waiting(
+    nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.index.milvus_replica.SETTLED_S", -1.0)
+    node, model = nodes(), Model("mean_top_k")
+    node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="mean_top_k"))
+    enroll(node, model, ["a", "b"], rng)
+    model.check(node, probes(rng), 2)

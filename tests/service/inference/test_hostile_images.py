@@ -1,0 +1,116 @@
+"""No photo takes long or much memory for what it is, and none ends in anything but pixels or a documented error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.core.errors import ImageError, ImageFormatError
+from service.inference.images import FORMATS, ImageLimits, decode
+from tests.conftest import ROOT
+from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
+
+MAX_CPU_S = 4.0
+"""CPU time limit for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, more on a shared core."""
+MAX_MEMORY_BYTES = 1_100_000_000
+"""A photo of 50 megapixels has 150 MB, and its decoders several times that."""
+UNREAD = ("svg", "postscript", "netpbm", "photoshop", "icon", "jpeg 2000", "x bitmap", "pdf and jpeg", "gif and script")
+REFUSED = {
+    "jpeg, 20,000 scans": "image_too_large",
+    "jpeg, scans of a long line": "image_too_large",
+    "jpeg, repeated refinement": "image_too_large",
+    "jpeg, scans behind a marker of no meaning": "image_too_large",
+    "jpeg, 200,000 markers": "image_too_large",
+    "tiff, 20,000 scans": "image_too_large",
+    "tiff, 100,000 strips": "image_too_large",
+    "png, 900 profiles": "image_damaged",
+    "gif, 4 gigapixels": "image_too_large",
+    "heic, 36 megapixels said to be few": "image_damaged",
+    "heic, few pixels said to be 49 million": "image_damaged",
+    "heic, 4 exapixels": "image_too_large",
+    "heic, 268 megapixels cropped to few": "image_too_large",
+    "heic, a grid of a gigapixel": "image_too_large",
+    "heic, a grid of 65,280 tiles": "image_too_large",
+    "heic, a grid of large tiles": "image_too_large",
+    "heic, an overlay of 400 megapixels": "image_too_large",
+    "heic, an overlay behind nothing": "image_damaged",
+    "heic, an overlay in 17 pieces": "image_damaged",
+    "heic, two that say how an overlay is": "image_damaged",
+    "heic, an overlay listed twice": "image_damaged",
+    "heic, numbers that have two bytes": "image_damaged",
+    "heic, tiles of large alphas": "image_too_large",
+    "bmp, 4 exapixels": "image_too_large",
+    **dict.fromkeys(UNREAD, "image_format"),
+}
+PROGRAM = r"""
+import json, re, resource, sys, time
+from pathlib import Path
+from service.core.errors import ImageError
+from service.inference.images import ImageLimits, decode
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    start, payload = time.process_time(), path.read_bytes()
+    try:
+        end = str(decode(payload, ImageLimits(20_000_000, 50_000_000)).shape)
+    except ImageError as error:
+        end = error.code
+    cpu_s = time.process_time() - start
+    # Not ru_maxrss, which a process has from the one that started it.
+    kilobytes = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    print(json.dumps([path.name, end, cpu_s, kilobytes * 1024, len(payload)]), flush=True)
+"""
+
+
+def test_no_photo_takes_long_or_much(tmp_path: Path) -> None:
+    """In a process of their own: one that ends it is seen, and so is the most memory it had."""
+    photos = harmful()
+    for name, payload in photos.items():
+        (tmp_path / name).write_bytes(payload)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    results = {line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())}
+    assert results.keys() == photos.keys(), done.stderr
+    slow = {name: (end, cpu_s) for name, (end, cpu_s, _, size) in results.items() if cpu_s > MAX_CPU_S and size < 1e6}
+    assert not slow
+    assert max(most for _, _, most, _ in results.values()) < MAX_MEMORY_BYTES
+    assert {name: results[name][0] for name in REFUSED} == REFUSED
+
+
+def test_many_scans_of_few_pixels_and_few_of_many_are_photos() -> None:
+    assert decode(scans(320, 240, 500), ImageLimits(1_000_000, 5_000_000)).shape == (240, 320, 3)
+    assert decode(scans(2000, 2000, 12), ImageLimits(1_000_000, 5_000_000)).shape == (2000, 2000, 3)
+    assert decode(tiff(10_000), ImageLimits(1_000_000, 5_000_000)).shape == (10_000, 8, 3)
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "HEIC"])
+def test_cut_anywhere_and_altered_anywhere(kind: str) -> None:
+    """At every fiftieth of the file; a bit in a thousand places."""
+    limits = ImageLimits(1_000_000, 1_000_000)
+    whole = HEIC if kind == "HEIC" else encode(SMALL, kind)
+    rng = np.random.default_rng(0)
+    files = [whole[: len(whole) * part // 50] for part in range(50)]
+    for place, bit in zip(rng.integers(0, len(whole), 1000), rng.integers(0, 8, 1000), strict=True):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << bit
+        files.append(bytes(changed))
+    for file in files:
+        try:
+            assert decode(file, limits).ndim == 3
+        except ImageError as error:
+            assert error.code in ("image_empty", "image_format", "image_damaged", "image_too_large")
+
+
+@pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "PCX", "SGI", "DDS", "JPEG2000", "EPS", "QOI"])
+def test_only_promised_formats_are_opened(kind: str) -> None:
+    with pytest.raises(ImageFormatError):
+        decode(encode(SMALL, kind), ImageLimits(10_000_000, 1_000_000))

@@ -1,0 +1,275 @@
+"""Every byte that a service leaves on the disk, or has open there: no name, no vector, no photo, however it ended.
+
+The same is done by a service that seals nothing, in which all of it must be found."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith, KithClientError
+from models.vision.recognition import l2_normalize
+from service.security.master_keys import new_key_text
+from tests.conftest import jpeg
+from tests.faults import LONG
+from tests.faults.killing import pause
+from tests.faults.servers import Server
+from tests.service.security.disk_search import (
+    Needles,
+    forms_of_bytes,
+    forms_of_text,
+    forms_of_vector,
+    found_in,
+    look,
+    open_files,
+)
+
+OPERATOR = "operator-token-of-this-test-quagga"
+DIMENSION = 128
+NAME, OTHER_NAME = "Ægir Žižek-Numbat", "Thomas Axolotl-Xq"
+ADA, TOM, DELETED, ABSENT = "ada-okapi-7f3", "tom-pangolin-51", "gone-dugong-8", "absent-fossa-66"
+BULK, BROKEN, FOLDER = "tapir-5521.jpg", "ibex-broken-91.jpg", "person-lemur-404"
+KINKAJOU, MARGAY = "Kinkajou Import-Person", "Margay Line-Person"
+TEXTS = {
+    "name": [NAME, OTHER_NAME],
+    "id": [ADA, TOM, DELETED, ABSENT],
+    "tag": ["tag-quokka-zz"],
+    "metadata": ["badge-wombat-991", "Department of Echidnas"],
+    "item": [BULK, BROKEN, FOLDER],
+    "Parquet": [KINKAJOU],
+    "NDJSON": [MARGAY],
+    "idempotency key": ["idem-narwhal-0017"],
+}
+IN_CLEAR = {"name", "id", "tag", "metadata", "item", "Parquet", "NDJSON", "vector", "photo", "crop"}
+"""What a service that seals nothing leaves; of idempotency keys and the service's own there are only hashes."""
+
+
+class Watched(Server):
+    """A server all of whose files lie in one folder: data, temporary files, caches, log."""
+
+    def __init__(self, folder: Path, program: list[str], master_key: str, url: str | None) -> None:
+        self.folder, self._program = folder, program
+        for name in ("tmp", "home", "data"):
+            (folder / name).mkdir(parents=True)
+        super().__init__(
+            folder / "data",
+            url,
+            TMPDIR=str(folder / "tmp"),
+            HOME=str(folder / "home"),
+            KITH_MASTER_KEY=master_key,
+            KITH_API_KEY=OPERATOR,
+            PYTHONPATH=os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
+        )
+
+    def launch(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *self._program, "serve"],
+                env=self._environment | {"KITH_LOG_LEVEL": "DEBUG"},
+                stdout=log,
+                stderr=log,
+                cwd=self.folder / "home",
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(60) == -signal.SIGTERM  # which uvicorn, when all is done, gives on
+        assert b"Application shutdown complete" in (self.folder / "log").read_bytes()
+
+    def client(self, attempts: int = 1) -> Kith:
+        return Kith(self.url, OPERATOR, attempts=attempts)
+
+
+@contextmanager
+def watched(folder: Path, program: list[str], master_key: str, url: str | None = None) -> Iterator[Watched]:
+    server = Watched(folder, program, master_key, url)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str, list[bytes]]:
+    """Everything that a gallery goes through; what is not to be found of it."""
+    with server.client() as kith:
+        token = kith.create_key("for the test", ["read"]).token
+        kith.create_gallery("people", keep_crops=True)
+        embedded = kith.embed(photo, other)
+        vectors = [np.array(result.faces[0].embedding, np.float32) for result in embedded.images]
+        kith.put_subject("people", ADA, NAME, {"badge": "badge-wombat-991"}, ["tag-quokka-zz"])
+        kith.enroll("people", ADA, photo, idempotency_key="idem-narwhal-0017")
+        kith.put_subject("people", TOM, OTHER_NAME, {"of": "Department of Echidnas"})
+        kith.enroll("people", TOM, other)
+        assert kith.verify(("people", ADA), photo).outcome == "same"
+        kith.identify("people", photo, filter={"tags": ["tag-quokka-zz"]})
+        kith.identify("people", embeddings=[vectors[1]])
+        with pytest.raises(KithClientError, match="subject_not_found"):
+            kith.subject("people", ABSENT)
+        with pytest.raises(KithClientError, match="duplicate_subject"):
+            kith.enroll("people", ABSENT, photo)
+        with pytest.raises(KithClientError, match="no_face"):
+            kith.enroll("people", ADA, nobody)
+        strangers = l2_normalize(np.random.default_rng(17).normal(size=(3, DIMENSION))).astype(np.float32)
+        kith.enroll("people", DELETED, embeddings=[strangers[0]])
+        kith.delete_subject("people", DELETED)
+        lines = [
+            {"subject": "imported-line", "name": MARGAY, "embedding": strangers[1].tolist()},
+            {"subject": "imported-line", "name": MARGAY, "embedding": [1.0], "template": "x"},
+        ]
+        recognizer = kith.gallery("people").recognizer
+        send(server, "application/x-ndjson", recognizer, "\n".join(map(json.dumps, lines)).encode())
+        send(server, "application/vnd.apache.parquet", recognizer, parquet(strangers[2:]))
+        done = kith.wait_for(kith.enroll_archive("people", archive(server.folder, photo, 1)).id)
+        assert {item.item.partition("/")[2] for item in kith.job_items(done.id)} == {BULK, BROKEN}
+        exported = b"".join(kith.export_gallery("people", crops=True))
+        crops = [json.loads(line).get("crop") for line in exported.splitlines()]
+    images = [base64.b64decode(crop) for crop in crops if crop]
+    assert images
+    needles = {kind: [form for text in texts for form in forms_of_text(text)] for kind, texts in TEXTS.items()}
+    needles["vector"] = [form for vector in (*vectors, *strangers) for form in forms_of_vector(vector)]
+    needles["photo"] = [form for each in (photo, other) for form in forms_of_bytes(each)]
+    needles["crop"] = [form for image in images for form in forms_of_bytes(image)]
+    needles["key"] = [form for text in (token, token.rpartition("_")[2], OPERATOR) for form in forms_of_text(text)]
+    return needles
+
+
+def send(server: Watched, kind: str, recognizer: str, body: bytes | Iterator[bytes]) -> None:
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": kind}
+    url = f"{server.url}/v1/galleries/people/import?recognizer={recognizer}"
+    with suppress(httpx.TransportError):  # of a server that is killed meanwhile
+        answer = httpx.post(url, content=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+
+
+def parquet(vectors: NDArray[np.float32]) -> bytes:
+    """Nothing of it is packed: what is left of it is to be seen."""
+    rows = len(vectors)
+    columns = {
+        "subject": [f"imported-{uuid.uuid4().hex}" for _ in range(rows)],
+        "name": [KINKAJOU] * rows,
+        "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMENSION),
+    }
+    written = io.BytesIO()
+    pq.write_table(pa.table(columns), written, compression="none", use_dictionary=False)
+    return written.getvalue()
+
+
+def archive(folder: Path, photo: bytes, count: int) -> Path:
+    """Outside the folder that is looked through."""
+    path = folder.parent / f"{uuid.uuid4().hex}.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr(f"{FOLDER}/{BROKEN}", photo[:1000])
+        for number in range(count):
+            packed.writestr(f"{FOLDER}/{f'{number}-' if number else ''}{BULK}", photo + bytes([number]))
+    return path
+
+
+def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str, set[str]]:
+    """What is found in open files while a Parquet file is on its way. Then the server is killed, while that comes, jobs
+    run, and others wait."""
+    with server.client() as kith:
+        recognizer = kith.gallery("people").recognizer
+    whole = parquet(l2_normalize(np.random.default_rng(3).normal(size=(20_000, DIMENSION))).astype(np.float32))
+    looked, found, size = threading.Event(), dict[str, set[str]](), 0
+
+    def body() -> Iterator[bytes]:
+        yield whole[:-1000]
+        looked.wait(60)
+        yield whole[-1000:]
+
+    kind = "application/vnd.apache.parquet"
+    thread = threading.Thread(target=send, args=(server, kind, recognizer, body()))
+    thread.start()
+    while size < 1_000_000:
+        pause(0.05)
+        held = list(open_files(server.pid, server.folder / "data" / "spool"))
+        size = max((len(payload) for _, payload in held), default=0)
+    for _, payload in held:
+        look(payload, needles, "temporary file", found)
+    with server.client() as kith:
+        for _ in range(3):  # more than run at once
+            kith.enroll_archive("people", archive(server.folder, photo, 20))
+        while not list(kith.jobs("people", ["running"])):
+            pause(0.02)
+    server.kill()
+    looked.set()
+    thread.join()
+    return found
+
+
+def back_up(server: Watched, program: list[str]) -> None:
+    arguments = [sys.executable, *program, "backup", str(server.folder / "data" / "backup")]
+    subprocess.run(arguments, env=server._environment, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def photos(astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], nobody: NDArray[np.uint8]) -> list[bytes]:
+    return [jpeg(image) for image in (astronaut, actor, nobody)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"] if LONG else ["sqlite"])
+def test_nothing_that_is_left_tells_of_anybody(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, photos: list[bytes]
+) -> None:
+    master_key, url, cluster = new_key_text(), None, None
+    if kind == "postgresql":
+        cluster = request.getfixturevalue("postgres")
+        url = cluster.create(f"kith_{uuid.uuid4().hex}")
+    with watched(tmp_path / "watched", ["-m", "service.cli.main"], master_key, url) as server:
+        needles: Needles = work(server, *photos) | {"master key": forms_of_text(master_key)}
+        back_up(server, ["-m", "service.cli.main"])
+        assert killed_at_work(server, photos[0], needles) == {}  # which ends with SIGKILL
+        names = {path.name for path in server.folder.rglob("*") if path.is_file()}
+        assert {"backup", "log"} | (set() if cluster else {"kith.db", "kith.db-wal"}) <= names
+        assert list((server.folder / "data" / "spool").iterdir())
+        assert found_in(server.folder, needles) == {}
+
+        server.launch()
+        server.wait_until_ready()
+        with server.client() as kith:
+            kith.wait_for(next(kith.jobs("people")).id)
+            assert kith.subject("people", ADA).name == NAME
+        server.end()
+        assert found_in(server.folder, needles) == {}
+    if cluster is not None:
+        cluster.stop("fast")
+        try:
+            assert found_in(cluster.folder, needles) == {}
+        finally:
+            cluster.start()
+
+
+def test_in_a_service_that_seals_nothing_all_of_it_is_found(tmp_path: Path, photos: list[bytes]) -> None:
+    program = ["-m", "tests.service.security.unencrypted"]
+    with watched(tmp_path / "watched", program, new_key_text()) as server:
+        needles = work(server, *photos)
+        back_up(server, program)
+        assert killed_at_work(server, photos[0], needles) == {"Parquet": {"temporary file"}}
+        found = found_in(server.folder, needles)
+        assert found.keys() == IN_CLEAR
+        assert any("spool" in name for name in found["photo"])
+        assert all("data/backup" in found[kind] for kind in ("name", "vector", "crop"))
+        assert not any("log" in names for names in found.values())

@@ -1,0 +1,468 @@
+"""What is past its age goes, by one process, with its subjects' names; nothing younger does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from kith import Kith, KithClientError
+from service.cli.main import app
+from service.core.clock import Clock
+from service.core.errors import RetentionChangedError
+from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
+from service.index.follower import Followers
+from service.index.replicas import in_process
+from service.services.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
+from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.db.engine import Database
+from service.storage.db.tables import data_keys, idempotency, templates, vectors
+from service.storage.db.tables import jobs as job_rows
+from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.retention import Due, Retention
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+from tests.service.storage.privacy.test_erasure import made, some
+
+NOW = datetime.now(UTC)
+
+
+class Clocks(Clock):
+    """Time that passes when a test says so. ``jump``: the wall clock alone is set."""
+
+    def __init__(self, now: datetime = NOW) -> None:
+        self._wall, self._boot_s = now, 1000.0
+        super().__init__(lambda: self._wall, lambda: self._boot_s)
+
+    def jump(self, by: timedelta) -> None:
+        self._wall += by
+
+    def advance(self, by: timedelta) -> None:
+        self._wall += by
+        self._boot_s += by.total_seconds()
+
+
+def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = lambda gallery: None) -> Housekeeping:
+    """Without the clock of a PostgreSQL server, which no test sets."""
+    database.server_time = lambda: None  # type: ignore[method-assign]
+    return Housekeeping(database, Store(database), Retention(database), 14, told, clock)
+
+
+def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
+    made(database, name)
+    return Store(database).galleries.update(name, lambda current: replace(current, retention_days=days))
+
+
+def aged(database: Database, ids: list[str], days: float) -> None:
+    with database.engine.begin() as connection:
+        made_at = {"created_at": NOW - timedelta(days=days)}
+        connection.execute(templates.update().where(templates.c.id.in_(ids)).values(**made_at))
+
+
+def test_templates_go_at_their_age_and_people_with_their_last(
+    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.storage.privacy.retention.AT_ONCE", 2)
+    database = open_database(database_url())
+    store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
+    followers = Followers(in_process(store))
+    old, young = some(rng, 5), some(rng, 2)
+    store.templates.enroll(gallery, "old", old[:3], None)
+    store.templates.enroll(gallery, "both", [*old[3:], young[0]], IdempotentResponse("k", "d", "an answer"))
+    store.templates.enroll(gallery, "young", young[1:], None)
+    store.templates.enroll(other, "old", kept := some(rng), None)
+    aged(database, [t.id for t in (*old, *kept)], 31)
+    aged(database, [t.id for t in young], 29)
+    assert followers.of(gallery).search(old[0].vector[None], 9)[1] == 3
+
+    swept = Retention(database).sweep(NOW, answers_days=36_500)
+    assert [g.name for g in swept.galleries] == ["g"]
+    assert (swept.templates, swept.subjects, swept.answers) == (5, 1, 0)
+    now = store.galleries.get("g")
+    assert (now.subjects, now.templates, store.galleries.get("for-ever").templates) == (2, 2, 1)
+    assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
+    _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
+    assert compared == 2
+    listed = AuditReader(database).lines(Chosen(now.pk), None, 100)
+    lines = [one.line for one in listed if one.line.event == "retention_applied"]
+    assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
+    assert len(lines) >= 3  # in blocks, each with a line of its own
+    assert ErasureStore(database).list_page(now) == []  # nobody asked: who comes again is welcome
+    assert Retention(database).sweep(NOW, 36_500).galleries == ()
+    store.templates.enroll(gallery, "old", some(rng), None)
+    database.close()
+
+
+def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    store.subjects.put(gallery, "named", "Name", {}, ["tag"])
+    today = datetime.now(UTC)
+    assert Retention(database).sweep(today + timedelta(days=29), 36_500).subjects == 0
+    assert Retention(database).sweep(today + timedelta(days=31), 36_500).subjects == 1
+    assert store.galleries.get("g").subjects == 0
+    database.close()
+
+
+def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = database_url()
+    database = open_database(url)
+    store, told = Store(database), list[str]()
+    for name in ("a", "b", "c"):
+        store.templates.enroll(limited(database, 30, name), "old", new := some(rng), None)
+        aged(database, [new[0].id], 31)
+    store.templates.enroll(limited(database, 30, "later"), "old", later := some(rng), None)
+    aged(database, [later[0].id], 30 - 1 / 24)
+    sound = sa.select(data_keys.c.wrapped).where(data_keys.c.gallery_pk == store.galleries.get("b").pk)
+    own = data_keys.update().where(data_keys.c.gallery_pk == store.galleries.get("b").pk)
+    with database.engine.begin() as connection:
+        kept = connection.execute(sound).scalar_one()
+        connection.execute(own.values(wrapped=bytes(len(kept))))
+    database.close()
+
+    clock, database = Clocks(), open_database(url)
+    kept_house = keeping(database, clock, lambda g: told.append(g.name))
+    kept_house.look()
+    assert told == ["a", "c"]
+    assert "retention of the gallery" in caplog.text
+    with database.engine.begin() as connection:
+        connection.execute(own.values(wrapped=kept))
+    clock.advance(RETRY_INTERVAL)
+    kept_house.look()
+    assert told == ["a", "c", "b"]
+    clock.advance(SWEEP_INTERVAL)
+    kept_house.look()
+    assert told == ["a", "c", "b", "later"]
+    database.close()
+
+
+def test_people_without_templates_are_looked_for_outside_of_changes(
+    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has come back to life between the look and the change stays."""
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    for name in ("gone", "back", "renamed"):
+        store.subjects.put(gallery, name, None, {}, [])
+    change = database.change
+
+    def meanwhile(of: Gallery, **options: bool) -> Any:
+        monkeypatch.setattr(database, "change", change)
+        store.templates.enroll(gallery, "back", some(rng), None)
+        return change(of, **options)
+
+    monkeypatch.setattr(database, "change", meanwhile)
+    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500).subjects == 2
+    assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
+    database.close()
+
+
+def test_answers_to_keyed_requests_are_forgotten(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, None)
+    store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
+    today = datetime.now(UTC)
+    assert Retention(database).sweep(today + timedelta(days=13), 14).answers == 0
+    assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
+    assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 1
+    with database.read() as connection:
+        assert connection.execute(sa.select(idempotency)).all() == []
+    assert store.galleries.get("g").templates == 1
+    database.close()
+
+
+def test_one_process_sweeps_until_its_turn_ends(database_url: DatabaseUrl) -> None:
+    url = database_url()
+    database, another = open_database(url), open_database(url)
+    one, two, hour = Retention(database), Retention(another), timedelta(hours=1)
+    assert one.take_turn("one", NOW, hour)
+    assert not two.take_turn("two", NOW, hour)
+    assert one.take_turn("one", NOW + 0.9 * hour, hour)
+    assert not two.take_turn("two", NOW + 1.5 * hour, hour)
+    assert two.take_turn("two", NOW + 2 * hour, hour)  # the other one died
+    assert not one.take_turn("one", NOW + 2 * hour, hour)
+    two.end_turn("two")
+    assert one.take_turn("one", NOW + 2 * hour, hour)
+    for each in (database, another):
+        each.close()
+
+
+def test_the_service_sweeps_at_its_start_and_then_every_hour(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    clock = Clocks()
+    told = list[str]()
+
+    async def work() -> None:
+        kept_house = keeping(database, clock, lambda g: told.append(g.name))
+        for days, left in ((0, 3), (1.5, 2), (1, 1)):
+            clock.advance(timedelta(days=days))
+            kept_house.look()
+            assert store.galleries.get("g").templates == left
+        clock.advance(SWEEP_INTERVAL / 2)
+        kept_house.look()
+        assert store.galleries.get("g").templates == 1
+
+    for days in (29, 28, 27):
+        store.templates.enroll(gallery, f"s{days}", new := some(rng), None)
+        aged(database, [new[0].id], days)
+    asyncio.run(work())
+    assert told == ["g", "g"]
+    database.close()
+
+
+@pytest.mark.parametrize("how", ["erased", "finished", "answered", "replaced"])
+def test_what_was_deleted_leaves_the_log_of_sqlite(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whoever deleted it, and however: another process, which ended before its log could be emptied, among them."""
+    url, log = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal"
+    database, other = open_database(url), open_database(url)
+    clock = Clocks(datetime.now(UTC))
+    kept_house = keeping(database, clock)
+    kept_house.look()
+    store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
+    back_up(other, tmp_path / "backup")
+    store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
+    with other.engine.begin() as connection:
+        connection.execute(idempotency.update().values(created_at=datetime.now(UTC) - timedelta(days=15)))
+    jobs.create(gallery, "any", {})
+    job = jobs.claim("here", 60)
+    assert job is not None
+    jobs.finish(job, "failed", {"code": "image_format"})
+    column = {"finished": job_rows.c.problem, "answered": idempotency.c.sealed}.get(how, vectors.c.vector)
+    with database.read() as connection:  # for which no log can be emptied
+        held = bytes(connection.execute(sa.select(column)).scalar_one())
+        match how:
+            case "erased":
+                assert store.subjects.delete(gallery, "ada").log_emptied is False
+            case "finished":
+                assert jobs.delete_finished(0) == 1
+            case "replaced":
+                restore(other, tmp_path / "backup", replace=True)
+    assert log.stat().st_size > 0
+    other.close()
+    clock.advance(SWEEP_INTERVAL)
+    kept_house.look()
+    assert log.stat().st_size == 0
+    assert held not in (tmp_path / "kith.db").read_bytes()
+    # Where nobody wrote since, nothing is done: what is read again after another one's commit stays as it is.
+    version = database.file_version()
+    monkeypatch.setattr(database, "truncate_wal", lambda: pytest.fail("nobody wrote"))
+    kept_house.look()
+    assert database.file_version() == version
+    database.close()
+
+
+def test_a_restored_backup_leaves_no_log(tmp_path: Path, rng: np.random.Generator) -> None:
+    server, database = (open_database(f"sqlite:///{tmp_path / 'kith.db'}") for _ in range(2))
+    back_up(database, tmp_path / "backup")
+    Store(database).templates.enroll(made(database), "ada", some(rng), None)
+    assert (tmp_path / "kith.db-wal").stat().st_size > 0
+    restore(database, tmp_path / "backup", replace=True)
+    assert (tmp_path / "kith.db-wal").stat().st_size == 0
+    for each in (server, database):
+        each.close()
+
+
+def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generator, database_url: DatabaseUrl) -> None:
+    url = database_url()
+    database, here, there = open_database(url), Store(open_database(url)), Store(open_database(url))
+    gallery = made(database)
+    database.close()
+    here.templates.enroll(gallery, "ada", some(rng), None)
+    known = there.galleries.get("g")
+    pk = there.subjects.get(known, "ada").pk
+    assert there.subjects.names(known, [pk])[pk].id == "ada"
+    there.galleries.evict_changed()
+    assert there.subjects.cached_names(known, [pk]) is not None
+    here.subjects.delete(here.galleries.get("g"), "ada")
+    there.galleries.evict_changed()
+    assert there.subjects.cached_names(known, [pk]) is None
+    here.close()
+    there.close()
+
+
+def test_the_age_is_a_setting_of_the_gallery(kith: Kith, gallery: str) -> None:
+    assert kith.gallery(gallery).retention_days is None
+    assert kith.update_gallery(gallery, retention_days=30).retention_days == 30
+    assert kith.update_gallery(gallery, keep_crops=True).retention_days == 30
+    assert kith.update_gallery(gallery, retention_days=None).retention_days is None
+    with pytest.raises(KithClientError, match="invalid_request"):
+        kith.update_gallery(gallery, retention_days=0)
+
+
+def crowd(database: Database, rng: np.random.Generator, people: int, days_old: float, name: str = "g") -> Gallery:
+    """A gallery with an age of 30 days, of people who were all enrolled so long ago."""
+    gallery = limited(database, 30, name)
+    for number in range(people):
+        Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
+        aged(database, [new[0].id], days_old)
+    return Store(database).galleries.get(name)
+
+
+def test_a_clock_that_jumps_erases_nothing(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However small the gallery is: nobody, no answer, until the clock is right again."""
+    database, clock = open_database(database_url()), Clocks()
+    store, gallery = Store(database), limited(database, 365)
+    store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
+    house = keeping(database, clock)
+    for by in (timedelta(days=400), timedelta(hours=2)):
+        house.look()
+        assert house.paused is None
+        clock.jump(by)
+        clock.advance(SWEEP_INTERVAL)
+        house.look()
+        assert house.paused is not None
+        assert f"{house.paused.detail}" in caplog.text
+        assert store.galleries.get("g").templates == 1
+        clock.jump(-by)
+        house.look()
+        assert house.paused is None
+    assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
+    assert AuditReader(database).lines(Chosen(gallery.pk, None, "retention_applied"), None, 9) == []
+    database.close()
+
+
+def test_time_that_passed_asleep_is_no_jump(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database, clock = open_database(database_url()), Clocks()
+    crowd(database, rng, 1, 29)
+    house = keeping(database, clock)
+    house.look()
+    clock.advance(timedelta(days=3))
+    house.look()
+    assert (house.paused, Store(database).galleries.get("g").templates) == (None, 0)
+    database.close()
+
+
+def test_a_server_whose_clock_was_wrong_from_the_start_erases_nothing(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    """The clock of the PostgreSQL server tells."""
+    database = open_database(database_url())
+    crowd(database, rng, 1, 0)
+    if database.server_time() is None:
+        pytest.skip("SQLite has no server")
+    house = Housekeeping(database, Store(database), Retention(database), 14, clock=Clocks(NOW + timedelta(days=400)))
+    house.look()
+    assert house.paused is not None
+    assert "the database server" in house.paused.detail
+    assert Store(database).galleries.get("g").templates == 1
+    database.close()
+
+
+def test_no_more_than_a_share_goes_without_a_confirmation(
+    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = open_database(database_url())
+    store, retention = Store(database), Retention(database)
+    gallery, small = crowd(database, rng, 11, 31), crowd(database, rng, 5, 31, "small")
+    keeping(database, Clocks()).look()
+    assert (store.galleries.get("g").subjects, store.galleries.get("small").subjects) == (11, 0)
+    assert "waits for confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
+    assert retention.held() == {"g": Due(11, 11, 11, 11)}
+    retention.sweep(NOW, 14)
+    held = AuditReader(database).lines(Chosen(gallery.pk, None, "retention_held"), None, 9)
+    assert len(held) == 1  # not again for each sweep
+    with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
+        retention.erase_due(gallery, NOW, 10, 11)
+    assert store.galleries.get("g").subjects == 11
+    swept = retention.erase_due(gallery, NOW, 11, 11)
+    assert (swept.templates, swept.subjects, store.galleries.get("g").subjects) == (11, 11, 0)
+    assert retention.held() == {}
+    assert len(AuditReader(database).lines(Chosen(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
+    # It was for that sweep alone.
+    for number in range(6):
+        store.templates.enroll(gallery, f"t{number}", new := some(rng), None)
+        aged(database, [new[0].id], 31)
+    assert [g.name for g, _ in retention.sweep(NOW, 14).held] == ["g"]
+    assert (store.galleries.get("g").subjects, small.name) == (6, "small")
+    database.close()
+
+
+def test_a_share_that_is_allowed_goes_and_ends_what_was_held(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
+    database = open_database(database_url())
+    gallery = crowd(database, rng, 10, 31)
+    assert Retention(database).sweep(NOW, 14).held[0][1] == Due(10, 10, 10, 10)
+    assert Retention(database, max_share=1).sweep(NOW, 14).templates == 10
+    assert Retention(database).held() == {}
+    for number in range(30):
+        Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
+        aged(database, [new[0].id], 31 if number < 6 else 0)
+    assert Retention(database).sweep(NOW, 14).templates == 6  # a fifth
+    database.close()
+
+
+def test_names_without_templates_are_counted_too(database_url: DatabaseUrl) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), limited(database, 30)
+    for number in range(6):
+        store.subjects.put(gallery, f"s{number}", "Name", {}, [])
+    later = datetime.now(UTC) + timedelta(days=31)
+    assert Retention(database).sweep(later, 36_500).held[0][1] == Due(0, 6, 0, 6)
+    assert store.galleries.get("g").subjects == 6
+    database.close()
+
+
+def test_a_lease_of_a_clock_that_was_wrong_does_not_count(database_url: DatabaseUrl) -> None:
+    """A server swept while the clock was a year ahead, and was killed."""
+    database = open_database(database_url())
+    retention, hour = Retention(database), timedelta(hours=1)
+    assert retention.take_turn("killed", NOW + timedelta(days=400), 1.5 * hour)
+    assert retention.take_turn("next", NOW, 1.5 * hour)
+    assert not retention.take_turn("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # whose clock is a little behind
+    database.close()
+
+
+def test_an_operator_sees_and_confirms(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
+    model, long_ago = kith.model(), "2020-01-01T00:00:00Z"
+    vectors = np.random.default_rng(0).normal(size=(7, model.dimension))
+    header = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
+    items = [{"subject": f"s{i}", "created_at": long_ago, "embedding": v.tolist()} for i, v in enumerate(vectors)]
+    file = tmp_path / "people.ndjson"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in [header, *items]))
+    kith.import_gallery(gallery, file)
+    assert kith.retention(gallery).held is False  # it has no age
+    kith.update_gallery(gallery, retention_days=30)
+    due = kith.retention(gallery)
+    assert (due.due_templates, due.due_subjects, due.templates, due.subjects, due.held) == (7, 7, 7, 7, True)
+    assert abs(due.now - datetime.now(UTC)) < timedelta(minutes=5)
+    with pytest.raises(KithClientError, match="retention_changed") as refused:
+        kith.apply_retention(gallery, 6, 7)
+    assert refused.value.status == 409
+
+    run = CliRunner().invoke
+    told = run(app, ["gallery", "retention", gallery, "--url", server])
+    assert "7 of 7 templates and 7 of 7 subjects" in told.output
+    assert "--erase" in told.output
+    assert run(app, ["gallery", "retention", gallery, "--erase", "--url", server], input="n\n").exit_code != 0
+    assert kith.gallery(gallery).subjects == 7
+    done = run(app, ["gallery", "retention", gallery, "--erase", "--yes", "--json", "--url", server])
+    assert json.loads(done.output) == {"templates": 7, "subjects": 7}
+    assert kith.gallery(gallery).subjects == 0
+    events = [line.event for line in kith.audit(gallery)]
+    assert events.count("retention_confirmed") == 1
+    assert events.count("retention_applied") == 1
+    status = kith.status().retention
+    assert status is not None
+    assert status.clock.ok

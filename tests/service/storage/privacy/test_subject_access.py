@@ -1,0 +1,337 @@
+"""A person is told everything that is held, and nothing of it is left when it is erased: looked at table by table."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from kith import Kith, KithClientError
+from service.cli.main import app
+from service.core.errors import SubjectNotFoundError
+from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import subject_lookup
+from service.storage.db.tables import metadata
+from service.storage.privacy.retention import Retention
+from service.storage.privacy.subject_access import SubjectAccess
+from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.job_records import ItemOutcome
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+from tests.service.storage.privacy.test_erasure import DIMENSION, made, some
+
+PLACES: Final[dict[str, dict[str, str]]] = {
+    "subjects": {
+        "pk": "subject.key",
+        "lookup": "pseudonym",
+        "sealed": "subject.id",
+        "created_at": "subject.created_at",
+        "updated_at": "subject.updated_at",
+    },
+    "labels": {"label": "subject.labels", "subject_pk": "subject.key"},
+    "templates": {
+        "pk": "templates.key",
+        "id": "templates.id",
+        "subject_pk": "subject.key",
+        "kind": "templates.kind",
+        "quality": "templates.quality",
+        "detection_score": "templates.detection_score",
+        "created_at": "templates.created_at",
+    },
+    "vectors": {
+        "template_pk": "templates.key",
+        "generation": "templates.embeddings.generation",
+        "vector": "templates.embeddings.embedding",
+    },
+    "crops": {"template_pk": "templates.key", "sealed": "templates.crop.image"},
+    "changes": {"sequence": "changes.number", "template_pk": "changes.template", "subject_pk": "subject.key"},
+    "idempotency": {
+        "lookup": "answers.request",
+        "subject_pk": "subject.key",
+        "digest": "answers.digest",
+        "sealed": "answers.response",
+        "created_at": "answers.created_at",
+    },
+    "generations": {
+        "generation": "templates.embeddings.generation",
+        "fingerprint": "templates.embeddings.recognizer",
+        "model": "templates.embeddings.model",
+        "details": "disagreements.outcomes",
+    },
+    "jobs": {"id": "job_items.job", "kind": "job_items.kind"},
+    "job_items": {"sealed": "job_items.item", "subject": "pseudonym", "at": "job_items.at"},
+    "erasures": {
+        "id": "receipts.id",
+        "kind": "receipts.kind",
+        "gallery": "receipts.gallery",
+        "subject": "receipts.subject",
+        "template": "receipts.template",
+        "removed": "receipts.removed",
+        "at": "receipts.at",
+        "line": "receipts.line",
+        "hash": "receipts.hash",
+    },
+    "audit": {
+        "number": "audit.number",
+        "at": "audit.at",
+        "event": "audit.event",
+        "outcome": "audit.outcome",
+        "actor": "audit.actor",
+        "request_id": "audit.request_id",
+        "subject": "pseudonym",
+        "details": "audit.details",
+        "hash": "audit.hash",
+    },
+}
+"""Where the export tells what a column holds of a person."""
+OTHERS: Final[dict[str, set[str]]] = {
+    "subjects": {"gallery_pk", "erased"},
+    "labels": {"gallery_pk"},
+    "templates": {"gallery_pk", "erased", "moved"},
+    "changes": {"gallery_pk"},
+    "idempotency": {"gallery_pk"},
+    "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
+    "job_items": {"pk", "job_pk", "lookup", "failed"},
+    "erasures": {"pk", "gallery_pk", "key"},
+    "audit": {"pk", "chain", "gallery_pk", "gallery"},
+    "jobs": {
+        *("pk", "gallery_pk", "state", "parameters", "progress", "problem", "actor", "cancel", "owner", "lease_until"),
+        *("erased", "created_at", "updated_at"),
+    },
+    "galleries": {
+        *("pk", "name", "fingerprint", "dimension", "current_generation", "settings", "subject_count"),
+        *("template_count", "log_floor", "version", "erased", "created_at"),
+    },
+    "evidence": {"gallery_pk", "generation", "sequence", "fusion", "templates", "document", "derived_at"},
+    "index_states": {"gallery_pk", "generation", "engine", "sequence", "updated_at"},
+    "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
+    "secrets": {"name", "wrapped", "master_key", "created_at"},
+    "leases": {"name", "owner", "until"},
+    "retention_holds": {"gallery_pk", "templates", "subjects", "at"},
+    "audit_heads": {"chain", "number", "hash", "mac"},
+    "api_keys": {
+        *("pk", "id", "digest", "name", "scopes", "galleries", "rate", "burst", "created_at", "expires_at"),
+        *("revoked_at", "used_at", "revoked", "mac"),
+    },
+    "api_key_versions": {"pk", "version"},
+}
+"""Columns that hold nothing of one person: counts, settings, keys, scores without owners."""
+
+
+def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[NewTemplate]]:
+    """Of ada something in every place where something of a person can be; of bob, too."""
+    store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
+    gallery = made(database)
+    generations.start(gallery, "e" * 32, DIMENSION, "other", on_sight=False)
+    gallery = store.galleries.get("g")
+    enrolled = dict[str, list[NewTemplate]]()
+    for name in ("ada", "bob"):
+        enrolled[name] = some(rng, 3, others=[1])
+        store.templates.enroll(
+            gallery, name, enrolled[name], IdempotentResponse(f"key of {name}", name, f"an answer to {name}")
+        )
+        store.subjects.put(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
+        pk = store.subjects.get(gallery, name).pk
+        shadow = Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1))
+        generations.add_comparisons(gallery, 1, {"compared": 1}, [shadow])
+    jobs.create(gallery, "enrollment", {})
+    while (job := jobs.claim("here", 60)) is not None and job.kind != "enrollment":
+        pass
+    assert job is not None
+    for name in ("ada", "bob"):
+        refused = [ItemOutcome(f"{name}/2.jpg", "no_face", {"detail": f"of {name}"}, name)]
+        (one,) = some(rng)
+        jobs.enroll(job, gallery, name, [(f"{name}/1.jpg", one)], refused, 1)
+        enrolled[name].append(one)
+        store.templates.delete(gallery, name, enrolled[name].pop(0).id)
+        store.templates.enroll(
+            gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
+        )
+        enrolled[name] += more
+    return store.galleries.get("g"), enrolled["ada"]
+
+
+def test_every_column_is_either_told_or_of_nobody() -> None:
+    """A new column is decided on here: what it holds of a person, the export has to tell."""
+    known = {table: set(places) for table, places in PLACES.items()}
+    known = {table: known.get(table, set()) | OTHERS.get(table, set()) for table in {*PLACES, *OTHERS}}
+    assert {table.name: {column.name for column in table.columns} for table in metadata.sorted_tables} == known
+    assert not any(set(PLACES.get(table, {})) & others for table, others in OTHERS.items())
+
+
+def test_everything_held_is_told_and_nothing_of_others(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    gallery, ada = filled(database, rng)
+    document = SubjectAccess(database).everything_about(gallery, "ada")
+    for table, places in PLACES.items():
+        for column, place in places.items():
+            assert told(document, place.split(".")), f"{table}.{column} is not told at {place}"
+    about = document["subject"]
+    assert (about["id"], about["name"], about["metadata"]) == ("ada", "ada Somebody", {"born": "ada"})
+    assert about["tags"] == ["tag ada"]
+    assert {t["id"] for t in document["templates"]} == {t.id for t in ada}
+    for template in document["templates"]:
+        (original,) = [t for t in ada if t.id == template["id"]]
+        assert np.allclose(template["embeddings"][0]["embedding"], original.vector, atol=1e-6)
+        assert original.crop is not None
+        assert base64.b64decode(template["crop"]["image"]) == original.crop.image
+    assert {i["item"] for i in document["job_items"]} == {"ada/1.jpg", "ada/2.jpg"}
+    assert [a["response"] for a in document["answers"]] == ["another to ada"]
+    assert "bob" not in json.dumps(document)
+    assert document["audit"][-1]["event"] == "subject_exported"
+    database.close()
+
+
+def told(document: Any, place: list[str]) -> bool:
+    """Whether there is something at a place, in some element of each list on the way."""
+    if isinstance(document, list):
+        return any(told(each, place) for each in document)
+    if not place:
+        return document not in ({}, "")
+    return isinstance(document, dict) and place[0] in document and told(document[place[0]], place[1:])
+
+
+def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    gallery, ada = filled(database, rng)
+    store = Store(database)
+    keys = {"subject_pk": {store.subjects.get(gallery, "ada").pk}, "template_pk": template_keys(database, ada)}
+    words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
+    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs"}
+    bobs = SubjectAccess(database).everything_about(gallery, "bob")
+
+    receipt = store.subjects.delete(gallery, "ada")
+    assert receipt.removed == {
+        "subjects": 1,
+        "templates": 4,
+        "vectors": 6,
+        "crops": 4,
+        "labels": 2,
+        "answers": 1,
+        "job_items": 2,
+        "disagreements": 1,
+    }
+    # What says that it was done, by keyed hashes, and that indexes are to let go of the keys.
+    assert set(concerning(database, gallery, keys, words)) == {"audit", "erasures", "changes"}
+    everything = b"".join(every_value(database, gallery))
+    for word in (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"answer to ada", ada[0].vector.tobytes()):
+        assert word not in everything
+    assert b"bob Somebody" in everything
+
+    left = SubjectAccess(database).everything_about(gallery, "ada")
+    assert (left["subject"], left["templates"], left["answers"], left["job_items"]) == (None, [], [], [])
+    assert [each["kind"] for each in left["receipts"]] == ["subject", "template"]
+    assert "subject_deleted" in [line["event"] for line in left["audit"]]
+    after = SubjectAccess(database).everything_about(gallery, "bob")
+    assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
+    with pytest.raises(SubjectNotFoundError):
+        SubjectAccess(database).everything_about(gallery, "nobody")
+    database.close()
+
+
+def test_who_went_by_age_is_told_what_was_written_down(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    made(database)
+    store = Store(database)
+    gallery = store.galleries.update("g", lambda settings: replace(settings, retention_days=1))
+    store.templates.enroll(gallery, "ada", some(rng), None)
+    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=2), 14).subjects == 1
+    left = SubjectAccess(database).everything_about(gallery, "ada")
+    assert (left["subject"], left["receipts"]) == (None, [])
+    assert [line["event"] for line in left["audit"]] == ["templates_enrolled", "subject_exported"]
+    for _ in range(2):
+        with pytest.raises(SubjectNotFoundError):
+            SubjectAccess(database).everything_about(gallery, "nobody")
+    database.close()
+
+
+def template_keys(database: Database, of: list[NewTemplate]) -> set[int]:
+    templates = metadata.tables["templates"]
+    with database.read() as connection:
+        query = sa.select(templates.c.pk).where(templates.c.id.in_([t.id for t in of]))
+        return set(connection.execute(query).scalars())
+
+
+def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], words: list[str]) -> list[str]:
+    """Tables with a row that has one of the keys in a column of this name, or one of the words anywhere."""
+    found = list[str]()
+    with database.read() as connection:
+        for table in metadata.sorted_tables:
+            for row in connection.execute(sa.select(table)):
+                values = dict(row._mapping)
+                named = any(values.get(column) in known for column, known in keys.items())
+                own = table.name == "subjects" and row.pk in keys["subject_pk"]
+                if named or own or any(word in repr(values) for word in words):
+                    found.append(table.name)
+    return found
+
+
+def every_value(database: Database, gallery: Gallery) -> list[bytes]:
+    """Of the whole database as who has the keys can read it."""
+    purposes = ("subject", "crop", "answer", "job item", "job problem", "vector 0", "vector 1")
+    values = list[bytes]()
+    with database.read() as connection:
+        for table in metadata.sorted_tables:
+            for row in connection.execute(sa.select(table)):
+                for value in row:
+                    values.append(
+                        opened(gallery, value, purposes) if isinstance(value, bytes) else repr(value).encode()
+                    )
+    return values
+
+
+def opened(gallery: Gallery, sealed: bytes, purposes: tuple[str, ...]) -> bytes:
+    for purpose in purposes:
+        try:
+            return gallery.seal.open(sealed, purpose)
+        except Exception:  # noqa: S112 - of another purpose
+            continue
+    return sealed
+
+
+def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, tmp_path: Path) -> None:
+    vector = np.random.default_rng(1).normal(size=kith.gallery(gallery).dimension)
+    vector /= np.linalg.norm(vector)
+    kith.enroll(gallery, "ada", embeddings=[vector], allow_duplicate=True)
+    file = tmp_path / "ada.json"
+    run = CliRunner().invoke(app, ["subject", "export", "ada", str(file), "-g", gallery, "--url", server])
+    assert run.exit_code == 0, run.output
+    document = json.loads(file.read_text())
+    assert np.allclose(document["templates"][0]["embeddings"][0]["embedding"], vector, atol=1e-5)
+    assert file.stat().st_mode & 0o077 == 0
+
+    run = CliRunner().invoke(app, ["subject", "erase", "ada", "-g", gallery, "--yes", "--json", "--url", server])
+    assert run.exit_code == 0, run.output
+    receipt = json.loads(run.output)
+    assert receipt["removed"] == {"answers": 1, "subjects": 1, "templates": 1, "vectors": 1}
+    assert [each.id for each in kith.erasures(gallery, "ada")] == [receipt["id"]]
+    assert list(kith.erasures(gallery, "bob")) == []
+    with pytest.raises(KithClientError) as again:
+        kith.delete_subject(gallery, "ada")
+    assert again.value.problem["receipt"]["id"] == receipt["id"]
+    run = CliRunner().invoke(app, ["erasures", "verify", receipt["id"], "--json", "--url", server])
+    assert run.exit_code == 0, run.output
+    verdict = json.loads(run.output)
+    assert (verdict["holds"], verdict["gone"], verdict["enrolled_since"]) == (True, True, False)
+    kith.enroll(gallery, "ada", embeddings=[vector], allow_duplicate=True)
+    since = kith.verify_receipt(receipt["id"])
+    assert (since.holds, since.gone, since.enrolled_since) == (True, False, True)
+    with pytest.raises(KithClientError, match="receipt_not_found"):
+        kith.verify_receipt("0" * 32)
+    assert (
+        receipt["id"] in CliRunner().invoke(app, ["erasures", "list", "-g", gallery, "--json", "--url", server]).output
+    )
+    narrow = CliRunner().invoke(app, ["erasures", "list", "-g", gallery, "--url", server], env={"COLUMNS": "60"})
+    assert receipt["id"] in narrow.output
+    assert "32 hexadecimal digits" in CliRunner().invoke(app, ["erasures", "verify", "x", "--url", server]).stderr

@@ -1,0 +1,495 @@
+"""Heads and terms match their papers in value and gradient, derived independently in float64, also at the edges of
+arccos."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_metric_learning.losses as oracle
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tests.training.losses import derivations as paper
+from training.config import HeadConfig, TermConfig
+from training.losses import (
+    HEADS,
+    TERMS,
+    AdaFace,
+    ArcFace,
+    CombinedMargin,
+    CosineHead,
+    CurricularFace,
+    ElasticFace,
+    Head,
+    LSoftmax,
+    SphereFace,
+    build_head,
+    build_term,
+)
+from training.losses.bounds import l2_softmax_alpha_bound
+from training.losses.margins import Beyond
+
+CLASSES, DIM, BATCH = 7, 5, 9
+S = 8.0
+
+
+def head(name: str, **options: Any) -> Head:
+    return build_head(HeadConfig(name, options), DIM, CLASSES)
+
+
+def term(name: str, **options: Any) -> nn.Module:
+    return build_term(TermConfig(name, 1.0, options), head("cosface"), DIM, CLASSES)
+
+
+HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
+    "normface": (partial(head, "normface", scale=S), paper.cosine_head(S, lambda t, _: math.cos(t))),
+    "cosface": (
+        partial(head, "cosface", scale=S, margin=0.35),
+        paper.cosine_head(S, lambda t, _: math.cos(t) - 0.35),
+    ),
+    "adaptive_cosface": (
+        partial(head, "adaptive_cosface", margin=0.2),
+        paper.cosine_head(math.sqrt(2) * math.log(CLASSES - 1), lambda t, _: math.cos(t) - 0.2),
+    ),
+    "adacos_fixed": (
+        partial(head, "adacos_fixed"),
+        paper.cosine_head(math.sqrt(2) * math.log(CLASSES - 1), lambda t, _: math.cos(t)),
+    ),
+    "arcface linear": (partial(head, "arcface", scale=S), paper.cosine_head(S, paper.arc(0.5))),
+    "arcface easy": (
+        partial(head, "arcface", scale=S, beyond="easy"),
+        paper.cosine_head(S, paper.arc(0.5, "easy")),
+    ),
+    "arcface continuous": (
+        partial(head, "arcface", scale=S, beyond="continuous"),
+        paper.cosine_head(S, paper.arc(0.5, "continuous")),
+    ),
+    "sphereface": (partial(head, "sphereface", scale=S), paper.cosine_head(S, paper.combined(1.35, 0, 0))),
+    "sphereface plain": (
+        partial(head, "sphereface", scale=S, beyond="plain"),
+        paper.cosine_head(S, paper.combined(1.35, 0, 0, "plain")),
+    ),
+    "cm1": (partial(head, "cm1", scale=S), paper.cosine_head(S, paper.combined(1, 0.3, 0.2))),
+    "cm2": (partial(head, "cm2", scale=S), paper.cosine_head(S, paper.combined(0.9, 0.4, 0.15))),
+    "combined plain": (
+        partial(head, "combined", scale=S, m1=1.2, m2=0.5, m3=0.1, beyond="plain"),
+        paper.cosine_head(S, paper.combined(1.2, 0.5, 0.1, "plain")),
+    ),
+    "a_softmax": (partial(head, "a_softmax", lambda_start=0.0), paper.multiplicative(4, 0.0, True)),
+    "a_softmax eased": (
+        partial(head, "a_softmax", margin=3, lambda_start=20.0),
+        paper.multiplicative(3, 20 / 1.12, True),
+    ),
+    "l_softmax": (partial(head, "l_softmax", lambda_start=0.0, margin=2), paper.multiplicative(2, 0.0, False)),
+    "magface": (
+        partial(head, "magface", scale=S, l_a=1.0, u_a=3.0),
+        paper.magface(S, 1.0, 3.0, 0.45, 0.8, 35.0),
+    ),
+    "subcenter_arcface": (partial(head, "subcenter_arcface", scale=S, centers=3), paper.subcenter(S, 0.5, 3)),
+    "elasticface without spread": (
+        partial(head, "elasticface", scale=S, sigma=0.0),
+        paper.cosine_head(S, paper.arc(0.5)),
+    ),
+    "elasticface cosine": (
+        partial(head, "elasticface", scale=S, sigma=0.0, kind="cos", margin=0.35),
+        paper.cosine_head(S, lambda t, _: math.cos(t) - 0.35),
+    ),
+}
+TERM_CASES: dict[str, tuple[Callable[[], nn.Module], paper.Derivation]] = {
+    "intra": (partial(term, "intra"), paper.intra),
+    "inter": (partial(term, "inter"), paper.inter),
+    "mhe": (partial(term, "mhe"), paper.energy(2.0)),
+    "mhe logarithmic": (partial(term, "mhe", power=0.0), paper.energy(0.0)),
+    "triplet": (partial(term, "triplet"), paper.triplet(0.35, "semi_hard")),
+    "triplet all": (partial(term, "triplet", mining="all"), paper.triplet(0.35, "all")),
+    "contrastive": (partial(term, "contrastive"), paper.contrastive(1.0, True)),
+    "contrastive raw": (partial(term, "contrastive", normalized=False, margin=2.0), paper.contrastive(2.0, False)),
+    "range": (partial(term, "range", margin=9.0, beta=0.5), paper.ranges(2, 9.0, 1.0, 0.5)),
+    "ring": (
+        partial(term, "ring", radius=2.0),
+        lambda x, w, y: paper.mean([0.5 * (paper.length(v) - 2) ** 2 for v in x]),
+    ),
+    "center": (partial(term, "center"), lambda x, w, y: paper.mean([0.5 * paper.length(v) ** 2 for v in x])),
+}
+
+
+@pytest.fixture
+def batch(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Embeddings, three rows of weights a class (sub-centers need them) and labels; some people twice, one sample
+    near its center, one opposite of it."""
+    w = rng.normal(size=(3 * CLASSES, DIM))
+    y = np.array([0, 1, 2, 3, 3, 0, 4, 5, 5])
+    x = rng.normal(size=(BATCH, DIM))
+    x[0] = 1.3 * w[y[0]] + 0.1 * rng.normal(size=DIM)
+    x[1] = -w[y[1]] + 0.1 * rng.normal(size=DIM)
+    return x, w, y
+
+
+def weights_of(built: Head) -> nn.Parameter:
+    return next(p for p in built.parameters() if p.ndim == 2)
+
+
+@pytest.mark.parametrize(("make", "expected"), HEAD_CASES.values(), ids=HEAD_CASES.keys())
+def test_a_head_matches_its_paper(make: Callable[[], Head], expected: paper.Derivation, batch: Any) -> None:
+    x, w, y = batch
+    built = make().double()
+    weight = weights_of(built)
+    w = w[: len(weight)]
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w))
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    assert loss.item() == pytest.approx(expected(x, w, y), rel=1e-9)
+    loss.backward()
+    assert inputs.grad is not None
+    assert weight.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope(lambda v: expected(v, w, y), x), atol=1e-6, rtol=1e-5)
+    np.testing.assert_allclose(weight.grad, paper.slope(lambda v: expected(x, v, y), w), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "expected"), TERM_CASES.values(), ids=TERM_CASES.keys())
+def test_a_term_matches_its_paper(make: Callable[[], nn.Module], expected: paper.Derivation, batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    inputs, weights = torch.tensor(x, requires_grad=True), torch.tensor(w, requires_grad=True)
+    loss = make().double()(inputs, torch.from_numpy(y), weights)
+    assert loss.item() == pytest.approx(expected(x, w, y), rel=1e-9)
+    loss.backward()
+    for tensor, at, of in (
+        (inputs, x, lambda v: expected(v, w, y)),
+        (weights, w, lambda v: expected(x, v, y)),
+    ):
+        gradient = np.zeros_like(at) if tensor.grad is None else tensor.grad.numpy()
+        np.testing.assert_allclose(gradient, paper.slope(of, at), atol=1e-6, rtol=1e-5)
+
+
+def test_every_head_and_term_is_tested() -> None:
+    elsewhere = {"softmax", "l2_softmax", "adacos", "curricularface", "adaface", "combined", "none"}
+    assert {name.split()[0] for name in HEAD_CASES} | elsewhere == set(HEADS)
+    assert {name.split()[0] for name in TERM_CASES} == set(TERMS)
+
+
+@pytest.mark.parametrize("alpha", [None, 3.0, 0.0])
+def test_softmax_and_its_fixed_length(alpha: float | None, batch: Any) -> None:
+    x, w, y = batch
+    built = head("softmax") if alpha is None else head("l2_softmax", alpha=alpha)
+    built = built.double()
+    bias = next(p for p in built.parameters() if p.ndim == 1)
+    w, b = w[:CLASSES], bias.detach().numpy().copy()
+    with torch.no_grad():
+        weights_of(built).copy_(torch.from_numpy(w))
+
+    def expected(x: NDArray[np.float64]) -> float:
+        size = l2_softmax_alpha_bound(CLASSES, 0.9) if alpha == 0 else alpha
+        v = [row if size is None else size * row / paper.length(row) for row in x]
+        return paper.softmax_over(x, y, lambda i, j: float(v[i] @ w[j]) + b[j], CLASSES)
+
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    assert loss.item() == pytest.approx(expected(x), rel=1e-12)
+    loss.backward()
+    assert inputs.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope(expected, x), atol=1e-7)
+
+
+def test_curricularface_and_its_t(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    built = CurricularFace(DIM, CLASSES, scale=S, margin=0.3, momentum=0.5).double()
+    with torch.no_grad():
+        built.weight.copy_(torch.from_numpy(w))
+    t = 0.0
+    for _ in range(3):
+        t = 0.5 * t + 0.5 * paper.mean([paper.cosine(v, w[k]) for v, k in zip(x, y, strict=True)])
+        inputs = torch.tensor(x, requires_grad=True)
+        loss = built(inputs, torch.from_numpy(y))
+        assert float(built.t) == pytest.approx(t)
+        expected = paper.curricular(S, 0.3, t)
+        assert loss.item() == pytest.approx(expected(x, w, y))
+        loss.backward()
+        assert inputs.grad is not None
+        np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6)
+    built.eval()
+    built(torch.from_numpy(x), torch.from_numpy(y))
+    assert float(built.t) == pytest.approx(t)
+
+
+@pytest.mark.parametrize("h", [0.333, 50.0], ids=["inside", "clipped"])
+def test_adaface_and_its_statistics(h: float, batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    x[0], x[1] = 3.0 * w[y[0]] + 0.02 * x[2], 0.1 * x[1]
+    built = AdaFace(DIM, CLASSES, scale=S, alpha=0.5, h=h).double()
+    with torch.no_grad():
+        built.weight.copy_(torch.from_numpy(w))
+    lengths = [paper.length(v) for v in x]
+    average, spread = 20.0, 100.0
+    for _ in range(4):
+        average = 0.5 * average + 0.5 * paper.mean(lengths)
+        spread = 0.5 * spread + 0.5 * float(np.std(lengths, ddof=1))
+        expected = paper.adaface(S, 0.4, [max(-1.0, min(1.0, h * (a - average) / (spread + 1e-3))) for a in lengths])
+        inputs = torch.tensor(x, requires_grad=True)
+        loss = built(inputs, torch.from_numpy(y))
+        assert loss.item() == pytest.approx(expected(x, w, y))
+        loss.backward()
+        assert inputs.grad is not None
+        np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6)
+
+
+def test_elasticface_draws_one_margin_per_sample() -> None:
+    cosines = torch.linspace(-0.5, 0.9, 2000, dtype=torch.float64)
+    drawn = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35)
+    torch.manual_seed(0)
+    margins = cosines - drawn.target_cosines(cosines, cosines)
+    assert float(margins.mean()) == pytest.approx(0.35, abs=0.005)
+    assert float(margins.std()) == pytest.approx(0.05, abs=0.005)
+    sorted_ones = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35, plus=True)
+    torch.manual_seed(0)
+    margins_plus = cosines - sorted_ones.target_cosines(cosines, cosines)
+    # The same random margins, with the larger one for the farther sample.
+    assert torch.allclose(margins_plus.sort().values, margins.sort().values)
+    assert bool((margins_plus.diff() <= 0).all())
+
+
+ORACLES: dict[str, tuple[Callable[[], Head], Callable[[], Any]]] = {
+    "arcface": (
+        partial(head, "arcface", scale=64.0, margin=0.5),
+        lambda: oracle.ArcFaceLoss(CLASSES, DIM, margin=math.degrees(0.5), scale=64),
+    ),
+    "cosface": (partial(head, "cosface"), lambda: oracle.CosFaceLoss(CLASSES, DIM, margin=0.35, scale=64)),
+    "normface": (
+        partial(head, "normface", scale=20.0),
+        lambda: oracle.NormalizedSoftmaxLoss(CLASSES, DIM, temperature=1 / 20),
+    ),
+    "a_softmax": (
+        partial(head, "a_softmax", lambda_start=0.0),
+        lambda: oracle.SphereFaceLoss(CLASSES, DIM, margin=4, scale=1),
+    ),
+    "l_softmax": (
+        partial(head, "l_softmax", lambda_start=0.0),
+        lambda: oracle.LargeMarginSoftmaxLoss(CLASSES, DIM, margin=4, scale=1),
+    ),
+    "subcenter_arcface": (
+        partial(head, "subcenter_arcface"),
+        lambda: oracle.SubCenterArcFaceLoss(
+            num_classes=CLASSES, embedding_size=DIM, margin=math.degrees(0.5), scale=64, sub_centers=3
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of the oracle
+@pytest.mark.parametrize(("make", "make_oracle"), ORACLES.values(), ids=ORACLES.keys())
+def test_pytorch_metric_learning_agrees(make: Callable[[], Head], make_oracle: Callable[[], Any], batch: Any) -> None:
+    x, w, y = batch
+    built, other = make().double(), make_oracle().double()
+    weight = weights_of(built)
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w[: len(weight)]))
+        other.W.copy_(torch.from_numpy(w[: len(weight)].T))
+    ours, theirs = (torch.tensor(x, requires_grad=True) for _ in range(2))
+    built(ours, torch.from_numpy(y)).backward()
+    other(theirs, torch.from_numpy(y)).backward()
+    assert built(ours, torch.from_numpy(y)).item() == pytest.approx(other(theirs, torch.from_numpy(y)).item())
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, other.W.grad.T, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", HEAD_CASES)
+@pytest.mark.parametrize("theta", [1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3])
+def test_a_head_matches_its_paper_at_the_edges(name: str, theta: float) -> None:
+    """Near the center, on both sides of ArcFace's boundary, and opposite the center: value, and slope by the angle."""
+    make, expected = HEAD_CASES[name]
+    built = make().double()
+    weight = weights_of(built)
+    y = np.array([0])
+    # The target lies along the first axis, the other classes across; no sub-center is nearer than the first.
+    w = np.tile(np.eye(DIM)[2], (len(weight), 1))
+    w[0] = np.eye(DIM)[0]
+    if len(weight) > CLASSES:
+        w[1:3] = -np.eye(DIM)[1]
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w))
+
+    def at(angle: float) -> NDArray[np.float64]:
+        return 2.0 * np.array([[math.cos(angle), math.sin(angle), 0, 0, 0]])
+
+    inputs = torch.tensor(at(theta), requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected(at(theta), w, y), rel=1e-7)
+    assert inputs.grad is not None
+    by_angle = float((inputs.grad.numpy() * 2.0 * np.array([[-math.sin(theta), math.cos(theta), 0, 0, 0]])).sum())
+    step = 1e-7
+    slope = (expected(at(theta + step), w, y) - expected(at(theta - step), w, y)) / (2 * step)
+    assert by_angle == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("angle", ANGLES)
+def test_a_heads_gradients_are_finite_where_arccos_has_none(name: str, angle: float) -> None:
+    built = head(name)
+    weight = weights_of(built) if name != "none" else None
+    if weight is not None:
+        with torch.no_grad():
+            weight.zero_()
+            weight[:, 2] = 1.0
+            weight[:3] = torch.eye(3, DIM)[:1]
+    x = torch.tensor([[math.cos(angle), math.sin(angle), 0, 0, 0]] * 2, requires_grad=True)
+    loss = built(x, torch.tensor([0, 0]))
+    loss.backward()
+    assert x.grad is not None
+    assert torch.isfinite(loss)
+    assert torch.isfinite(x.grad).all()
+    if weight is not None:
+        assert weight.grad is not None
+        assert torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_terms_gradients_are_finite_for_equal_and_opposite_samples(name: str) -> None:
+    x = torch.tensor([[1.0, 0, 0, 0, 0]] * 3 + [[-1.0, 0, 0, 0, 0]], requires_grad=True)
+    w = torch.eye(CLASSES, DIM).index_fill(0, torch.tensor([5, 6]), 1.0).requires_grad_()
+    loss = term(name)(x, torch.tensor([0, 0, 1, 1]), w)
+    loss.backward()
+    assert torch.isfinite(loss)
+    for tensor in (x, w):
+        assert tensor.grad is None or bool(torch.isfinite(tensor.grad).all())
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_computes_in_fp32_under_bf16_autocast(name: str, batch: Any) -> None:
+    x, _, y = batch
+    torch.manual_seed(1)
+    built = head(name).eval()
+    inputs, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
+    torch.manual_seed(2)
+    exact = built(inputs, labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.manual_seed(2)
+        cast = built(inputs, labels)
+        torch.manual_seed(2)
+        rounded = built(inputs.bfloat16(), labels)
+    assert cast.dtype == rounded.dtype == torch.float32
+    assert cast.item() == exact.item()
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [*HEADS, *TERMS])
+def test_state_is_saved_and_restored(name: str, batch: Any) -> None:
+    x, _, y = batch
+    inputs, labels = torch.from_numpy(x).float(), torch.from_numpy(y)
+    weights = torch.randn(CLASSES, DIM)
+
+    def make() -> nn.Module:
+        return head(name) if name in HEADS else term(name)
+
+    def value(module: nn.Module) -> Tensor:
+        torch.manual_seed(3)
+        return torch.as_tensor(module(inputs, labels) if name in HEADS else module(inputs, labels, weights))
+
+    trained = make()
+    for _ in range(3):
+        value(trained)
+    restored = make()
+    restored.load_state_dict(trained.state_dict())
+    # Training mode: the next step, which reads and updates the state, must be equal.
+    assert value(restored).item() == value(trained).item()
+    for key, tensor in trained.state_dict().items():
+        assert torch.equal(tensor, restored.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if isinstance(head(n), CosineHead)])
+def test_a_margin_grows_from_zero(name: str, batch: Any) -> None:
+    x, _, y = batch
+    built = head(name).double().eval()
+    assert isinstance(built, CosineHead)
+    built.margin_share = 0.0
+    logits = built.logits(torch.from_numpy(x), torch.from_numpy(y))
+    if isinstance(built, CurricularFace):  # whose harder negatives stay
+        return
+    assert torch.allclose(logits, built.scale * built.cosines(torch.from_numpy(x)), atol=2e-3)
+
+
+@pytest.mark.parametrize("beyond", ["linear", "easy", "continuous"])
+def test_arcface_on_both_sides_of_its_boundary(beyond: Beyond) -> None:
+    m = 0.5
+    boundary = math.pi / 2 if beyond == "easy" else math.pi - m
+    cosines = torch.tensor([math.cos(boundary - 1e-7), math.cos(boundary + 1e-7)], dtype=torch.float64)
+    before, after = ArcFace(DIM, CLASSES, 1.0, m, beyond).target_cosines(cosines, cosines).tolist()
+    assert before == pytest.approx(math.cos(boundary + m), abs=1e-6)
+    jump = {
+        "linear": -1 - (math.cos(boundary) - m * math.sin(m)),
+        "easy": math.cos(boundary + m) - math.cos(boundary),
+        "continuous": 0.0,
+    }[beyond]
+    assert before - after == pytest.approx(jump, abs=1e-6)
+
+
+def test_a_combined_margin_never_rises_with_the_angle() -> None:
+    cosines = torch.cos(torch.linspace(1e-3, math.pi - 1e-3, 500, dtype=torch.float64))
+    for built in (SphereFace(DIM, CLASSES), CombinedMargin(DIM, CLASSES, m1=1.2, m2=0.6, m3=0.1)):
+        target = built.target_cosines(cosines, cosines)
+        assert bool((target.diff() < 0).all())
+        assert float(target.diff().abs().max()) < 0.02  # nor does it jump
+    plain = SphereFace(DIM, CLASSES, beyond="plain").target_cosines(cosines, cosines)
+    assert bool((plain.diff() > 0).any())
+
+
+def test_intra_and_inter_make_l5_and_l6(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    l2 = paper.cosine_head(S, lambda t, _: math.cos(t))(x, w, y)
+    built = head("normface", scale=S).double()
+    with torch.no_grad():
+        weights_of(built).copy_(torch.from_numpy(w))
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    weights = built.class_weights()
+    assert (built(inputs, labels) + term("intra")(inputs, labels, weights)).item() == pytest.approx(
+        l2 + sum(paper.angle(v, w[k]) for v, k in zip(x, y, strict=True)) / (math.pi * BATCH)
+    )
+    assert (built(inputs, labels) + term("inter")(inputs, labels, weights)).item() == pytest.approx(
+        l2
+        - sum(paper.angle(w[k], w[j]) for k in y for j in range(CLASSES) if j != k) / (math.pi * BATCH * (CLASSES - 1))
+    )
+
+
+def test_center_loss_moves_centers_by_its_algorithm(batch: Any) -> None:
+    x, _, y = batch
+    centers = np.zeros((CLASSES, DIM))
+    built = term("center", alpha=0.5).double()
+    for _ in range(3):
+        expected = np.mean([0.5 * ((v - centers[k]) ** 2).sum() for v, k in zip(x, y, strict=True)])
+        assert built(torch.from_numpy(x), torch.from_numpy(y), None).item() == pytest.approx(expected)
+        moved = centers.copy()
+        for j in range(CLASSES):
+            members = x[y == j]
+            moved[j] -= 0.5 * sum((centers[j] - v for v in members), np.zeros(DIM)) / (1 + len(members))
+        centers = moved
+        np.testing.assert_allclose(built.get_buffer("centers"), centers)
+    built.eval()
+    built(torch.from_numpy(x), torch.from_numpy(y), None)
+    np.testing.assert_allclose(built.get_buffer("centers"), centers)
+
+
+def test_multiplicative_margins_are_annealed() -> None:
+    built = LSoftmax(DIM, CLASSES)
+    x, y = torch.randn(4, DIM), torch.tensor([0, 1, 2, 3])
+    built(x, y)
+    assert built.annealing_lambda == pytest.approx(1000 / 1.12)
+    built.step.fill_(100)
+    assert built.annealing_lambda == pytest.approx(1000 / (1 + 0.12 * 100))
+    built.step.fill_(3000)
+    assert built.annealing_lambda == 5.0
