@@ -40,6 +40,7 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
+	$(BIN)/python -m tests.prose
 	$(PYTEST) -m "not long"
 
 # The tests that take long; make test runs the others.

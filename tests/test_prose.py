@@ -1,0 +1,45 @@
+"""The prose check finds odd words and fragments, and passes plain sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import prose
+
+
+def write(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("docs/page.md", "# Page\n\nNobody knows.\n", "odd word: docs/page.md:3: Nobody"),
+        ("kith/odd.py", '"""Module."""\n# Started anew.\n', "odd word: kith/odd.py:2: anew"),
+        ("kith/message.py", 'raise ValueError("The key of " "somebody is not valid.")\n', "message.py:1: somebody"),
+        ("training/part.py", '"""Of the disk."""\n', "fragment: training/part.py:1: Of the disk."),
+        (
+            "docker/page.js",
+            "// Words.\nsay(`The name of ${x}\nis told here.`);\n",
+            "odd word: docker/page.js:3: is told",
+        ),
+    ],
+)
+def test_odd_prose_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, place: str
+) -> None:
+    write(tmp_path, name, text)
+    assert prose.main(["--root", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert place in printed
+    assert "Rewrite the sentences" in printed
+
+
+def test_plain_prose_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "kith/plain.py", '"""Return the threshold for an FPIR target."""\nNAMES = ["nobody", "anew"]\n')
+    write(tmp_path, "docs/page.md", "# Page\n\nA gallery holds subjects.\n")
+    assert prose.main(["--root", str(tmp_path), "--list"]) == 0
+    assert "odd word:" not in capsys.readouterr().out
