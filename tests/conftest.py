@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import absl.logging
+import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -33,46 +35,11 @@ from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres
 
 ROOT = Path(__file__).parent.parent
-# Tests of `make test-all`, by the beginning of their ids: each takes seconds to minutes, and a quicker test of the same
-# kind stays in `make test`.
-LONG = (
-    "tests/bench/test_hygiene.py",
-    "tests/bench/test_quality.py",
-    "tests/bench/test_soak.py",
-    "tests/faults/test_behind_a_proxy.py",
-    "tests/faults/test_erasures_between_servers.py",
-    "tests/faults/test_full_disk.py",
-    "tests/faults/test_migration_sigkill.py",
-    "tests/faults/test_model.py",
-    "tests/faults/test_restarts.py",
-    "tests/faults/test_sigkill_in_",
-    "tests/faults/test_wrong_clock.py",
-    "tests/kith/test_packaging.py",
-    "tests/service/security/test_disk_residue.py",
-    "tests/service/services/test_bulk_enrollment.py::test_killed",
-    "tests/service/cli/test_doctor.py::test_every_engine_is_measured",
-    "tests/service/inference/test_hostile_images.py",
-    "tests/service/api/http/test_json_limits.py::test_a_large_body",
-    "tests/service/services/test_lfw_identification.py",
-    "tests/service/index/test_milvus.py",
-    "tests/service/api/test_permissions.py::test_a_gallery_outside",
-    "tests/test_bench_gpu.py",
-    "tests/training/test_distributed.py",
-    "tests/training/export/test_onnx_export.py",
-    "tests/training/optimization/test_loop.py::test_a_killed",
-    "tests/training/backbones/test_sync_batch_norm.py",
-    "tests/training/test_tutorial.py",
-)
+# httpx waits 5 seconds by default, which is short on a loaded machine.
+inspect.signature(httpx.get).parameters["timeout"].default.read = 60
 # Libraries that reconfigure logging (pymilvus, uvicorn) close all handlers. absl's handler would close pytest's
 # stream, so it gets a handler that never closes it.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that `make test` leaves to `make test-all`."""
-    for item in items:
-        if item.nodeid.startswith(LONG):
-            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,8 @@ from models.runtime.cuda import CUDA, visible_gpus
 from models.runtime.onnx_runtime import available_providers
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.gpu", *arguments]

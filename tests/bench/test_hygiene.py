@@ -14,6 +14,8 @@ from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from training.evaluation.lfw import people_of, read_pairs
 
+pytestmark = pytest.mark.long
+
 PEOPLE, PLANTED, OF_NOBODY = 70, 15, 5
 MOST_PHOTOS = 3
 CALIBRATED_ON = 250

@@ -11,6 +11,8 @@ from bench.quality import EYES, SCORE, Evidence, evidence, of_the_network, other
 from models.pack.manifest import ModelPack
 from training.evaluation.lfw import people_of, read_pairs
 
+pytestmark = pytest.mark.long
+
 PHOTOS_OF_ONE = 5
 REJECTED = 0.05
 

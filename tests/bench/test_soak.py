@@ -18,6 +18,8 @@ from models.vision.recognition import l2_normalize
 from tests.conftest import jpeg
 from tests.faults import LONG
 
+pytestmark = pytest.mark.long
+
 SHORT = Plan(rounds=2, round_s=3, clients=3, own=2, fixed=4, others=12, rest_s=0.5)
 
 

@@ -37,6 +37,8 @@ from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
 from tests.postgres import Postgres
 
+pytestmark = pytest.mark.long
+
 KEY = "k" * 40
 DEADLINE_S = 60
 RISK: Risk = {"threshold": 0.92}

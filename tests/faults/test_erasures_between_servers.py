@@ -19,6 +19,8 @@ from tests.faults.servers import serving
 from tests.faults.test_sigkill import findings
 from tests.postgres import DatabaseUrl
 
+pytestmark = pytest.mark.long
+
 BEFORE = 40
 """Photos of other people that the archive job processes before the erased person's photo."""
 

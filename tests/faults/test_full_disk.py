@@ -26,6 +26,8 @@ from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.faults.workers import Node
 
+pytestmark = pytest.mark.long
+
 SIZE_MB = 40
 
 

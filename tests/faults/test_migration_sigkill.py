@@ -38,6 +38,8 @@ from tests.faults.tally import Tally
 from tests.packs import projected_pack
 from tests.postgres import Postgres
 
+pytestmark = pytest.mark.long
+
 TEMPLATES = 300 if LONG else 100
 KILLS = 12 if LONG else 1
 WAIT_S = 120

@@ -28,6 +28,8 @@ from tests.faults.workers import CONTEXT, Answered, Asked, Found, Node, Task, Wo
 from tests.postgres import DatabaseUrl
 from tests.service.domain.test_fusion import RULES, fused_similarity
 
+pytestmark = pytest.mark.long
+
 SEAL = Seal(new_key())
 
 SUBJECTS = 8

@@ -25,6 +25,8 @@ from tests.faults import LONG
 from tests.faults.servers import Server, serving
 from tests.postgres import Postgres
 
+pytestmark = pytest.mark.long
+
 CLIENTS = 3
 DOWN_S = 0.5
 PROBES = 32

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from service.core.errors import BackupError
 from service.domain.gallery import GallerySettings
@@ -18,6 +19,8 @@ from tests.faults.tally import Tally
 from tests.faults.test_sigkill import findings, new_template
 from tests.faults.workers import Node, template_id
 from tests.postgres import DatabaseUrl
+
+pytestmark = pytest.mark.long
 
 DIMENSION = 32
 TEMPLATES = [template_id(3, number) for number in range(500)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
@@ -21,6 +22,8 @@ from tests.faults.tally import Tally
 from tests.faults.test_sigkill import findings
 from tests.faults.workers import DIMENSION, Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
+
+pytestmark = pytest.mark.long
 
 PEOPLE: Final = 60
 EACH: Final = 5

@@ -6,6 +6,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import numpy as np
+import pytest
 
 from service.domain.gallery import GallerySettings
 from service.domain.gallery_items import GalleryItems
@@ -19,6 +20,8 @@ from tests.faults.tally import Tally
 from tests.faults.test_sigkill import findings
 from tests.faults.workers import Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
+
+pytestmark = pytest.mark.long
 
 DIMENSION = 32
 IN_BLOCK = 100

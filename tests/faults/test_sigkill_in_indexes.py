@@ -21,6 +21,8 @@ from tests.faults.test_sigkill import findings, new_template
 from tests.faults.workers import Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
 
+pytestmark = pytest.mark.long
+
 DIMENSION: Final = 32
 AT_ONCE: Final = 40
 SIZES: Final = Sizes(seal=64, compact_from=128, max_compact=512, max_graph=512)

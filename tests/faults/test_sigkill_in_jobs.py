@@ -23,6 +23,8 @@ from tests.faults.test_sigkill import findings
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
 
+pytestmark = pytest.mark.long
+
 PHOTOS = 200
 KILLS = 6
 

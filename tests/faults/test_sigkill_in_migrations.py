@@ -38,6 +38,8 @@ from tests.faults.workers import template_id
 from tests.packs import projected_pack
 from tests.postgres import DatabaseUrl
 
+pytestmark = pytest.mark.long
+
 TEMPLATES_AT_FIRST = 60
 LEASE_S = 0.3
 RUN_TIMEOUT_S = 120

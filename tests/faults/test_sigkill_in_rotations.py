@@ -25,6 +25,8 @@ from tests.faults.servers import Server
 from tests.faults.tally import Tally
 from tests.postgres import DatabaseUrl
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 24 if LONG else 4
 DIMENSION = 128
 

@@ -19,6 +19,8 @@ from service.storage.db.tables import leases
 from tests.databases import open_database
 from tests.faults.servers import Server
 
+pytestmark = pytest.mark.long
+
 DAY_S = 86_400
 PATIENCE_S = 120
 LIBRARY = r"""

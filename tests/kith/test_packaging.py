@@ -19,6 +19,8 @@ from service.observability import drift
 from service.security import api_keys
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import asyncio
 import sys

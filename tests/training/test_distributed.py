@@ -19,6 +19,8 @@ from training.losses import PartialFC, build_head
 from training.recipes import smoke
 from training.run.train import train_recognizer
 
+pytestmark = pytest.mark.long
+
 COMMON = {
     "data.max_identities": "6",
     "data.manifest": "null",

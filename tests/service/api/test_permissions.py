@@ -285,6 +285,7 @@ def _shown(answer: httpx.Response) -> tuple[int, dict[str, str], str]:
     return answer.status_code, headers, re.sub(rf"{OTHER}|{ABSENT}|(?<=')[0-9a-f]{{32}}(?=')", "", text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_gallery_outside_the_key_looks_missing(house: House, statements: list[str], scope: Scope) -> None:
     token, compared = house.tokens[scope, OWN], 0

@@ -88,6 +88,7 @@ def test_no_extra_installs_a_second_runtime() -> None:
     )
 
 
+@pytest.mark.long
 def test_every_engine_is_measured_and_the_default_marked() -> None:
     found = measure(load_pack(BUNDLED_PACK), load_settings())
     assert {(rate.network, rate.engine) for rate in found.rates if rate.precision == "fp32"} == {

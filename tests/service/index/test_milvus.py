@@ -37,6 +37,8 @@ from tests.milvus_lite import MilvusLite
 from tests.nodes import Model, Node, Nodes
 from tests.service.index.test_gallery import template
 
+pytestmark = pytest.mark.long
+
 DIMENSION = 128
 HEALING_S = 30
 

@@ -16,6 +16,8 @@ from service.inference.images import FORMATS, ImageLimits, decode
 from tests.conftest import ROOT
 from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
 
+pytestmark = pytest.mark.long
+
 MAX_CPU_S = 4.0
 """CPU time limit for a file below a megabyte; a flat AVIF of 36 megapixels takes 1.4, more on a shared core."""
 MAX_MEMORY_BYTES = 1_100_000_000

@@ -42,6 +42,8 @@ from tests.service.security.disk_search import (
     open_files,
 )
 
+pytestmark = pytest.mark.long
+
 OPERATOR = "operator-token-of-this-test-quagga"
 DIMENSION = 128
 NAME, OTHER_NAME = "Ægir Žižek-Numbat", "Thomas Axolotl-Xq"

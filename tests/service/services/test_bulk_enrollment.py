@@ -609,6 +609,7 @@ def stored(folder: Path) -> tuple[list[Any], list[Any]]:
     return sorted((template.subject, vectors[pk]) for pk, template in listed.items()), items
 
 
+@pytest.mark.long
 def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dict[str, bytes]) -> None:
     archive = tmp_path / "archive.tar"
     archive.write_bytes(many(photos, 20, photos))

@@ -10,6 +10,8 @@ import pytest
 
 from kith import Kith
 
+pytestmark = pytest.mark.long
+
 PEOPLE = 50
 PROBES_PER_PERSON = 5
 FPIR = 0.01

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from training.backbones import ThinIResNet, checkpoint_blocks, synchronize_batch_norm
 
+pytestmark = pytest.mark.long
+
 ROWS = (slice(0, 3), slice(3, 8))
 """Unequal sizes, which a plain average over ranks would get wrong."""
 TIMEOUT = timedelta(seconds=60)

@@ -26,6 +26,8 @@ from training.export.onnx_export import (
 )
 from training.optimization.loop import to_tensor
 
+pytestmark = pytest.mark.long
+
 
 def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, rng: np.random.Generator) -> None:
     crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))

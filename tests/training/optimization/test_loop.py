@@ -137,6 +137,7 @@ def test_an_interrupted_run_resumes_with_equal_losses(
     assert same_networks(whole, resumed)
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_with_equal_losses(folder: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "kith-train")]
     settings = {"backbone.widths": "[16,16,16]", "backbone.stem": "16", "backbone.depths": "[1,1,1]"}

@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,12 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 PATIENCE_S = 0.4
 
 
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Port of a server with a short timeout and few connections."""
+@contextmanager
+def limited_server(folder: Path, patience_s: float) -> Iterator[int]:
+    """Port of a server that accepts few connections."""
     settings = load_settings(
-        data_dir=tmp_path_factory.mktemp("impatient"),
-        client_patience_s=PATIENCE_S,
+        data_dir=folder,
+        client_patience_s=patience_s,
         client_min_rate=1_000_000,
         max_connections=12,
         max_connections_per_address=8,
@@ -41,8 +41,22 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield int(url.rpartition(":")[2])
 
 
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Port of a server that does not time out during a test."""
+    with limited_server(tmp_path_factory.mktemp("patient"), 60) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Port of a server with a short timeout."""
+    with limited_server(tmp_path_factory.mktemp("impatient"), PATIENCE_S) as port:
+        yield port
+
+
 def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
 
 
 def read(connection: socket.socket) -> bytes:
@@ -207,21 +221,21 @@ def test_garbage_after_a_request_does_not_affect_its_response(port: int) -> None
     [b"GET /heal", HEALTH + b"A: b\r\n", POST + b"Content-Length: 9\r\n\r\n{", CHUNKED + b"1\r\n{\r\n"],
     ids=["address", "headers", "body", "chunks"],
 )
-def test_an_incomplete_request_times_out(port: int, begun: bytes) -> None:
-    ((status, document),) = answers(port, begun)
+def test_an_incomplete_request_times_out(impatient: int, begun: bytes) -> None:
+    ((status, document),) = answers(impatient, begun)
     assert (status, document["code"]) == (408, "client_too_slow")
 
 
-def test_an_idle_connection_is_closed(port: int) -> None:
-    assert answers(port, b"") == []
-    with connect(port) as connection:
+def test_an_idle_connection_is_closed(impatient: int) -> None:
+    assert answers(impatient, b"") == []
+    with connect(impatient) as connection:
         connection.sendall(HEALTH + b"\r\n")
         received = b"".join(iter(lambda: connection.recv(65536), b""))  # until the end, in any number of chunks
         assert received.startswith(b"HTTP/1.1 200")
 
 
-def test_a_slow_body_times_out(port: int) -> None:
-    with connect(port) as connection:
+def test_a_slow_body_times_out(impatient: int) -> None:
+    with connect(impatient) as connection:
         connection.sendall(CHUNKED)
         connection.settimeout(PATIENCE_S / 10)
         for _ in range(1000):
@@ -244,8 +258,8 @@ def test_input_after_the_response_is_discarded_up_to_a_limit(port: int) -> None:
                 connection.sendall(b"x" * 1_000_000)
 
 
-def test_a_client_that_does_not_read_is_disconnected(port: int) -> None:
-    with connect(port) as connection:
+def test_a_client_that_does_not_read_is_disconnected(impatient: int) -> None:
+    with connect(impatient) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asked = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -281,23 +295,23 @@ def test_connections_are_bounded(port: int) -> None:
 
 
 def test_refused_connections_are_paced(port: int) -> None:
-    """A client that reconnects at once gets each 503 after a delay."""
+    """A client that reconnects at once gets each 503 after a delay of a second."""
     with ExitStack() as opened:
         for _ in range(8):
             opened.enter_context(connect(port)).sendall(HEALTH)
         begin = time.monotonic()
         refused = []
-        for _ in range(5):
+        for _ in range(2):
             with connect(port) as connection:
                 refused.append(read(connection))
         waited_s = time.monotonic() - begin
-    assert [b"too_many_connections" in answer for answer in refused] == [True] * 5
-    assert waited_s >= 5 * PATIENCE_S / 4
+    assert [b"too_many_connections" in answer for answer in refused] == [True] * 2
+    assert waited_s > 1.5
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Peak memory, while eight open connections send megabytes of each attack."""
-    server = Server(tmp_path, KITH_CLIENT_PATIENCE_S="5", OMP_NUM_THREADS="1")
+    server = Server(tmp_path, OMP_NUM_THREADS="1")
     try:
         server.wait_until_ready()
         port = int(server.url.rpartition(":")[2])

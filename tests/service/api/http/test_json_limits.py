@@ -240,6 +240,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", LARGE)
 def test_a_large_body_delays_no_other_request_and_its_memory_is_returned(alone: tuple[str, int], case: str) -> None:
     url, pid = alone
