@@ -50,7 +50,7 @@ class Server:
     def readiness(self) -> int | None:
         """Return the status of /readyz, or None without an answer."""
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=30).status_code
+            return httpx.get(f"{self.url}/readyz", timeout=60).status_code
         except httpx.TransportError:
             return None
 
@@ -61,7 +61,7 @@ class Server:
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait(60)
 
     def close(self) -> None:
         if self._process.poll() is None:

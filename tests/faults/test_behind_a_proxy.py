@@ -62,7 +62,7 @@ def proxy(*nodes: str, **environment: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def until(is_so: Callable[[], bool]) -> None:

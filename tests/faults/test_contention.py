@@ -74,7 +74,7 @@ def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -
                     count = galleries.c.template_count + 1
                     connection.execute(galleries.update().where(galleries.c.pk == pk).values(template_count=count))
                     if pk == mine:
-                        both_hold.wait(10)
+                        both_hold.wait(60)
         except StorageError as error:
             told.append(error)
 

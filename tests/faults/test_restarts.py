@@ -117,7 +117,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
                     threading.Event().wait(DOWN_S)
                 finally:
                     postgres.start()
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 60
                 while server.readiness() != 200:
                     assert time.monotonic() < deadline, "not ready again"
                 while searched.acquire(blocking=False):

@@ -72,7 +72,7 @@ def start(offset: Path) -> Server:
 
 
 def metrics(server: Server) -> str:
-    return httpx.get(f"{server.url}/metrics", timeout=30).text
+    return httpx.get(f"{server.url}/metrics", timeout=60).text
 
 
 def paused(kith: Kith) -> bool:

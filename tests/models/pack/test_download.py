@@ -24,7 +24,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture
 def downloader() -> Iterator[Downloader]:
-    with Downloader(attempts=4, backoff_s=0.0, timeout_s=5.0) as opened:
+    with Downloader(attempts=4, backoff_s=0.0, timeout_s=60) as opened:
         yield opened
 
 

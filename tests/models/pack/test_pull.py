@@ -79,7 +79,7 @@ def zipped(**files: bytes) -> bytes:
 
 
 def quick() -> Downloader:
-    return Downloader(attempts=2, backoff_s=0.0, timeout_s=5.0)
+    return Downloader(attempts=2, backoff_s=0.0, timeout_s=60)
 
 
 def fetch(entry: CatalogEntry, models_dir: Path, accepted: bool = False) -> Path:

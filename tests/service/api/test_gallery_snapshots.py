@@ -19,7 +19,7 @@ class SlowRequest:
     def __init__(self, server: str, request: str, body: bytes, kind: str = "application/json") -> None:
         self._body = body
         port = int(server.rpartition(":")[2])
-        self._connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         head = [f"{request} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
         head += ["Expect: 100-continue", "Connection: close", "", ""]
         self._connection.sendall("\r\n".join(head).encode())

@@ -29,7 +29,7 @@ from service.storage.repositories.change_log import ChangeLog
 
 QUEUE: Final = 40
 TOO_MANY: Final = 10
-SOON_S: Final = 15.0
+SOON_S: Final = 60
 GALLERIES: Final = [f"large{i}" for i in range(MAX_LARGE_LOADS + 1)]
 
 

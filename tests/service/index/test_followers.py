@@ -195,13 +195,13 @@ def test_closing_waits_for_no_database(
     with database.write(GalleryNotFoundError("gone")) as connection:
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
         followers.of(gallery).search(probe, 1)
-        assert shortening.wait(30)  # the background has chosen its lines, and waits to delete them
+        assert shortening.wait(60)  # the background has chosen its lines, and waits to delete them
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
             thread = threading.Thread(target=step, daemon=True)
             thread.start()
-            thread.join(3)
+            thread.join(60)
             assert not thread.is_alive()
-    assert done.wait(30)
+    assert done.wait(60)
     # What had begun came to its end, and nothing was begun after it.
     with database.read() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar_one()

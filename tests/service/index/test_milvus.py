@@ -40,7 +40,7 @@ from tests.service.index.test_gallery import template
 pytestmark = pytest.mark.long
 
 DIMENSION = 128
-HEALING_S = 30
+HEALING_S = 60
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_node_that_dies_gives_its_turn_up(nodes: Nodes, milvus_lite: MilvusLit
         with dying_node(node, milvus_lite, act):
             waiting = threads.submit(search)
             assert not searched.wait(0.5)
-        waiting.result(timeout=20)
+        waiting.result(timeout=60)
     node.store.templates.delete(node.store.galleries.get("g"), "d", model.enrolled["d"].pop().id)
     model.check(node, probes(rng), 4)
 
@@ -352,12 +352,12 @@ def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(
     def first() -> None:
         replica.catch_up()
         caught_up.set()
-        assert found_out.wait(20)
+        assert found_out.wait(60)
         replica.search(probes(rng), 2, None)
 
     with ThreadPoolExecutor(1) as threads:
         request = threads.submit(first)
-        assert caught_up.wait(20)
+        assert caught_up.wait(60)
         replica.catch_up()
         replica.search(probes(rng), 2, None)
         replica.opened().drop()
@@ -365,7 +365,7 @@ def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(
             replica.search(probes(rng), 2, None)
         found_out.set()
         with pytest.raises(IndexUnavailableError):
-            request.result(timeout=20)
+            request.result(timeout=60)
     replica.catch_up()
     assert replica.search(probes(rng), 2, None)[1] == 3
 

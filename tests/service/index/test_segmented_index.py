@@ -380,14 +380,14 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
 
     def during() -> None:
         building.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     background = Background()
     index = SegmentedIndex(16, "compact", 0.5, lambda kind, sample: Blind(during), background, SMALL)
     index.load(Rows(np.arange(600), np.arange(600), l2_normalize(rng.normal(size=(600, 16)))), 1)
     thread = threading.Thread(daemon=True, target=background.waiting.pop())
     thread.start()
-    assert building.wait(30)
+    assert building.wait(60)
     keys = list(range(600, 1200))
     index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(600, 16))), 2)])
     waiting = len(background.waiting)

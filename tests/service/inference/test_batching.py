@@ -57,7 +57,7 @@ class Held:
     def __call__(self, items: list[int]) -> list[int]:
         self.batches.append(list(items))
         self.begun.release()
-        assert self._gate.wait(10)
+        assert self._gate.wait(60)
         return double(items)
 
     def let_go(self) -> None:
@@ -190,7 +190,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
             return outcome
 
     async def run() -> list[object]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with DevicePool(devices) as shared:
                 async with (
                     Batcher("second", shared, [second] * devices, SIZES, max_queue) as behind,
@@ -359,7 +359,7 @@ def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
 
 
 def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=60)
     order: list[int] = []
 
     def meet(items: list[int]) -> list[int]:
@@ -503,7 +503,7 @@ def test_whatever_a_network_raises_its_item_fails_alone_and_the_device_goes_on(e
         return double(items)
 
     async def run() -> None:
-        async with batcher_of(failing) as batcher, asyncio.timeout(10):
+        async with batcher_of(failing) as batcher, asyncio.timeout(60):
             asks = [asyncio.create_task(batcher.submit([item])) for item in (1, BAD, 2)]
             one, bad, two = await asyncio.gather(*asks, return_exceptions=True)
             assert (one, two) == ([2], [4])
@@ -530,7 +530,7 @@ def test_items_without_a_shape_are_refused_and_closing_does_not_wait_for_them() 
         raise ValueError("no shape")
 
     async def run() -> None:
-        async with asyncio.timeout(10), batcher_of(double, shape_of=shapeless) as batcher:
+        async with asyncio.timeout(60), batcher_of(double, shape_of=shapeless) as batcher:
             with within(60), pytest.raises(ValueError, match="no shape"):
                 await batcher.submit([1])
 

@@ -551,7 +551,7 @@ def test_limits_on_what_is_sent(tmp_path: Path) -> None:
         assert job.problem.code == "archive_too_large"
     with (
         embedded(load_settings(data_dir=tmp_path, log_level="ERROR", max_archive_bytes=10**15)) as url,
-        closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)) as connection,
+        closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection,
     ):
         connection.putrequest("POST", "/v1/galleries/g/enrollments")
         connection.putheader("Content-Length", str(10**14))
@@ -576,7 +576,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     job = kith.enroll_archive(gallery, Bytes(many(photos, 300)))
     kith_has_done(kith, job, 5)
     kith.cancel_job(job.id)
-    ended = kith.wait_for(job.id, 30)
+    ended = kith.wait_for(job.id, 60)
     assert ended.state == "cancelled"
     assert 5 <= ended.done < 300
     assert kith.gallery(gallery).templates == ended.counts["enrolled"]
@@ -584,7 +584,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     gone = kith.enroll_archive("short-lived", Bytes(many(photos, 300)))
     kith_has_done(kith, gone, 5)
     kith.delete_gallery("short-lived")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while list((settings.data_dir / "spool").iterdir()):
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)

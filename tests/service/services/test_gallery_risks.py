@@ -50,7 +50,7 @@ def enroll(kith: Kith, gallery: str, vectors: Float, first: int = 0) -> None:
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.02)

@@ -31,7 +31,7 @@ from service.storage.repositories.store import Store
 from tests.databases import open_database
 
 PROBLEM = LowQualityError("out of bounds: sharpness").document()
-WAIT_S = 30
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
 
 Photo = NDArray[np.uint8]
-WAIT_S = 30
+WAIT_S = 60
 
 
 @pytest.fixture(scope="module")

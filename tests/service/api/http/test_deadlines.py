@@ -30,7 +30,7 @@ def held_detector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None
 
     class Held(Detector):
         def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-            assert gate.wait(30)
+            assert gate.wait(60)
             return super().run(laid)
 
     monkeypatch.setattr("service.app.Detector", Held)
@@ -46,7 +46,7 @@ def metric(url: str, name: str) -> float:
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         threading.Event().wait(0.02)

@@ -191,14 +191,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]
         drain.start()
         while True:
             try:
-                httpx.get(f"{found[1]}/readyz", timeout=30).raise_for_status()
+                httpx.get(f"{found[1]}/readyz", timeout=60).raise_for_status()
                 break
             except httpx.HTTPError:
                 continue
         yield found[1], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
         drain.join()
         process.stderr.close()
 

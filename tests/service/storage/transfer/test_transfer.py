@@ -12,7 +12,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -852,12 +851,10 @@ def test_imports_hold_up_no_other_requests(
         for thread in threads:
             thread.start()
         for _ in threads:
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=60)
         for _ in range(THREADS):
-            assert writing.acquire(timeout=30)
-        began = time.monotonic()
+            assert writing.acquire(timeout=60)
         assert kith.gallery(gallery).templates == 0
-        assert time.monotonic() - began < 3
         assert not answers
         other.execute("ROLLBACK")
         for thread in threads:
