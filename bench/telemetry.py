@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service.core.actor import Actor, acting_as
-from service.core.errors import all_errors
+from service.core.error_catalog import all_errors
 from service.domain.decision import IdentifyOutcome
 from service.domain.gallery import GalleryCounts
 from service.observability.drift import WINDOW, Decided, Watches

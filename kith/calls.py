@@ -231,11 +231,7 @@ def import_gallery(
 
 
 def export_gallery(
-    gallery: str,
-    kind: Literal["ndjson", "parquet"] = "ndjson",
-    *,
-    embeddings: bool = True,
-    crops: bool = False,
+    gallery: str, kind: Literal["ndjson", "parquet"] = "ndjson", *, embeddings: bool = True, crops: bool = False
 ) -> Call[bytes]:
     """Stream a consistent snapshot of a gallery as the chunks of a file."""
     params = {"format": kind, "embeddings": embeddings, "crops": crops}
@@ -374,12 +370,7 @@ def identify(
     ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits the
     searched subjects."""
     options = drop_none(
-        recognizer=recognizer,
-        risk=risk,
-        faces=faces,
-        top_k=top_k,
-        filter=filter,
-        check_quality=check_quality,
+        recognizer=recognizer, risk=risk, faces=faces, top_k=top_k, filter=filter, check_quality=check_quality
     )
     arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
     return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)

@@ -40,7 +40,6 @@ from service.api.routes import (
     erasures,
     faces,
     galleries,
-    hygiene,
     identify,
     jobs,
     keys,
@@ -49,11 +48,10 @@ from service.api.routes import (
     subjects,
     system,
     transfer,
-    verify,
 )
 from service.builders import open_milvus, open_own_database, open_tracing
 from service.core.clock import Clock
-from service.core.errors import all_errors
+from service.core.error_catalog import all_errors
 from service.domain.decision import VerifyOutcome
 from service.index.catch_up import CatchUp
 from service.index.follower import Followers
@@ -120,7 +118,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
     for module in (
-        *(faces, verify, galleries, subjects, enrollments, erasures, identify, hygiene, risk),
+        *(faces, galleries, subjects, enrollments, erasures, identify, risk),
         *(jobs, migrate, transfer, audit, keys, system, api_reference, console),
     ):
         app.include_router(check_routes(module.router))

@@ -22,7 +22,7 @@ from models.pack import dlib_pack
 from models.pack.catalog import read_catalog
 from models.pack.manifest import ModelPack
 from service.cli.commands.packs import app as models_app
-from service.core.errors import all_errors
+from service.core.error_catalog import all_errors
 from service.services.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
 from service.storage.integrity.consistency import REPAIRED

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
-from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, ImageTooLargeError, KithError
+from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
 from service.core.extras import require_package
 from service.core.gunzip import GunzipFile, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
+from service.core.photo_errors import ImageTooLargeError
 
 PHOTO_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}

@@ -11,7 +11,7 @@ from typing import Final
 import pi_heif
 from PIL import Image
 
-from service.core.errors import ImageDamagedError, ImageFormatError
+from service.core.photo_errors import ImageDamagedError, ImageFormatError
 
 # Requests already decode in parallel, so each decodes in its own thread. Auxiliary images are not needed.
 pi_heif.options.DECODE_THREADS = 1

@@ -22,7 +22,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from models.runtime.network import Float
 from models.vision.detection import downscale
-from service.core.errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError, KithError
+from service.core.errors import KithError
+from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
 from service.inference.heif import HeifPhoto, is_heif
 from service.inference.heif_boxes import count_pixels
 

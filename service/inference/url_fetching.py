@@ -18,7 +18,7 @@ import httpx2 as httpx
 
 from service.core import deadlines
 from service.core.deadlines import FairSemaphore
-from service.core.errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
+from service.core.photo_errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
 from service.security.addresses import Address, Hosts, host_name, is_public, parsed
 
 MAX_CONCURRENT_FETCHES: Final = 16

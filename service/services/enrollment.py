@@ -9,15 +9,8 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import (
-    DuplicateSubjectError,
-    InconsistentTemplateError,
-    LowQualityError,
-    NoFaceError,
-    NotLiveError,
-    SeveralFacesError,
-    SubjectNotFoundError,
-)
+from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, SubjectNotFoundError
+from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.decision import FaceChoice, RiskTarget, thresholds_for
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, NewTemplate
@@ -25,8 +18,7 @@ from service.index.faiss_structures import products
 from service.index.follower import Followers
 from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import Recognizers
-from service.services.liveness import verdict_of
-from service.services.pipeline import Pipeline
+from service.services.pipeline import Pipeline, verdict_of
 from service.storage.repositories.store import Store
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)

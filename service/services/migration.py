@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from models.runtime.network import Float
 from models.vision.alignment import align
-from service.core.errors import GalleryMovedError, ImageDamagedError
+from service.core.errors import GalleryMovedError
+from service.core.photo_errors import ImageDamagedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.recognizers import Recognizers, ServedRecognizer

@@ -23,7 +23,8 @@ from service.domain.gallery import Gallery, Keys
 from service.inference.photo_pipeline import Face
 from service.inference.recognizers import Recognizers
 from service.services.pipeline import Identification, Pipeline
-from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.generation_rows import Disagreement
+from service.storage.repositories.generations import GenerationStore
 
 MAX_WAITING: Final = 64
 """Faces in the queue; further ones are counted as skipped."""

@@ -22,7 +22,8 @@ from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
 from service.api.http.bodies import read_photos, read_verify
-from service.core.errors import ImageError, KithError
+from service.core.errors import KithError
+from service.core.photo_errors import ImageError
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.images import FORMATS, ImageLimits, open_photo

@@ -18,13 +18,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from service.api.http.problems import validation_error
-from service.core.errors import (
-    ImageTooLargeError,
-    InvalidRequestError,
-    RequestTooLargeError,
-    UnsupportedMediaTypeError,
-)
+from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
 from service.core.json_limits import JsonLimits, JsonScanner, check_json
+from service.core.photo_errors import ImageTooLargeError
 from service.schemas.photos import LongStrings, Photos, Probes
 from service.schemas.verification import SideIn, VerifyIn
 from service.settings import Settings

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from service.api.http.context import Context
-from service.core.errors import ImageError, InvalidRequestError
+from service.core.errors import InvalidRequestError
+from service.core.photo_errors import ImageError
 from service.inference.photo_pipeline import Photo
 
 Result = TypeVar("Result")

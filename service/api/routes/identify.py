@@ -31,7 +31,8 @@ from service.api.http.responses import (
 )
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core import deadlines
-from service.core.errors import GalleryNotFoundError, ImageError, KithError, StorageDamagedError
+from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedError
+from service.core.photo_errors import ImageError
 from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget
 from service.domain.decision import check_presentation as decide_gate
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
@@ -39,8 +40,7 @@ from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.observability.drift import Decided
 from service.schemas.identification import IdentifyIn
-from service.services.liveness import verdict_of
-from service.services.pipeline import Identification
+from service.services.pipeline import Identification, verdict_of
 from service.services.shadow import AnsweredFace
 
 router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)

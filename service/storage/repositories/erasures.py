@@ -52,6 +52,15 @@ EVENTS: Final[dict[ErasedKind, str]] = {
 
 
 @dataclass(frozen=True)
+class ErasedObject:
+    """Gallery, subject or template, by its IDs within the gallery."""
+
+    kind: ErasedKind
+    subject_id: str | None = None
+    template_id: str | None = None
+
+
+@dataclass(frozen=True)
 class Receipt:
     """Proof of an erasure, with the audit line that records it."""
 
@@ -168,10 +177,10 @@ def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subjec
     """
     moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
     for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
-        record_erasure(vault, connection, gallery, "template", Counter(), subject_id, template_id)
+        record_erasure(vault, connection, gallery, ErasedObject("template", subject_id, template_id), Counter())
     removed = delete_templates(connection, gallery, templates.c.subject_pk == subject_pk)
     removed += delete_subjects(connection, gallery, [subject_pk])
-    return record_erasure(vault, connection, gallery, "subject", removed, subject_id)
+    return record_erasure(vault, connection, gallery, ErasedObject("subject", subject_id), removed)
 
 
 def erase_template(
@@ -180,7 +189,7 @@ def erase_template(
     """Erase one existing template."""
     chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == template_id)
     removed = delete_templates(connection, gallery, chosen)
-    return record_erasure(vault, connection, gallery, "template", removed, subject_id, template_id)
+    return record_erasure(vault, connection, gallery, ErasedObject("template", subject_id, template_id), removed)
 
 
 def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
@@ -255,10 +264,8 @@ def record_erasure(
     vault: Vault,
     connection: Connection,
     gallery: Gallery,
-    kind: ErasedKind,
+    erased: ErasedObject,
     removed: Counter[str],
-    subject_id: str | None = None,
-    template_id: str | None = None,
     key: str | None = None,
     event: str | None = None,
     details: Mapping[str, Any] = MappingProxyType({}),
@@ -272,23 +279,23 @@ def record_erasure(
     """
     receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
-    if template_id is not None:
-        about["template"] = template_id
-    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
+    if erased.template_id is not None:
+        about["template"] = erased.template_id
+    end = record(vault, connection, event or EVENTS[erased.kind], gallery, erased.subject_id, **about)
     receipt = Receipt(
         receipt_id,
-        kind,
+        erased.kind,
         gallery.pk,
         gallery.name,
-        None if subject_id is None else subject_lookup(gallery.seal, subject_id),
-        template_id,
+        None if erased.subject_id is None else subject_lookup(gallery.seal, erased.subject_id),
+        erased.template_id,
         counts,
         datetime.now(UTC),
         end.lines,
         end.hash,
     )
     pk = insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
-    if kind != "gallery":
+    if erased.kind != "gallery":
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
     return receipt
 

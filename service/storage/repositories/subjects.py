@@ -204,8 +204,9 @@ class SubjectStore:
             vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
             record(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
             details = {"into": pseudonym(gallery, into), "templates": count}
+            erased = erasures.ErasedObject("subject", subject_id)
             receipt = erasures.record_erasure(
-                vault, connection, gallery, "subject", removed, subject_id, event=MERGED_EVENT, details=details
+                vault, connection, gallery, erased, removed, event=MERGED_EVENT, details=details
             )
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)

@@ -260,14 +260,12 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> GalleryItems:
     def objects(name: str) -> list[Any]:
         values = column(name)
         for row, value in enumerate(values):
-            if value is None:
-                continue
             if isinstance(value, str | bytes):
                 try:
                     values[row] = orjson.loads(value)
                 except ValueError:
                     malformed.setdefault(row, ItemError(f"{name}: is not JSON"))
-            elif pa.types.is_map(batch.column(name).type):
+            elif value is not None and pa.types.is_map(batch.column(name).type):
                 values[row] = dict(value)
         return values
 

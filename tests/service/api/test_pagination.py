@@ -81,7 +81,7 @@ def test_findings_come_in_pages_of_one_report(
         inspected.append(1)
         return hygiene.find_problems(*given)
 
-    monkeypatch.setattr("service.api.routes.hygiene.find_problems", inspect)
+    monkeypatch.setattr("service.api.routes.galleries.find_problems", inspect)
     for pair in range(PAIRS):
         for name in ("a", "b"):
             kith.enroll(gallery, f"{name}{pair}", embeddings=[_axis(pair)], allow_duplicate=True)

@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from service.cli.remedies import REMEDIES, detail_for, remedy_for, remedy_lines
-from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectNotFoundError, all_errors
+from service.core.error_catalog import all_errors
+from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectNotFoundError
 
 
 @pytest.mark.parametrize("name", ["staff", "o'brien", 'o"brien', "a b; rm -rf ~", "\\n{gallery}"])

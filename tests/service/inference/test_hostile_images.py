@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.core.errors import ImageError, ImageFormatError
+from service.core.photo_errors import ImageError, ImageFormatError
 from service.inference.images import FORMATS, ImageLimits, decode
 from tests.conftest import ROOT
 from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
@@ -53,7 +53,7 @@ REFUSED = {
 PROGRAM = r"""
 import json, re, resource, sys, time
 from pathlib import Path
-from service.core.errors import ImageError
+from service.core.photo_errors import ImageError
 from service.inference.images import ImageLimits, decode
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 for path in sorted(Path(sys.argv[1]).iterdir()):

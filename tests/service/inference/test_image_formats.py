@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from kith import Kith
-from service.core.errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
+from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
 from service.inference.archives import is_photo
 from service.inference.heif import is_heif
 from service.inference.images import ImageLimits, decode, open_photo

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from service.core.errors import ImageDamagedError, ImageEmptyError, ImageError, ImageFormatError, ImageTooLargeError
+from service.core.photo_errors import (
+    ImageDamagedError,
+    ImageEmptyError,
+    ImageError,
+    ImageFormatError,
+    ImageTooLargeError,
+)
 from service.inference.images import FORMATS, ImageLimits, decode, open_photo
 from tests.conftest import jpeg
 

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 import service.app
 from kith import Kith, Url
 from service.core.deadlines import Deadline
-from service.core.errors import ClientGoneError, ImageTooLargeError, KithError, UrlFailedError, UrlRefusedError
+from service.core.errors import ClientGoneError, KithError
+from service.core.photo_errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
 from service.inference.url_fetching import UrlFetcher
 from service.security.addresses import Address, Hosts, is_public
 from service.server import embedded

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
 from service.core.actor import Actor, acting_as
-from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError, all_errors
+from service.core.error_catalog import all_errors
+from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import in_process

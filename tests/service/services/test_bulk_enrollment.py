@@ -29,13 +29,8 @@ from numpy.typing import NDArray
 from kith import FileStream, Kith, KithClientError
 from kith.wire.jobs import JobOut
 from service.cli.tools.photo_folders import TarStream, find_photos, split
-from service.core.errors import (
-    ArchiveInvalidError,
-    ArchiveTooLargeError,
-    ImageTooLargeError,
-    KithError,
-    StorageFullError,
-)
+from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError, StorageFullError
+from service.core.photo_errors import ImageTooLargeError
 from service.domain.gallery import GallerySettings
 from service.inference import archives
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents

@@ -19,7 +19,8 @@ import pytest
 from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.clock import Clock
-from service.core.errors import GalleryNotFoundError, JobNotFoundError, LowQualityError
+from service.core.errors import GalleryNotFoundError, JobNotFoundError
+from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.services.job_runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings

@@ -22,8 +22,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from service.api.http.bodies import read_json
-from service.core.errors import ImageTooLargeError, InvalidRequestError, KithError, RequestTooLargeError
+from service.core.errors import InvalidRequestError, KithError, RequestTooLargeError
 from service.core.json_limits import MAX_DEPTH, MAX_VALUES, JsonLimits, JsonScanner, check_json
+from service.core.photo_errors import ImageTooLargeError
 from service.domain.gallery_items import MAX_VECTOR_DIMENSION
 from service.schemas.faces import EmbedIn
 from service.schemas.fields import MAX_DIMENSION
