@@ -18,11 +18,13 @@ from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_s
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
 from models.vision.liveness import LivenessResult, outside_shares
 from models.vision.quality import Quality
+from models.vision.quality_gate import LivenessVerdict
 from models.vision.specs import LivenessSpec
 from service.core import deadlines
 from service.core.actor import run_in_thread
 from service.core.deadlines import Deadline, FairSemaphore
-from service.domain.gallery import Crop
+from service.core.errors import LivenessUnavailableError
+from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
 from service.inference.images import DecodedPhoto, ImageLimits, open_photo
@@ -272,3 +274,18 @@ def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:
             faces.boxes_xyxy, faces.landmarks_xy, faces.scores, qualities, strict=True
         )
     ]
+
+
+def verdict_of(gallery: Gallery, face: Face | None) -> LivenessVerdict | None:
+    """Return the verdict on a face, or on an embedding (None). None: the gallery does not require liveness.
+
+    Raises:
+        LivenessUnavailableError: the gallery requires liveness, and no model is served.
+    """
+    if gallery.settings.liveness == "off":
+        return None
+    if face is None:
+        return "not_judged"
+    if face.liveness is None:
+        raise LivenessUnavailableError(f"gallery {gallery.name!r} requires liveness; the pack has no model for it")
+    return face.liveness.verdict(gallery.settings.liveness_threshold)

@@ -16,9 +16,9 @@ from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, NewTemplate
 from service.index.faiss_structures import products
 from service.index.follower import Followers
-from service.inference.photo_pipeline import Face, Photo
+from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import Recognizers
-from service.services.pipeline import Pipeline, verdict_of
+from service.services.pipeline import Pipeline
 from service.storage.repositories.store import Store
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar, TypeVarTuple
 
 from models.runtime.network import Float
-from models.vision.quality_gate import LivenessVerdict
-from service.core.errors import LivenessUnavailableError
 from service.domain.decision import (
     Candidate,
     Decision,
@@ -24,7 +22,7 @@ from service.domain.decision import (
 from service.domain.gallery import Gallery, Keys
 from service.index.catch_up import CatchUp
 from service.index.follower import Follower, Followers
-from service.inference.photo_pipeline import Face, PhotoPipeline
+from service.inference.photo_pipeline import PhotoPipeline
 from service.services.gallery_risks import GalleryRisks
 
 MAX_INLINE_PRODUCTS: Final = 500_000
@@ -153,18 +151,3 @@ class Pipeline:
             near_miss = bool(candidates) and candidates[0].similarity >= floor and decision.outcome != "identified"
             identifications.append(Identification(decision, candidates[:k], thresholds, near_miss, known, comparisons))
         return identifications
-
-
-def verdict_of(gallery: Gallery, face: Face | None) -> LivenessVerdict | None:
-    """Return the verdict on a face, or on an embedding (None). None: the gallery does not require liveness.
-
-    Raises:
-        LivenessUnavailableError: the gallery requires liveness, and no model is served.
-    """
-    if gallery.settings.liveness == "off":
-        return None
-    if face is None:
-        return "not_judged"
-    if face.liveness is None:
-        raise LivenessUnavailableError(f"gallery {gallery.name!r} requires liveness; the pack has no model for it")
-    return face.liveness.verdict(gallery.settings.liveness_threshold)

@@ -36,11 +36,11 @@ from service.core.photo_errors import ImageError
 from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget
 from service.domain.decision import check_presentation as decide_gate
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
-from service.inference.photo_pipeline import Face, Photo
+from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.observability.drift import Decided
 from service.schemas.identification import IdentifyIn
-from service.services.pipeline import Identification, verdict_of
+from service.services.pipeline import Identification
 from service.services.shadow import AnsweredFace
 
 router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)
