@@ -19,7 +19,7 @@ from service.app import create_app
 from service.builders import check_database, has_keys
 from service.core.errors import SettingsError
 from service.inference.recognizers import read_packs
-from service.security.process_memory import keep_to_itself
+from service.security.process_memory import protect_memory
 from service.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ def serve(settings: Settings) -> None:
         PackError: the pack cannot be used.
         MasterKeyError, StorageError: the database cannot be opened.
     """
-    keep_to_itself()
+    protect_memory()
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     # Check first: these errors print one line, while a failing application start prints a traceback.

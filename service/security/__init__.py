@@ -1,1 +1,1 @@
-"""Who may do what, what is written down of it, and how what is stored is sealed."""
+"""Access control, rate limits, master keys and encryption of stored values."""

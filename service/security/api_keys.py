@@ -1,8 +1,8 @@
-"""API keys: what a token looks like, what is kept of it, and what its bearer may do. Pure.
+"""API keys: tokens, scopes and the stored records. Pure.
 
-A token is ``kith_ID_SECRET``: the id names the key, also in the audit; of the secret, 32 random bytes, only an
-HMAC-SHA256 is kept, under a secret of the service that lies in the database wrapped by the master key. Such a secret
-cannot be guessed, so that a hash made slow on purpose, as passwords need, would only slow the requests.
+A token is ``kith_ID_SECRET``. The id names the key, also in the audit. The service stores an HMAC-SHA256 of the token,
+never its 32 random secret bytes. The HMAC key is a secret of the service, stored in the database under the master key.
+A random secret of this length cannot be guessed, so a slow password hash would only slow down requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from service.security.sealing import Seal, derived
 PREFIX: Final = "kith"
 ID_BYTES: Final = 6
 SECRET_BYTES: Final = 32
-LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
-"""Of all days."""
-NOBODYS: Final = "0" * 64
-"""Compared with where there is no such key, so that it takes as long."""
+MAX_EXPIRY: Final = datetime(9999, 12, 31, tzinfo=UTC)
+"""Latest time that can be stored."""
+DUMMY_DIGEST: Final = "0" * 64
+"""Compared for unknown ids, so that they take as long as known ones."""
 
 Scope = Literal["identify", "read", "enroll", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
@@ -32,13 +32,16 @@ KeyState = Literal["active", "expired", "revoked", "altered"]
 
 @dataclass(frozen=True)
 class Rights:
-    """``scopes``: ``admin`` has all of them. ``galleries``: names, None for every gallery that there is or will be."""
+    """Scopes and galleries that a key may use.
+
+    ``scopes``: ``admin`` includes all others. ``galleries``: names; None allows every gallery, including future ones.
+    """
 
     scopes: frozenset[Scope]
     galleries: frozenset[str] | None
 
     def may(self, scope: Scope | None) -> bool:
-        """None: what any key may."""
+        """Return whether the scope is granted. None: an operation open to every key."""
         return scope is None or scope in self.scopes or "admin" in self.scopes
 
     @property
@@ -54,9 +57,12 @@ EVERYTHING: Final = Rights(frozenset({"admin"}), None)
 
 @dataclass(frozen=True)
 class ApiKey:
-    """``name``: whose it is, for people. ``rate`` and ``burst``: requests a second and at once; None: as the settings
-    say. ``revoked_at``: ahead, where another takes its place. ``used_at``: to some minutes. ``revoked``: whatever a
-    clock says. ``altered``: by somebody who had not the service's secret; such a key may nothing."""
+    """Stored record of one API key.
+
+    ``name``: label for people. ``rate`` and ``burst``: requests per second and burst size; None uses the settings.
+    ``revoked_at``: a future time while a rotation overlaps. ``used_at``: accurate to a few minutes. ``revoked``:
+    revoked regardless of the clock. ``altered``: the row's MAC does not match; the key is rejected.
+    """
 
     id: str
     digest: str
@@ -79,27 +85,30 @@ class ApiKey:
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
     def next_expiry(self, now: datetime) -> datetime | None:
-        """Of the key that takes its place: it lives as long as this one was meant to."""
+        """Return the expiry of a replacement key, which gets the same lifetime as this one."""
         if self.expires_at is None:
             return None
         life = self.expires_at - self.created_at
-        return LAST if life > LAST - now else now + life
+        return MAX_EXPIRY if life > MAX_EXPIRY - now else now + life
 
 
 def new_token() -> tuple[str, str]:
-    """A key's id, and its token."""
+    """Return a new key id and its token."""
     key_id = secrets.token_hex(ID_BYTES)
     return key_id, f"{PREFIX}_{key_id}_{secrets.token_hex(SECRET_BYTES)}"
 
 
 def digest(token: str, secret: bytes) -> str:
-    """64 hexadecimal digits, of the whole token: it holds for no other id. ``secret``: the service's."""
+    """Return the HMAC of the whole token as 64 hexadecimal digits. ``secret``: the service's."""
     return hmac.digest(secret, token.encode(), "sha256").hex()
 
 
 def mac(key: ApiKey, secret: bytes) -> str:
-    """64 hexadecimal digits: an HMAC-SHA256 of all that is kept of a key but for when it was used, under a key derived
-    from ``secret``, the service's. Who can write to the database and has it not gives no key other rights, or life."""
+    """Return an HMAC-SHA256 over a key's record as 64 hexadecimal digits.
+
+    It covers all fields except ``used_at``. Its key is derived from ``secret``, the service's. It keeps an attacker who
+    can write to the database, but lacks the secret, from extending a key's rights or lifetime.
+    """
     rights = key.rights
     document = {
         "id": key.id,
@@ -123,8 +132,7 @@ def _written(at: datetime | None) -> str | None:
 
 
 class Keyring:
-    """The keys of a database, as they were at one moment. ``seal``: for what is told to a key's bearer and comes back,
-    and is not to be read."""
+    """Snapshot of a database's keys. ``seal``: encrypts values that a client returns unread, such as page cursors."""
 
     def __init__(self, secret: bytes, keys: Iterable[ApiKey]) -> None:
         self._secret = secret
@@ -135,8 +143,8 @@ class Keyring:
         return len(self._keys)
 
     def known(self, token: str) -> ApiKey | None:
-        """Whose token it is, whatever became of the key; an unknown id takes as long as a wrong secret."""
+        """Return the key that a token belongs to, in any state. Unknown ids take as long as wrong secrets."""
         key_id = token.split("_", 2)[1] if token.startswith(f"{PREFIX}_") else ""
         key = self._keys.get(key_id)
-        expected = NOBODYS if key is None else key.digest
+        expected = DUMMY_DIGEST if key is None else key.digest
         return key if hmac.compare_digest(digest(token, self._secret), expected) else None

@@ -1,8 +1,8 @@
-"""The master keys, which wrap the galleries' keys: whoever lacks them can read none of them.
+"""Master keys, which wrap the data keys of the galleries.
 
-They come from the environment, from a file, or stay in a service that wraps for us (service.security.key_command). Of
-several, the first is meant for what is new; which one a database uses is said by the database alone
-(service.storage.db.key_vault), so that a key can be handed out to every server before the first uses it.
+Keys come from the environment, from a file, or stay in an external program (service.security.key_command). The first
+key encrypts new data. The database alone records which key it uses (service.storage.db.key_vault), so a new key can be
+distributed to all servers before the first one uses it.
 """
 
 from __future__ import annotations
@@ -27,50 +27,53 @@ from service.core.errors import MasterKeyError
 from service.security.sealing import KEY_BYTES, NONCE_BYTES, derived, new_key
 
 ID_DIGITS: Final = 16
-MOST_FILE_BYTES: Final = 65_536
-UNWANTED_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
-"""A group may read: so are files given to containers that run as some user (Kubernetes' fsGroup)."""
+MAX_FILE_BYTES: Final = 65_536
+FORBIDDEN_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
+"""Group read stays allowed: Kubernetes' fsGroup mounts secret files that way."""
 
 
 class Wrapper(Protocol):
-    """What wraps keys: a key of our own, or a service that holds one."""
+    """Wraps and unwraps data keys, with a local key or an external service."""
 
     @property
     def id(self) -> str:
-        """Names the key; tells nothing of it. At most 64 characters."""
+        """Public name of the key, at most 64 characters."""
 
     def wrap(self, key: bytes, purpose: str) -> bytes:
         """Raises MasterKeyError."""
 
     def unwrap(self, wrapped: bytes, purpose: str) -> bytes:
-        """Raises MasterKeyError: it was altered, or is of another key or purpose."""
+        """Raises MasterKeyError if the wrapped key was altered, or belongs to another key or purpose."""
 
 
 class Source(Protocol):
-    """Where master keys come from. ``place``: in words."""
+    """Place that master keys come from. ``place``: its description."""
 
     @property
     def place(self) -> str: ...
 
     def first(self) -> Wrapper:
-        """The one that is meant for what is new. Raises MasterKeyError."""
+        """Return the key for new data. Raises MasterKeyError."""
 
     def find(self, key_id: str) -> Wrapper | None:
-        """None: it is not here. Raises MasterKeyError."""
+        """Return None if the source lacks the key. Raises MasterKeyError."""
 
     def ids(self) -> Sequence[str]:
-        """Of all that are here, the first one first; none where there is nothing yet. Raises MasterKeyError."""
+        """Return all key ids, the key for new data first. Empty if there is no key yet. Raises MasterKeyError."""
 
 
 class MasterKeys:
-    """All that are at hand. ``sources``: the first one's first key is meant for what is new; they are looked through
-    from the last one on, for the first may be a service that is asked for any key."""
+    """All configured sources.
+
+    The first source supplies the key for new data. Lookups start at the last source, because the first may be an
+    external program that claims every id.
+    """
 
     def __init__(self, *sources: Source) -> None:
         self.sources = sources
 
     def first(self) -> Wrapper:
-        """Meant for what is new. Raises MasterKeyError."""
+        """Return the key for new data. Raises MasterKeyError."""
         return self.sources[0].first()
 
     def of(self, key_id: str) -> Wrapper:
@@ -79,15 +82,15 @@ class MasterKeys:
             if (found := source.find(key_id)) is not None:
                 return found
         here = " and ".join(f"{', '.join(source.ids()) or 'none'} ({source.place})" for source in self.sources)
-        raise MasterKeyError(f"what is stored needs master key {key_id}, and there is {here}")
+        raise MasterKeyError(f"the stored data needs master key {key_id}; available: {here}")
 
     def unwrap(self, wrapped: bytes, purpose: str, by: str) -> bytes:
-        """``by``: the master key's id. Raises MasterKeyError."""
+        """Unwrap with the master key of id ``by``. Raises MasterKeyError."""
         return self.of(by).unwrap(wrapped, purpose)
 
 
 class LocalKey:
-    """A key of 32 bytes."""
+    """Key of 32 bytes in this process."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(derived(key, "wrapping"))
@@ -95,7 +98,7 @@ class LocalKey:
 
     @classmethod
     def of_text(cls, text: str) -> LocalKey:
-        """Of 32 bytes in base64 or hexadecimal digits. Raises MasterKeyError."""
+        """Parse 32 bytes from base64 or hexadecimal digits. Raises MasterKeyError."""
         stripped = text.strip()
         for read in (bytes.fromhex, lambda given: base64.b64decode(given, validate=True)):
             try:
@@ -116,14 +119,14 @@ class LocalKey:
         try:
             return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], purpose.encode())
         except (InvalidTag, ValueError) as error:
-            raise MasterKeyError(f"a key that master key {self.id} wrapped was altered") from error
+            raise MasterKeyError(f"a key wrapped by master key {self.id} was altered") from error
 
 
 class GivenKeys:
-    """Keys that somebody else has read."""
+    """Keys passed as text, from the environment."""
 
     def __init__(self, text: str, place: str) -> None:
-        """``text``: one or several, with spaces or commas between. Raises MasterKeyError."""
+        """Parse one or more keys, separated by spaces or commas. Raises MasterKeyError."""
         self.place = place
         self._keys = {key.id: key for key in _keys(text, place)}
 
@@ -138,8 +141,11 @@ class GivenKeys:
 
 
 class KeyFile:
-    """One key or several, one a line. It is read again when a key is asked for that it did not have: so a server that
-    runs meanwhile learns of a new one. ``may_make``: where there is none, the first one asked for is made."""
+    """File with one key per line.
+
+    An unknown key id makes it read the file again, so running servers see new keys. ``may_make``: create the file with
+    a new key on first use.
+    """
 
     def __init__(self, path: Path, may_make: bool = False) -> None:
         self.path, self._may_make = path, may_make
@@ -151,8 +157,8 @@ class KeyFile:
 
     def first(self) -> LocalKey:
         if self._may_make and not self.path.exists():
-            with _alone(self.path):
-                if not self.path.exists():  # another process was not faster
+            with _folder_lock(self.path):
+                if not self.path.exists():  # checked again: another process may have created it
                     self._write([new_key_text()])
         return self._read()[0]
 
@@ -165,25 +171,25 @@ class KeyFile:
         return [key.id for key in self._read()] if self.path.exists() or not self._may_make else []
 
     def add(self) -> LocalKey:
-        """Write a new key in front of the others. Raises MasterKeyError."""
-        with _alone(self.path):
+        """Prepend a new key to the file. Raises MasterKeyError."""
+        with _folder_lock(self.path):
             lines = self._lines() if self.path.exists() else []
             added = new_key_text()
             self._write([added, *lines])
         return LocalKey.of_text(added)
 
     def forget(self, key_id: str) -> None:
-        """Raises MasterKeyError: it is not here, or is the only one."""
-        with _alone(self.path):
+        """Remove a key. Raises MasterKeyError if it is missing or the only one."""
+        with _folder_lock(self.path):
             left = [line for line in self._lines() if LocalKey.of_text(line).id != key_id]
             if len(left) == len(self._lines()):
                 raise MasterKeyError(
-                    f"there is no master key {key_id} in {self.path}", "'kith master show' names them."
+                    f"{self.path} does not hold master key {key_id}", "'kith master show' lists its keys."
                 )
             if not left:
                 raise MasterKeyError(
                     f"master key {key_id} is the only one in {self.path}",
-                    "'kith master rotate --new' puts another in its place.",
+                    "Replace it first with 'kith master rotate --new'.",
                 )
             self._write(left)
 
@@ -191,28 +197,28 @@ class KeyFile:
         return _keys(self._text(), self.place)
 
     def _lines(self) -> list[str]:
-        _keys(self._text(), self.place)  # what is damaged is not written anew
+        _keys(self._text(), self.place)  # raises if the file is damaged, so that it is not overwritten
         return _split(self._text())
 
     def _text(self) -> str:
         try:
             with self.path.open("rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                if mode & UNWANTED_MODE:
+                if mode & FORBIDDEN_MODE:
                     raise MasterKeyError(
-                        f"others than its owner may read or change {self.path} (mode {mode:o}): chmod 600 {self.path}, "
-                        "and make a new key if somebody may have read it (kith master rotate --new); if they may have "
-                        "had the database, too, move each gallery into a new one (docs/privacy.md)"
+                        f"other users may read or change {self.path} (mode {mode:o}). Run chmod 600 {self.path}. "
+                        "If another user may have read it, make a new key (kith master rotate --new). If they may also "
+                        "have a copy of the database, move each gallery into a new one (docs/privacy.md)"
                     )
-                text = file.read(MOST_FILE_BYTES + 1).decode("ascii")
+                text = file.read(MAX_FILE_BYTES + 1).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise MasterKeyError(f"the master key cannot be read from {self.path}: {error}") from error
-        if len(text) > MOST_FILE_BYTES:
-            raise MasterKeyError(f"{self.path} is no file of keys: it has more than {MOST_FILE_BYTES} bytes")
+        if len(text) > MAX_FILE_BYTES:
+            raise MasterKeyError(f"{self.path} is not a key file: it has more than {MAX_FILE_BYTES} bytes")
         return text
 
     def _write(self, lines: Sequence[str]) -> None:
-        """Its owner stays who it was, for whoever writes may be another than who serves."""
+        """Replace the file. Keeps its owner and mode, since an administrator may run this for a service account."""
         try:
             with atomic_write(self.path) as file:
                 if self.path.exists():
@@ -232,11 +238,11 @@ def _keys(text: str, place: str) -> list[LocalKey]:
     """Raises MasterKeyError."""
     lines = _split(text)
     if not lines:
-        raise MasterKeyError(f"there is no master key in {place}: it is empty")
+        raise MasterKeyError(f"{place} is empty: it holds no master key")
     try:
         return [LocalKey.of_text(line) for line in lines]
     except MasterKeyError as error:
-        raise MasterKeyError(f"what is in {place} is no master key, or was cut off: {error.detail}") from error
+        raise MasterKeyError(f"{place} holds an invalid or truncated master key: {error.detail}") from error
 
 
 def _split(text: str) -> list[str]:
@@ -244,8 +250,8 @@ def _split(text: str) -> list[str]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Of all processes that would write the file, which is made anew each time and cannot be locked itself."""
+def _folder_lock(path: Path) -> Iterator[None]:
+    """Hold a lock on the folder. The file itself cannot be locked, since each write replaces it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""A process that holds keys and people's vectors: no core dump of it, and no debugger of the same user's."""
+"""Protection of process memory that holds keys and embeddings: no core dumps, no debuggers of the same user."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ PR_SET_DUMPABLE: Final = 4
 """linux/prctl.h"""
 
 
-def keep_to_itself() -> None:
-    """For the rest of the process' life. The limit alone would not do: the kernel pipes a dump to a program, where
-    core_pattern names one, without regard to it (core(5)); a process that is not dumpable has none (prctl(2)), and only
-    root may trace it or read its memory. What it starts is dumpable again, within the limit."""
-    # Who started it may have set a hard limit of more than this user may change; then the other one holds.
+def protect_memory() -> None:
+    """Disable core dumps and debugging of this process.
+
+    RLIMIT_CORE alone is not enough: where core_pattern names a program, the kernel ignores the limit (core(5)). A
+    process that is not dumpable never writes a core dump, and only root can trace it or read its memory (prctl(2)).
+    Child processes are dumpable again, within the limit.
+    """
+    # The parent process may have set a hard limit that this user cannot lower. The dumpable flag still applies.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

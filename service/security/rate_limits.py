@@ -1,8 +1,7 @@
-"""How many requests somebody may send: a bucket of tokens each (https://en.wikipedia.org/wiki/Token_bucket). Pure: the
-clock is the caller's.
+"""Token buckets for rate limits (https://en.wikipedia.org/wiki/Token_bucket). Pure: callers pass the time.
 
-A bucket holds ``burst`` tokens and is filled at ``rate`` a second; a request takes one, or is refused. Buckets are
-those of one process. Not safe to share between threads.
+A bucket holds up to ``burst`` tokens and refills at ``rate`` per second. A request takes one token or is refused. Each
+process has its own buckets. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,27 +11,30 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-MOST_BUCKETS: Final = 10_000
-"""Some 200 bytes each; that which was asked least lately goes, full or not."""
+MAX_BUCKETS: Final = 10_000
+"""About 200 bytes each. The least recently used bucket is evicted first."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """``rate``: tokens a second; ``burst``: at most, at least 1."""
+    """``rate``: tokens per second. ``burst``: capacity, at least 1."""
 
     rate: float
     burst: int
 
     @property
     def window_s(self) -> int:
-        """In which an empty bucket is filled, at least 1."""
+        """Seconds that an empty bucket takes to fill, at least 1."""
         return max(1, math.ceil(self.burst / self.rate))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """After a request: whether it may pass, how many more may at once, and in how many seconds (rounded up) the bucket
-    is full, and has a token again (0: it has one)."""
+    """Bucket state after a request.
+
+    ``passes``: whether the request is allowed. ``remaining``: further requests allowed now. ``full_s`` and ``next_s``:
+    seconds, rounded up, until the bucket is full and until it has a token (0: it has one).
+    """
 
     passes: bool
     remaining: int
@@ -41,7 +43,7 @@ class Standing:
 
 
 class Buckets:
-    def __init__(self, most: int = MOST_BUCKETS) -> None:
+    def __init__(self, most: int = MAX_BUCKETS) -> None:
         self._most = most
         self._buckets = OrderedDict[str, tuple[float, float]]()
 
@@ -49,8 +51,11 @@ class Buckets:
         return len(self._buckets)
 
     def take(self, name: str, limit: Limit, now: float, cost: int = 1) -> Standing:
-        """Take ``cost`` tokens if the bucket has them. A cost above the burst passes where the bucket is full, and
-        leaves a debt. ``now``: seconds of a clock that never goes back."""
+        """Take ``cost`` tokens if the bucket has them.
+
+        A cost above the burst passes when the bucket is full, and leaves a negative balance. ``now``: seconds of a
+        monotonic clock.
+        """
         tokens = self._tokens(name, limit, now)
         needed = min(cost, limit.burst)
         passes = tokens >= needed
@@ -61,15 +66,15 @@ class Buckets:
         return Standing(passes, max(0, int(tokens)), math.ceil((limit.burst - tokens) / limit.rate), next_s)
 
     def charge(self, name: str, limit: Limit, now: float, cost: int) -> None:
-        """Take ``cost`` tokens whether the bucket has them or not."""
+        """Take ``cost`` tokens, even if the balance becomes negative."""
         self._put(name, self._tokens(name, limit, now) - cost, now)
 
     def left(self, name: str, limit: Limit, now: float) -> float:
-        """Return the tokens that a bucket has; below 0 they are a debt."""
+        """Return the balance of a bucket, which may be negative."""
         return self._tokens(name, limit, now)
 
     def wait_s(self, name: str, limit: Limit, now: float) -> int:
-        """Until a request would pass; nothing is taken."""
+        """Return the seconds until a request would pass. Takes no token."""
         tokens = self._tokens(name, limit, now)
         return 0 if tokens >= 1 else math.ceil((1 - tokens) / limit.rate)
 

@@ -1,8 +1,8 @@
-"""Files of which nothing can be read on the disk: written from front to back, read anywhere.
+"""Encrypted files: written sequentially, read at any offset.
 
-A header holds the file's own key, sealed by whom the file belongs to; then come chunks of CHUNK_BYTES, each sealed by
-itself (service.security.sealing.Chunks). A file that was cut off, also between two chunks, is refused when it is
-opened; one that was altered, when it is read there.
+A header holds the file's own key, encrypted under the owner's key. Chunks of CHUNK_BYTES follow, each encrypted
+separately (service.security.sealing.Chunks). Opening a truncated file fails, even if it was cut between chunks. Reading
+an altered chunk fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER_BYTES: Final = len(MAGIC) + KEY_BYTES + OVERHEAD_BYTES
 
 
 class SealedWriter:
-    """Appends to a file. What is not a whole chunk is held back until ``finish``, without which the file is no file."""
+    """Encrypts a stream into a file. Buffers partial chunks until ``finish``; a file without it is invalid."""
 
     def __init__(self, file: IO[bytes], key: bytes) -> None:
         self._file, self._chunks = file, Chunks(key)
@@ -36,19 +36,19 @@ class SealedWriter:
         self._place = 0
 
     def write(self, block: ReadableBuffer) -> None:
-        """Raises OSError: of the file."""
+        """Raises OSError."""
         self._held += block
-        # The last chunk is marked as such, and one that is full may be it.
+        # The last chunk is marked as such. Keep a full chunk until it is known whether more data follows.
         while len(self._held) > CHUNK_BYTES:
             self._put(self._held[:CHUNK_BYTES], last=False)
             del self._held[:CHUNK_BYTES]
 
     def tell(self) -> int:
-        """Bytes written, as whoever reads them counts."""
+        """Return the number of plaintext bytes written."""
         return self._place * CHUNK_BYTES + len(self._held)
 
     def finish(self) -> None:
-        """Once, at the end; flushes the file. Raises OSError."""
+        """Write the last chunk and flush. Call once. Raises OSError."""
         self._put(self._held, last=True)
         self._held.clear()
         self._file.flush()
@@ -62,10 +62,10 @@ class SealedWriter:
 
 
 class SealedReader(io.RawIOBase):
-    """What a :class:`SealedWriter` wrote from the byte ``start`` on; closes the file with itself.
+    """Decrypts a file of :class:`SealedWriter` that begins at byte ``start``. Closing it closes the file.
 
     Raises:
-        SealBrokenError: it was cut off or altered, or is of another key; from reading, too.
+      SealBrokenError: truncated, altered, or encrypted under another key; reads raise it too.
     """
 
     def __init__(self, file: IO[bytes], key: bytes, start: int = 0) -> None:
@@ -85,7 +85,7 @@ class SealedReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise OSError("before the beginning of the file")
+            raise OSError("seek before the start of the file")
         self._at = base + offset
         return self._at
 
@@ -117,8 +117,7 @@ class SealedReader(io.RawIOBase):
 
 @dataclass(frozen=True)
 class SealedFile:
-    """A file that belongs to a gallery, opened for reading as a path is. ``purpose``: so that none can be passed off as
-    another."""
+    """Encrypted file of a gallery. ``purpose``: authenticated, so that one file cannot replace another."""
 
     path: Path
     seal: Seal
@@ -126,7 +125,7 @@ class SealedFile:
 
     @contextmanager
     def writing(self) -> Iterator[SealedWriter]:
-        """To be finished by the caller. Raises OSError."""
+        """Open for writing. The caller calls ``finish``. Raises OSError."""
         key = new_key()
         with self.path.open("wb") as file:
             file.write(MAGIC + self.seal.close(key, self.purpose))
@@ -138,7 +137,7 @@ class SealedFile:
         try:
             header = file.read(HEADER_BYTES)
             if not header.startswith(MAGIC):
-                raise SealBrokenError(f"{self.purpose} is no sealed file")
+                raise SealBrokenError(f"{self.purpose} is not an encrypted file")
             key = self.seal.open(header[len(MAGIC) :], self.purpose)
             return io.BufferedReader(SealedReader(file, key, HEADER_BYTES), CHUNK_BYTES)
         except BaseException:
@@ -147,7 +146,7 @@ class SealedFile:
 
 
 class TemporaryFile:
-    """Without a name, in a folder's file system, and under a key that is nowhere but in memory: to be written, then
+    """Anonymous temporary file in a folder, encrypted under a key that exists only in memory. Written once, then
     read."""
 
     def __init__(self, folder: Path) -> None:
@@ -159,11 +158,11 @@ class TemporaryFile:
         self._writer.write(block)
 
     def tell(self) -> int:
-        """Bytes written."""
+        """Return the number of bytes written."""
         return self._writer.tell()
 
     def reader(self) -> BinaryIO:
-        """Of all that was written; nothing more can be. Raises OSError."""
+        """Finish writing and return a reader of the whole file. Raises OSError."""
         self._writer.finish()
         return io.BufferedReader(SealedReader(self._file, self._key), CHUNK_BYTES)
 

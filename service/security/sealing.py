@@ -1,8 +1,8 @@
-"""What is stored of a gallery's people: sealed by the gallery's own key, and found by keyed hashes. Pure.
+"""Encryption of a gallery's rows under its data key, and keyed hashes to look them up. Pure.
 
-AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits in front of each sealed value; its authenticated data say
-what the value is, so that a crop cannot be passed off as a name. A key may seal 2**32 values (ibid., 8.3). Whoever does
-not have the key can neither read a value nor guess what a hash is of; without the key the gallery is gone.
+AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce before each ciphertext. The authenticated data name the purpose
+of the value, so that a stored crop cannot replace a name. One key encrypts at most 2**32 values (ibid., 8.3). Without
+the key, values cannot be read and hashes cannot be tested against guesses; deleting the key erases the gallery.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
-"""By which a sealed value is longer."""
+"""Length that encryption adds to a value."""
 VECTOR_TYPE: Final = np.dtype("<f4")
 PSEUDONYM_DIGITS: Final = 32
 ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
-"""Made once: json.dumps would make one for each value."""
+"""Reused: json.dumps creates an encoder per value."""
 
 
 class SealBrokenError(Exception):
-    """A sealed value was altered, or is of another key or purpose."""
+    """Value that was altered, or belongs to another key or purpose."""
 
 
 def new_key() -> bytes:
@@ -42,15 +42,15 @@ def new_key() -> bytes:
 
 
 def derived(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose (RFC 5869, 2.3), of a key that is uniformly random already."""
+    """Derive a key for one purpose (RFC 5869, 2.3). ``key``: uniformly random."""
     return HKDFExpand(SHA256(), KEY_BYTES, b"kith " + purpose.encode()).derive(key)
 
 
 class Seal:
-    """Of one gallery. Safe to share between threads."""
+    """Encryption under the data key of one gallery. Thread-safe."""
 
     def __init__(self, key: bytes | Callable[[], bytes]) -> None:
-        """``key``: or where it is to be had. It is asked for at the first use, which raises what that raises."""
+        """``key``: the key or a function that returns it. The first use calls the function and passes on its errors."""
         self._key = key
 
     @cached_property
@@ -63,8 +63,8 @@ class Seal:
         return self._keys[0]
 
     def unlock(self) -> None:
-        """Have the key now, as what comes is not to wait for it."""
-        self._keys  # noqa: B018 - it is kept
+        """Load the key now, so that later operations do not wait for it."""
+        self._keys  # noqa: B018 - cached by the property
 
     def close(self, value: bytes, purpose: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
@@ -75,7 +75,7 @@ class Seal:
         try:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], purpose.encode())
         except (InvalidTag, ValueError) as error:
-            raise SealBrokenError(f"a sealed {purpose} cannot be opened") from error
+            raise SealBrokenError(f"an encrypted {purpose} cannot be decrypted") from error
 
     def close_json(self, value: Any, purpose: str) -> bytes:
         return self.close(ENCODER.encode(value).encode(), purpose)
@@ -85,7 +85,7 @@ class Seal:
         return json.loads(self.open(sealed, purpose))
 
     def close_vectors(self, vectors: Float, generation: int) -> list[bytes]:
-        """(n, d) vectors of a generation, each by itself: all as long as one another."""
+        """Encrypt (n, d) vectors of a generation. All results have the same length."""
         purpose, encrypt = vector_purpose(generation).encode(), self._cipher.encrypt
         nonces = os.urandom(NONCE_BYTES * len(vectors))
         each = (nonces[i : i + NONCE_BYTES] for i in range(0, len(nonces), NONCE_BYTES))
@@ -93,28 +93,31 @@ class Seal:
         return [nonce + encrypt(nonce, row.tobytes(), purpose) for nonce, row in zip(each, stored, strict=True)]
 
     def open_vectors(self, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
-        """(n, d) float32. Raises SealBrokenError."""
+        """Return (n, d) float32. Raises SealBrokenError."""
         purpose, decrypt = vector_purpose(generation).encode(), self._cipher.decrypt
         try:
             opened = [decrypt(value[:NONCE_BYTES], value[NONCE_BYTES:], purpose) for value in sealed]
             return np.frombuffer(b"".join(opened), VECTOR_TYPE).reshape(len(sealed), dimension).astype(np.float32)
         except (InvalidTag, ValueError) as error:
-            raise SealBrokenError("a sealed vector cannot be opened") from error
+            raise SealBrokenError("an encrypted vector cannot be decrypted") from error
 
     def pseudonym(self, kind: str, text: str) -> str:
-        """A name for ``text`` that only who has the key can make of it, always the same: 32 hexadecimal digits."""
+        """Return a keyed hash of ``text`` as 32 hexadecimal digits. The same text always gives the same hash."""
         return hmac.digest(self._keys[1], f"{kind}\0{text}".encode(), "sha256").hex()[:PSEUDONYM_DIGITS]
 
 
 class Chunks:
-    """Of one file, under a key that seals nothing else: each by its place, and the last one marked, so that none can be
-    left out, moved, or taken for the end (STREAM of Hoang, Reyhanitabar, Rogaway and Vizar, CRYPTO 2015, figure 10)."""
+    """Encryption of one file's chunks, under a key used for nothing else.
+
+    Each chunk is bound to its position, and the last one is marked, so chunks cannot be removed, moved or cut off
+    (STREAM of Hoang, Reyhanitabar, Rogaway and Vizar, CRYPTO 2015, figure 10).
+    """
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(derived(key, "chunks"))
 
     def close(self, chunk: bytes | bytearray, place: int, last: bool) -> bytes:
-        """TAG_BYTES longer. No place may be sealed twice."""
+        """Return TAG_BYTES more than given. Encrypt each position only once."""
         return self._cipher.encrypt(_nonce(place, last), chunk, None)
 
     def open(self, sealed: bytes, place: int, last: bool) -> bytes:
@@ -122,7 +125,7 @@ class Chunks:
         try:
             return self._cipher.decrypt(_nonce(place, last), sealed, None)
         except (InvalidTag, ValueError) as error:
-            raise SealBrokenError(f"chunk {place} of a sealed file cannot be opened") from error
+            raise SealBrokenError(f"chunk {place} of an encrypted file cannot be decrypted") from error
 
 
 def _nonce(place: int, last: bool) -> bytes:

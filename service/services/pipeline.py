@@ -65,7 +65,7 @@ class Identification:
             coarse_candidates(some, self.thresholds, self.known, self.comparisons, photo)
             for some in (first, candidates)
         )
-        if not photo:  # the order of those that are told the same would be their exact order
+        if not photo:  # among equal rounded similarities, the original order would reveal the exact one
             for some in (first, candidates):
                 some.sort(key=lambda candidate: (-candidate.similarity, candidate.subject_pk))
         best, runner_up, *_ = (*first, None, None)

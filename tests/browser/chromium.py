@@ -1,4 +1,4 @@
-"""A real browser at a real service: which Chromium, what it must not complain of, and what axe says."""
+"""Chromium for browser tests: launch, page error collection and axe checks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def executable() -> str | None:
 
 @contextmanager
 def chromium(path: str, webcam: Path | None = None) -> Iterator[Browser]:
-    """`webcam`: an MJPEG file that the only camera shows, over and over."""
+    """Launch Chromium. ``webcam``: an MJPEG file that its only camera plays in a loop."""
     camera = () if webcam is None else (f"--use-file-for-fake-video-capture={webcam}",)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path,
             args=["--use-fake-device-for-media-stream", *camera],
-            chromium_sandbox=os.getuid() != 0,  # root's has none
+            chromium_sandbox=os.getuid() != 0,  # root cannot use the sandbox
         )
         try:
             yield browser
@@ -44,7 +44,7 @@ def chromium(path: str, webcam: Path | None = None) -> Iterator[Browser]:
 
 
 def main() -> None:
-    """For make: the version of what will be driven, or what is missing."""
+    """Print the browser version for make, or what is missing."""
     path = executable()
     if path is None:
         sys.exit(MISSING)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class Watched:
-    """A browser's context of which every page is listened to: what went wrong unseen is told in the end."""
+    """Browser context that collects errors of all its pages."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
@@ -67,14 +67,14 @@ class Watched:
         page.on("console", lambda message: self._heard(page, message.type, message.text))
 
     def _heard(self, page: Page, kind: str, text: str) -> None:
-        # The service's refusals, which the page tells in its own words, are told by the browser as well.
+        # Chromium also logs each refused request, which the page reports itself.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource:"):
             self.wrong.append(f"{page.url}: {kind}: {text}")
 
 
 def faults(page: Page, impacts: tuple[str, ...] = ("moderate", "serious", "critical")) -> list[str]:
-    """What axe finds on the page as it is, of these impacts: the rule, the elements, and why."""
-    # By the debugger, as an extension would: the page's own policy lets nothing in.
+    """Return axe's findings of these impacts: rule, elements and explanation."""
+    # Injected through the debugger, because the page's content security policy blocks scripts.
     session = page.context.new_cdp_session(page)
     try:
         session.send("Runtime.evaluate", {"expression": AXE})
@@ -93,7 +93,7 @@ def faults(page: Page, impacts: tuple[str, ...] = ("moderate", "serious", "criti
 
 
 def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than its window."""
+    """Return by how many pixels the page is wider than its window."""
     wider: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return wider
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium, the real service, real photos."""
+"""Fixtures of the browser tests: Chromium, a real service and real photos."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pixels = NDArray[np.uint8]
 def photos(
     tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels, actor: Pixels, group: Pixels, nobody: Pixels
 ) -> dict[str, Path]:
-    """Files as a person has them, by what they show: `ada` and `ada again`, `tom`, `party` (six people), `coffee`."""
+    """Photo files by content: `ada` and `ada again`, `tom`, `party` (six people), `coffee`."""
     folder = tmp_path_factory.mktemp("photos")
     portrait = Image.fromarray(astronaut)
     shown = {
@@ -42,7 +42,7 @@ def photos(
 
 @pytest.fixture(scope="session")
 def webcam(tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels) -> Path:
-    """What the browser's camera shows: the astronaut, 640x480, as Motion JPEG (pictures one after the other)."""
+    """Motion JPEG for the browser's camera: the astronaut, 640x480."""
     picture = Image.new("RGB", (640, 480), (120, 120, 120))
     picture.paste(Image.fromarray(astronaut).resize((480, 480)), (80, 0))
     path = tmp_path_factory.mktemp("webcam") / "astronaut.mjpeg"
@@ -64,8 +64,10 @@ Opener = Callable[..., Page]
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Opener]:
-    """``visit(url, **options of Browser.new_context)``: a page of a fresh profile. At the end of the test none may have
-    complained: no exception, no error in the console, no breach of the security policy."""
+    """``visit(url, **options of Browser.new_context)``: open a page with a fresh profile.
+
+    The test fails at its end if a page raised an exception, logged an error or violated the security policy.
+    """
     opened: list[Watched] = []
 
     def open_page(url: str, **options: object) -> Page:
@@ -83,15 +85,14 @@ def visit(browser: Browser) -> Iterator[Opener]:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[str]:
-    """A service of the test's own, with nobody in it; gives its address."""
+    """Start an empty service for one test; return its address."""
     with embedded(load_settings(data_dir=tmp_path / "kith", log_level="ERROR")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
-    """A service with two galleries: `family` of three, one of them under two names, and `empty`. Tests look at it and
-    change nothing."""
+    """Service with two galleries: `family` of three subjects, one person enrolled twice, and `empty`. Read-only."""
     with (
         embedded(load_settings(data_dir=tmp_path_factory.mktemp("populated"), log_level="ERROR")) as url,
         Kith(url) as kith,
@@ -110,14 +111,14 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
 
 
 def choose(page: Page, *files: Path, button: str = "Choose") -> None:
-    """Give files by the button, as who looks for them on the disk."""
+    """Select files through the file button."""
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name=button).first.click()
     chooser.value.set_files(list(files))
 
 
 def transfer(page: Page, *files: Path) -> JSHandle:
-    """What is in somebody's hand who drags these files, or on the clipboard of who copied them."""
+    """Return a DataTransfer with these files, as of a drop or a paste."""
     held = [(file.name, base64.b64encode(file.read_bytes()).decode()) for file in files]
     return page.evaluate_handle(
         """(held) => {

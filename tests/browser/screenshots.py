@@ -1,10 +1,10 @@
-"""The pictures of docs/images: the console at work, with photos that anybody may show.
+"""Screenshots for docs/images, with photos in the public domain.
 
-The photos are portraits in the public domain, as works of the US government: Eileen Collins (NASA; it comes with
-scikit-image), and the official ones of Barack Obama and Joe Biden, which are among the tests in the sdist of
-face_recognition. pip fetches that, by its hash; nothing of it is kept.
+The photos are portraits by the US government: Eileen Collins (NASA; included in scikit-image), and the official ones of
+Barack Obama and Joe Biden, from the tests in the sdist of face_recognition. pip downloads that by its hash, to a
+temporary folder.
 
-    python -m tests.browser.screenshots [NAME...]
+  python -m tests.browser.screenshots [NAME...]
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(chosen: list[str]) -> None:
                     take(browser, url, name, show, folder)
 
 
-# What is shown
+# Content
 
 
 def fetch(folder: Path) -> Portraits:
@@ -79,7 +79,7 @@ def fetch(folder: Path) -> Portraits:
 
 
 def write(portraits: Portraits, folder: Path) -> None:
-    """Files to give: each portrait, each as another camera would have taken it, a zip of both, what the camera sees."""
+    """Write the input files: each portrait, a variant from another camera, a zip of both, and the camera's video."""
     for name, portrait in portraits.items():
         portrait.save(folder / f"{name}.jpg", quality=92)
         again(portrait).save(folder / f"{name} again.jpg", quality=85)
@@ -101,7 +101,7 @@ def again(portrait: Image.Image) -> Image.Image:
 
 
 def side_by_side(kith: Kith, folder: Path) -> Image.Image:
-    """The three as in one photo: the same share of each about the face."""
+    """Combine the three portraits in one photo, with faces of equal size."""
     width, height = 420, 560
     whole = Image.new("RGB", (3 * width, height))
     for i, name in enumerate(PEOPLE):
@@ -131,7 +131,7 @@ def populate(kith: Kith, folder: Path) -> None:
     kith.wait_for(kith.enroll_archive("visitors", folder / "people.zip").id)
 
 
-# How it is shown
+# Rendering
 
 
 def take(browser: Browser, url: str, name: str, show: Callable[[Page, Path], None], folder: Path) -> None:
@@ -157,7 +157,7 @@ def take(browser: Browser, url: str, name: str, show: Callable[[Page, Path], Non
 
 
 def keep(png: bytes, path: Path) -> None:
-    """In as many colors as fit into MAX_BYTES: those of the page as they are, those of the photos about."""
+    """Save with as many colors as fit into MAX_BYTES. Page colors stay exact, photo colors are approximated."""
     with Image.open(io.BytesIO(png)) as image:
         pixels = image.convert("RGB")
     colors, at, counts = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)

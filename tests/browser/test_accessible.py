@@ -1,4 +1,4 @@
-"""For eyes, hands and screens of all kinds: axe, widths, the keyboard, motion, colors of the person's own."""
+"""Accessibility: axe, window widths, keyboard, motion and forced colors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 def settled(page: Page) -> None:
-    """Wait for what the page fetches."""
+    """Wait until the page has loaded its data."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.locator(".waiting")).to_have_count(0)
 
@@ -52,7 +52,7 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
             page.set_viewport_size(window)  # type: ignore[arg-type]
             found += [f"{theme} {window['width']}: {fault}" for fault in faults(page)]
     assert found == []
-    for width in (320, 640, 1280):  # 640: what a window of 1280 has at a zoom of 200 %
+    for width in (320, 640, 1280):  # 640: the width of a window of 1280 at 200 % zoom
         page.set_viewport_size({"width": width, "height": 800})
         assert overflow(page) == 0, width
 
@@ -116,7 +116,7 @@ def test_each_page_says_its_name_and_has_one_first_heading(visit: Opener, popula
         settled(page)
         assert page.get_by_role("heading", level=1).count() == 1
         names.add(page.title())
-    assert len(names) >= len(PLACES) - 4  # those that are not there have their kind's
+    assert len(names) >= len(PLACES) - 4  # pages without data share the name of their kind
 
 
 def test_who_follows_a_link_is_at_the_new_page_s_name(visit: Opener, populated: str) -> None:
@@ -144,7 +144,7 @@ def test_a_dialog_holds_the_focus_and_gives_it_back(visit: Opener, populated: st
     assert faults(page) == []
     for _ in range(8):
         page.keyboard.press("Tab")
-        # Beyond the last control Chromium's own bar has its turn, and the page's body stands for it.
+        # After the last control the focus moves to Chromium's toolbar, which the page sees as its body.
         assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
@@ -159,7 +159,7 @@ def test_a_press_on_a_dialog_s_edge_leaves_it_and_one_beside_it_closes_it(visit:
     assert box is not None
     page.mouse.click(box["x"] + 6, box["y"] + 6)
     expect(dialog).to_be_visible()
-    page.mouse.move(box["x"] + 40, box["y"] + 40)  # as who selects text and lets go beyond the edge
+    page.mouse.move(box["x"] + 40, box["y"] + 40)  # as when a text selection ends outside the dialog
     page.mouse.down()
     page.mouse.move(box["x"] - 40, box["y"] + 40)
     page.mouse.up()

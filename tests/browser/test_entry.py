@@ -1,4 +1,4 @@
-"""Coming in: keys, addresses, a service that does not answer."""
+"""API key entry, unknown addresses, and a service that does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "the-operator-s-key-of-more-than-enough-characters"
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service that asks for a key, with a gallery `staff`."""
+    """Service that requires a key, with a gallery `staff`."""
     settings = load_settings(data_dir=tmp_path_factory.mktemp("locked"), api_key=KEY, log_level="ERROR")
     with embedded(settings) as url, Kith(url, KEY) as kith:
         kith.create_gallery("staff")
@@ -31,7 +31,7 @@ def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, lock
     page.goto(f"{locked}/console#/galleries")
     dialog = page.get_by_role("dialog", name="API key")
     expect(dialog).to_be_visible()
-    expect(dialog.get_by_role("alert")).to_have_count(0)  # nobody did anything wrong yet
+    expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
     assert faults(page) == []
     dialog.get_by_label("Key", exact=True).fill("a-wrong-one")
     dialog.get_by_role("button", name="Use this key").click()

@@ -1,4 +1,4 @@
-"""Pages that stay open: what they show is of now or says that it is not, in its place, and whole."""
+"""Pages that stay open: they refresh, or show that their content is outdated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "
 
 
 def answers(page: Page, pattern: str, answer: Answer, status: int = 200) -> None:
-    """The service's part, where a state is wanted that takes it long to be in."""
+    """Responses of the service, for states that take long to reach."""
 
     def fulfill(route: Route) -> None:
         route.fulfill(status=status, content_type="application/json", body=json.dumps(answer(route)))
@@ -52,10 +52,10 @@ def test_what_is_refused_while_one_looks_is_offered_and_listed_once(visit: Opene
     page.clock.install()
     page.reload()
     rows = page.locator(".refusals li")
-    for _ in range(3):  # opened, closed, opened: faster than the first answer comes
+    for _ in range(3):  # opened, closed, opened before the first response arrives
         page.locator("details.items summary").click()
     expect(rows).to_have_count(3)
-    page.wait_for_load_state("networkidle")  # what the last of them asks for
+    page.wait_for_load_state("networkidle")  # the last request
     failed[0] = 60
     page.clock.run_for(2000)
     page.get_by_role("button", name="Show more").click()
@@ -137,7 +137,7 @@ def test_a_problem_that_lasts_is_read_aloud_once(visit: Opener, populated: str) 
 
 
 def some_people(route: Route) -> Any:
-    """A page of three thousand."""
+    """Page of 3,000 subjects."""
     query = asked(route)
     first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
     one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
@@ -284,7 +284,7 @@ def test_a_comparison_with_somebody_goes_by_their_gallery(visit: Opener, service
         page.keyboard.press("Tab")
     assert answered.value.json()["risk"]["fmr"] == 0.0001
     expect(page.get_by_role("heading", name="The same person")).to_be_visible()
-    strict.select_option("relaxed")  # what somebody chose stays, whoever is compared
+    strict.select_option("relaxed")  # the user's choice stays when the photos change
     for other in ("A photo", "Somebody enrolled"):
         second.get_by_label(other, exact=True).check()
         expect(strict.locator("option")).to_have_count(3 if other == "A photo" else 4)

@@ -1,4 +1,4 @@
-"""What somebody has in hand outlives a new key; what belongs to a page goes with it, and is done once."""
+"""Unsaved work survives a new API key. Dialogs and cameras close with their page. Double clicks act once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener,
     give_key(page)
     expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
     expect(page.get_by_label("Find")).to_have_value("lovelace")
-    assert len(asked) == 1  # however often it was refused
+    assert len(asked) == 1  # refused several times, but asked once
 
 
 def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populated: str) -> None:
@@ -113,7 +113,7 @@ def test_a_dialog_goes_with_the_key_by_which_it_was_opened(visit: Opener, popula
     another_tab(page, "one")
     page.get_by_role("button", name="Make a key").click()
     dialog.get_by_label("Whose it is").fill("door")
-    another_tab(page, "two")  # another key leaves what is in hand
+    another_tab(page, "two")  # a new key keeps unsaved work
     dialog.get_by_role("button", name="Make it").click()
     expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
     another_tab(page, "three")

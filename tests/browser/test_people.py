@@ -1,4 +1,4 @@
-"""Stories of people before the console: the first day, strangers, mistakes, and taking them back."""
+"""User stories at the console: first use, unknown faces, mistakes and undoing them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_somebody(page: Page, name: str) -> None:
 
 
 def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
-    """Nothing is there; each page says what to do, and a minute later a face has a name."""
+    """Start with an empty service: each page says what to do next, and the first face gets a name."""
     page = visit(service)
     expect(page.get_by_role("heading", name="First, a gallery")).to_be_visible()
     page.get_by_role("link", name="Make a gallery").click()
@@ -124,7 +124,7 @@ def test_a_stranger_is_told_and_enrolled_from_the_crowd(visit: Opener, service: 
     page.get_by_role("button", name="Face 2:").click()
     expect(page.get_by_role("article", name="Face 2")).to_be_focused()
     stranger.get_by_role("link", name="Enroll this face").click()
-    expect(page.get_by_text("photo of a face")).to_be_visible()  # that face is chosen already
+    expect(page.get_by_text("photo of a face")).to_be_visible()  # this face is already selected
     name_somebody(page, "Grace Hopper")
     expect(page.get_by_role("heading", name="Grace Hopper is enrolled")).to_be_visible()
     page.get_by_role("link", name="Try it: identify").click()
@@ -263,7 +263,7 @@ def test_a_gallery_is_deleted_by_who_types_its_name(visit: Opener, service: str)
 
 
 def test_enroll_and_identify_without_a_mouse(visit: Opener, service: str, photos: Photos) -> None:
-    """Tab, Enter, letters; the focus is always somewhere, and is seen."""
+    """Tab, Enter and letters reach everything, with a visible focus."""
     with Kith(service) as kith:
         kith.create_gallery("family")
     page = visit(service)
@@ -364,7 +364,7 @@ def test_a_busy_service_is_waited_for_and_then_told(visit: Opener, tmp_path: Pat
 
 @contextmanager
 def half_sent(url: str, size: int) -> Iterator[None]:
-    """Somebody else's photo, of which all but the end has come."""
+    """Send all but the last bytes of a photo, as another client."""
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/detect HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\nContent-Length: {size + 1}\r\n\r\n"
     with socket.create_connection((host, int(port))) as connection:
@@ -390,7 +390,7 @@ PRECISE = 12345678901234567890123
 
 
 def test_only_what_was_edited_is_saved(visit: Opener, service: str) -> None:
-    """What another wrote meanwhile stays, and so does to the last digit whatever nobody touched."""
+    """Saving keeps concurrent changes of other fields, and the exact digits of untouched values."""
     kept = {"number": PRECISE, "text": " x ", "one": "1.0"}
     with Kith(service) as kith:
         kith.create_gallery("family")
@@ -418,7 +418,7 @@ def test_only_what_was_edited_is_saved(visit: Opener, service: str) -> None:
 
 
 def held_back(page: Page, pattern: str) -> list[Route]:
-    """Requests that wait until the test lets them go on."""
+    """Requests that wait until the test releases them."""
     held: list[Route] = []
     page.route(re.compile(pattern), lambda route: held.append(route))
     return held
@@ -428,7 +428,7 @@ def until(page: Page, held: list[Route], count: int) -> None:
     for _ in range(200):
         if len(held) >= count:
             return
-        page.wait_for_timeout(25)  # lets the browser's messages in
+        page.wait_for_timeout(25)  # processes pending browser messages
     pytest.fail(f"{len(held)} requests of {count}")
 
 
@@ -445,7 +445,7 @@ def test_a_late_list_of_people_takes_nobody_s_place(visit: Opener, service: str)
     answer = late[0].fetch()
     page.get_by_label("Gallery", exact=True).select_option("second")
     expect(page.locator("datalist option")).to_have_count(1)
-    with suppress(Error):  # who asked has gone
+    with suppress(Error):  # the page that sent the request is gone
         late[0].fulfill(response=answer)
     page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
     expect(page.locator("datalist option")).to_have_attribute("value", "Tom (tom)")
@@ -549,7 +549,7 @@ def test_what_was_typed_of_who_is_enrolled_is_not_lost(visit: Opener, service: s
 
     page.route(re.compile("/subjects/ada$"), fail)
     page.get_by_label("Tags").fill("engine")
-    for shown in ("ada", "ada again"):  # the second is another of hers, though the id is somebody's by now
+    for shown in ("ada", "ada again"):  # another photo of her, although the id is taken by now
         choose(page, photos[shown])
         expect(page.get_by_text("good photo of a face")).to_be_visible()
         name_somebody(page, "Ada")
@@ -571,7 +571,7 @@ def test_what_was_typed_of_who_is_enrolled_is_not_lost(visit: Opener, service: s
 def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
     visit: Opener, tmp_path: Path, photos: Photos
 ) -> None:
-    """With a key that may only enroll, and where another desk was faster."""
+    """Enroll with a key of the scope enroll only, and after another client enrolled the same id."""
     settings = load_settings(data_dir=tmp_path / "kith", api_key=OPERATOR, log_level="ERROR")
     with embedded(settings) as url, Kith(url, OPERATOR) as kith:
         kith.create_gallery("family")
@@ -623,7 +623,7 @@ def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, p
     page.get_by_label("Id", exact=True).fill("three")
     page.route(re.compile("/subjects/three$"), lambda route: route.abort())
     enroll.click()
-    expect(page.get_by_role("alert").filter(has_text="No answer came")).to_be_visible()  # beside the form
+    expect(page.get_by_role("alert").filter(has_text="No answer came")).to_be_visible()  # next to the form
     expect(page.locator(".toast")).to_have_count(0)
 
 

@@ -1,4 +1,4 @@
-"""Photos as people have them, and one face of many."""
+"""Photo formats and orientation, and selecting one of several faces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console's pages of numbers and work: risk, hygiene, jobs, health, keys."""
+"""Console pages of reports and settings: risk, hygiene, jobs, health, keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def held(kith: Kith) -> dict[str, int]:
 
 
 def accepted(page: Page) -> int:
-    """One in so many, as the handle says."""
+    """Return the risk that the slider shows, as one in N."""
     found = SEARCHES.match(page.get_by_role("slider").get_attribute("aria-valuetext") or "")
     assert found is not None
     return int(found[1].replace(",", ""))
@@ -177,7 +177,7 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     expect(page.get_by_role("heading", name="All is well")).to_be_visible()
     expect(page.locator(".network").get_by_text("Recognizing them", exact=True)).to_be_visible()
     reason = page.locator(".models dd").first
-    expect(reason).to_be_hidden()  # until who knows the field's terms asks for it
+    expect(reason).to_be_hidden()  # hidden until the user opens the details
     page.get_by_text("Details", exact=True).first.click()
     expect(reason).to_be_visible()
     expect(page.locator(".models .network .hint")).to_have_count(0)

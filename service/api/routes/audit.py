@@ -17,7 +17,7 @@ from service.api.http.routing import PermittedRoute
 from service.schemas.fields import WITHOUT_NUL, GalleryName, SubjectId, to_utc
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
-from service.storage.audit.reader import Chosen, Listed
+from service.storage.audit.reader import AuditFilter, ListedLine
 
 router = APIRouter(route_class=PermittedRoute, tags=["audit"], responses=PROBLEMS)
 
@@ -63,7 +63,7 @@ async def list_all(
     gallery: Annotated[GalleryName | None, Query(description="Also finds a deleted gallery.")] = None,
 ) -> AuditOut:
     """List the audit entries of the whole service, newest first."""
-    chosen = Chosen(None, gallery, query.event, query.actor, query.since, query.until)
+    chosen = AuditFilter(None, gallery, query.event, query.actor, query.since, query.until)
     return await _page(context, chosen, (await context.run(context.keys.ring)).seal, query)
 
 
@@ -77,11 +77,11 @@ async def list_audit(
     """List the audit entries of a gallery, newest first: changes, searches, exports and automatic changes."""
     found = await context.find_gallery(gallery)
     subject_pseudonym = None if subject is None else pseudonym(found, subject)
-    chosen = Chosen(found.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
+    chosen = AuditFilter(found.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
     return await _page(context, chosen, found.seal, query)
 
 
-async def _page(context: Context, chosen: Chosen, seal: Seal, query: _Query) -> AuditOut:
+async def _page(context: Context, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:
     before = open_cursor(seal, query.cursor)
     await context.audit.written()
     entries = await context.run(context.audit.reader.lines, chosen, before, query.limit + 1)
@@ -89,5 +89,5 @@ async def _page(context: Context, chosen: Chosen, seal: Seal, query: _Query) -> 
     return AuditOut(lines=[_out(listed) for listed in page], next=more)
 
 
-def _out(listed: Listed) -> AuditLineOut:
+def _out(listed: ListedLine) -> AuditLineOut:
     return AuditLineOut(**vars(listed.line), chain="gallery" if listed.of_gallery else "service", hash=listed.hash)

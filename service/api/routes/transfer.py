@@ -34,7 +34,7 @@ from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, max_items
 from service.schemas.galleries import GallerySettingsIn, to_gallery_out
 from service.storage.audit.log import Entry
-from service.storage.transfer.importing import Export, Format, Import, Report, check_header, export
+from service.storage.transfer.importing import Export, Format, Import, ImportReport, check_header, export
 from service.storage.transfer.ndjson import Lines
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
@@ -323,7 +323,7 @@ def _settings_document(gallery: Gallery) -> dict[str, Any]:
     return to_gallery_out(gallery).model_dump(mode="json", include=set(SETTING_NAMES), exclude_none=True)
 
 
-def _out(gallery: str, report: Report) -> ImportOut:
+def _out(gallery: str, report: ImportReport) -> ImportOut:
     return ImportOut(
         gallery=gallery,
         items=report.items,

@@ -126,7 +126,7 @@ def restore(
     settings, manifest = local_settings(must_exist=False), backups.read_manifest(file)
     backups.check_keys(file, master_keys(settings))  # before a database and a master key are created
     with local_database(settings) as database:
-        backups.restore(database, file, replace, said=print_note)
+        backups.restore(database, file, replace, report=print_note)
     if as_json:
         print_json(manifest.document())
         return

@@ -1,1 +1,1 @@
-"""audit."""
+"""Audit log: one hash chain per gallery, stored in SQL."""

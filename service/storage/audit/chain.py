@@ -1,8 +1,8 @@
-"""Lines that each vouch for all before them: whoever alters, removes or inserts one breaks the chain there. Pure.
+"""Hash chain of audit lines: altering, removing or inserting a line breaks the chain there. Pure.
 
-The hash of a line is SHA-256 of the hash before it and of the line as JSON with sorted keys. A chain cut off at its
-end, or made anew from some line on, is sound in itself: that is seen by a hash noted elsewhere, or by the head's MAC,
-for which a secret is needed.
+The hash of a line is SHA-256 over the previous hash and the line as JSON with sorted keys. Truncating a chain, or
+rewriting it from some line on, leaves it consistent in itself. An anchor stored elsewhere detects that, or the MAC of
+the head, which requires a secret.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ BEFORE_ALL: Final = "0" * 64
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was done, or refused. ``number``: in its chain, from 1. ``subject``: a pseudonym. ``details``: no
-    names, no photos, no embeddings."""
+    """One operation, completed or refused.
+
+    ``number``: position in its chain, from 1. ``subject``: a pseudonym. ``details``: no names, photos or embeddings.
+    """
 
     number: int
     at: datetime
@@ -33,12 +35,12 @@ class Line:
     details: dict[str, Any]
 
     def hash(self, before: str) -> str:
-        """64 hexadecimal digits; ``before``: the hash of the line before, BEFORE_ALL for the first."""
+        """Return 64 hexadecimal digits. ``before``: the previous line's hash, BEFORE_ALL for the first line."""
         document = {**asdict(self), "at": self.at.astimezone(UTC).isoformat(timespec="microseconds")}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
 
 
 def mac(secret: bytes, number: int, last_hash: str) -> str:
-    """Of a chain's head."""
+    """Return the MAC of a chain's head."""
     return hmac.digest(secret, f"{number} {last_hash}".encode(), "sha256").hex()

@@ -1,6 +1,6 @@
-"""An audit in a file, and anchors in another: lines of JSON, to be kept and examined away from the service.
+"""Audit exports and anchor files in JSON lines, verifiable without the service.
 
-An export begins with what is needed to examine it and ends with the chains' heads: one that was cut short is seen.
+An export starts with the data that verification needs and ends with the heads of the chains, so truncation is detected.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from service.core.errors import AuditFileError
-from service.storage.audit.reader import Trail, Wrapped, stored_line
+from service.storage.audit.reader import Trail, WrappedSecret, stored_line
 from service.storage.audit.verifier import Anchor, Head, Stored
 
 FORMAT: Final = 1
 
 
 def write_trail(trail: Trail, to: IO[bytes]) -> int:
-    """Returns how many lines. Lines of which nothing can be made are written as such."""
+    """Write an export and return the number of lines. Unreadable lines are marked as such."""
     secret = trail.secret
     wrapped = None if secret is None else {"wrapped": base64.b64encode(secret.key).decode(), "key": secret.master_key}
     named = None if trail.galleries is None else {str(key): name for key, name in trail.galleries.items()}
@@ -30,13 +30,13 @@ def write_trail(trail: Trail, to: IO[bytes]) -> int:
     _write(to, {**header, "secret": wrapped, "galleries": named})
     count = 0
     for stored in trail.lines:
-        _write(to, {"chain": stored.chain, "number": stored.number, "hash": stored.hash, **_said(stored)})
+        _write(to, {"chain": stored.chain, "number": stored.number, "hash": stored.hash, **_fields(stored)})
         count += 1
     _write(to, {"heads": [asdict(head) for head in trail.heads]})
     return count
 
 
-def _said(stored: Stored) -> dict[str, Any]:
+def _fields(stored: Stored) -> dict[str, Any]:
     line = stored.line
     return {"unreadable": True} if line is None else {**vars(line), "at": line.at.isoformat(timespec="microseconds")}
 
@@ -47,18 +47,18 @@ def _write(to: IO[bytes], document: dict[str, Any]) -> None:
 
 @contextmanager
 def trail_in(path: Path) -> Iterator[Trail]:
-    """Of an export. Raises AuditFileError: it is none, or is cut short."""
+    """Open an export. Raises AuditFileError if the file is not an export or is truncated."""
     with path.open("rb") as file:
         header = _document(path, file.readline())
         if header.get("kith") != "audit" or header.get("format") != FORMAT:
-            raise AuditFileError(f"{path} is no export of an audit that this version reads")
+            raise AuditFileError(f"{path} is not an audit export of a version that this program reads")
         try:
             secret, named = header["secret"], header["galleries"]
-            wrapped = None if secret is None else Wrapped(base64.b64decode(secret["wrapped"]), str(secret["key"]))
+            wrapped = None if secret is None else WrappedSecret(base64.b64decode(secret["wrapped"]), str(secret["key"]))
             galleries = None if named is None else {int(key): str(name) for key, name in named.items()}
             heads = [Head(**head) for head in _document(path, _last_line(file))["heads"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AuditFileError(f"{path} is cut short, or was altered where it says what it is") from error
+            raise AuditFileError(f"{path} is truncated, or its header was altered") from error
         file.seek(0)
         file.readline()
         yield Trail(_lines(path, file), heads, wrapped, galleries)
@@ -93,14 +93,14 @@ def _document(path: Path, text: bytes) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise AuditFileError(f"{path} holds a line that is no JSON") from error
+        raise AuditFileError(f"{path} holds a line that is not JSON") from error
     if not isinstance(document, dict):
-        raise AuditFileError(f"{path} holds a line that is no object")
+        raise AuditFileError(f"{path} holds a line that is not a JSON object")
     return document
 
 
 def anchor_lines(ends: Iterable[Anchor], at: datetime) -> list[str]:
-    """To be noted elsewhere; the file that they are added to may hold earlier ones."""
+    """Return anchors as JSON lines, to append to a file outside the service's control."""
     return [json.dumps({"at": at.isoformat(timespec="seconds"), **asdict(end)}) for end in ends]
 
 
@@ -110,4 +110,4 @@ def read_anchors(path: Path) -> list[Anchor]:
         documents = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         return [Anchor(str(d["chain"]), int(d["number"]), str(d["hash"]), d.get("gallery")) for d in documents]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AuditFileError(f"{path} holds no anchors as 'kith audit head' prints them: {error}") from error
+        raise AuditFileError(f"{path} holds no valid anchors; write them with 'kith audit head': {error}") from error

@@ -1,7 +1,7 @@
-"""The audit in SQL: written with what it tells of, in the same transaction, one chain a gallery.
+"""Audit lines in SQL, written in the transaction of the operation that they record. One chain per gallery.
 
-A gallery's writers take turns already (Database.change), so that chains by gallery cost no writer a wait. Whoever
-writes to several chains takes the galleries' by ascending key and the service's own last: nobody waits in a circle.
+Writers of a gallery already take turns (Database.change), so a chain per gallery adds no waiting. A transaction that
+writes several chains locks gallery chains in ascending order and the service's chain last, which prevents deadlocks.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.tables import audit, audit_heads, galleries
 
 PURPOSE: Final = "audit"
-"""Of the service's secret that heads are signed with."""
+"""Name of the service's secret that signs the heads."""
 UNSIGNED: Final = ""
-CONFLICT: Final = StorageError("two lines of the audit would have had one number")
+CONFLICT: Final = StorageError("two audit lines were assigned the same number")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a line will say. ``gallery``: its key and name. ``subject``: a pseudonym."""
+    """Content of a line before it gets a number. ``gallery``: key and name. ``subject``: a pseudonym."""
 
     event: str
     gallery: tuple[int, str] | None = None
@@ -47,7 +47,7 @@ class Entry:
 
 
 class End(NamedTuple):
-    """Of a chain: how many lines, and the hash of the last."""
+    """Line count and last hash of a chain."""
 
     lines: int
     hash: str
@@ -62,9 +62,12 @@ def record(
     outcome: str = "done",
     **details: Any,
 ) -> End:
-    """Write a line, within a transaction that holds the gallery's turn, and at its end: others who write to the chain
-    wait from here on. Of a gallery that begins or ends the service's chain is told, too. ``subject``: its id, of which
-    a pseudonym is kept that only who has the gallery's key can make. Raises MasterKeyError."""
+    """Append a line in the current transaction, which must hold the gallery's lock.
+
+    Call it at the end of the transaction: other writers of the chain wait from here on. Creating or deleting a gallery
+    also adds a line to the service's chain. ``subject``: the id; the line holds a pseudonym under the gallery's key.
+    Raises MasterKeyError.
+    """
     if gallery is None:
         return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
     known = None if subject is None else pseudonym(gallery, subject)
@@ -78,12 +81,13 @@ def record(
 
 
 def record_entries(database: Database, entries: Iterable[Entry]) -> None:
-    """Write lines that no other write goes with, in one transaction; on disk when it returns. Those of a gallery that
-    is gone by now go to the service's chain.
+    """Append lines that belong to no other write, in one transaction. They are on disk on return.
+
+    Lines of galleries that no longer exist go to the service's chain.
 
     Raises:
-        StorageError: it cannot be written.
-        MasterKeyError.
+      StorageError: the database cannot be written.
+      MasterKeyError: the audit's secret cannot be unwrapped.
     """
     by_chain: dict[int, list[Entry]] = {}
     for entry in entries:
@@ -91,7 +95,7 @@ def record_entries(database: Database, entries: Iterable[Entry]) -> None:
     own = by_chain.pop(OF_SERVICE, [])
     with database.write(CONFLICT) as connection:
         for chain in sorted(by_chain):
-            # The head first: from here on the gallery cannot be deleted before these lines are written.
+            # Lock the head first: the gallery then cannot be deleted before these lines are written.
             head = connection.execute(HEAD, {"chain": chain}).first()
             if head is None or connection.execute(THERE, {"chain": chain}).first() is None:
                 own += by_chain[chain]
@@ -102,13 +106,15 @@ def record_entries(database: Database, entries: Iterable[Entry]) -> None:
 
 
 def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[Entry]) -> End:
-    """A chain whose head the service did not sign is written on and never signed again: what somebody forged is not
-    made true by the next line. Raises MasterKeyError."""
+    """Append lines to a chain. Raises MasterKeyError.
+
+    A chain with an unsigned head stays unsigned: a new line must not certify forged ones.
+    """
     head = connection.execute(HEAD, {"chain": chain}).first() or _begin(connection, chain)
     secret = _known(vault, head) or vault.secret(connection, PURPOSE)
     sound = head.number == 0 or _is_signed(secret, head)
     if not sound:
-        log.error("chain %d of the audit was tampered with: its head is not signed by the service", chain)
+        log.error("audit chain %d was tampered with: its head is not signed by the service", chain)
     number, last, rows = head.number, head.hash, []
     for entry in entries:
         number += 1
@@ -134,13 +140,15 @@ def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[E
 
 
 def pseudonym(gallery: Gallery, subject: str) -> str:
-    """Of a subject's id: 32 hexadecimal digits."""
+    """Return the keyed hash of a subject's id, 32 hexadecimal digits."""
     return gallery.seal.pseudonym("subject", subject)
 
 
 def _known(vault: Vault, head: Any) -> bytes | None:
-    """The secret in memory, if it signed this head: then it is this database's, whatever it is wrapped by now. Whoever
-    unwraps may take seconds, in which all writers would wait for this one."""
+    """Return the cached secret if it signed this head, which proves that it belongs to this database.
+
+    Unwrapping can take seconds while all other writers wait.
+    """
     known = vault.cached_secret(PURPOSE)
     return known if known is not None and _is_signed(known, head) else None
 
@@ -150,14 +158,14 @@ def _is_signed(secret: bytes, head: Any) -> bool:
 
 
 def _begin(connection: Connection, chain: int) -> Any:
-    """Of two processes that begin the service's chain at once, one does, and the other waits for it."""
+    """Create the chain's head. When two processes create it at once, the second waits for the first."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     first = insert(audit_heads).values(chain=chain, number=0, hash=BEFORE_ALL, mac=UNSIGNED)
     connection.execute(first.on_conflict_do_nothing())
     return connection.execute(HEAD, {"chain": chain}).one()
 
 
-# Made once: SQLAlchemy takes longer to make a statement than SQLite to run it.
+# Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
 HEAD: Final = (
     sa.select(audit_heads.c.number, audit_heads.c.hash, audit_heads.c.mac)
     .where(audit_heads.c.chain == sa.bindparam("chain"))

@@ -1,6 +1,6 @@
-"""The audit as it lies: read to be shown, exported, or examined, of a database that runs or of a copy of its file.
+"""Reads audit lines from a database or a copy of its file, for display, export and verification.
 
-To be examined it is read without a word being believed: what no line can be made of is a line all the same.
+Verification trusts no stored value: rows that cannot be parsed still count as lines.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from service.storage.audit.verifier import Head, Stored
 from service.storage.db.engine import Database, storage_error
 from service.storage.db.tables import audit, audit_heads, galleries, secrets
 
-AT_ONCE: Final = 2000
+BATCH_LINES: Final = 2000
 TEXTS: Final = ("event", "outcome", "actor", "request_id", "gallery", "subject")
 OPTIONAL: Final = TEXTS[3:]
 COLUMNS: Final = ("number", "at", *TEXTS, "details")
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Which lines: all that are given hold. ``chain``: a gallery's key. ``subject``: a pseudonym."""
+class AuditFilter:
+    """Filter of audit lines; all given conditions apply. ``chain``: a gallery's key. ``subject``: a pseudonym."""
 
     chain: int | None = None
     gallery: str | None = None
@@ -44,8 +44,8 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A line, where it lies."""
+class ListedLine:
+    """Audit line with its primary key and hash."""
 
     pk: int
     of_gallery: bool
@@ -54,32 +54,34 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Wrapped:
-    """The secret of the heads' MACs, which the master key of this id opens."""
+class WrappedSecret:
+    """Wrapped secret of the heads' MACs, and the id of the master key that unwraps it."""
 
     key: bytes
     master_key: str
 
 
 class AuditReader:
-    """Pages of the audit. Blocks."""
+    """Pages of audit lines. Blocks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def lines(self, chosen: Chosen, before: int | None, limit: int) -> list[Listed]:
-        """The latest first; ``before``: only those of a smaller key. Raises StorageError."""
+    def lines(self, chosen: AuditFilter, before: int | None, limit: int) -> list[ListedLine]:
+        """Return the latest lines first. ``before``: only lines with a smaller primary key. Raises StorageError."""
         query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.pk.desc()).limit(limit)
         if before is not None:
             query = query.where(audit.c.pk < before)
         with self._database.read() as connection:
             return [
-                Listed(row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash)
+                ListedLine(
+                    row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash
+                )
                 for row in connection.execute(query)
             ]
 
 
-def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
+def _conditions(chosen: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
     if chosen.chain is not None:
         yield audit.c.gallery_pk == chosen.chain
     for name in ("gallery", "event", "actor"):
@@ -90,37 +92,37 @@ def _conditions(chosen: Chosen) -> Iterator[sa.ColumnElement[bool]]:
     if chosen.until is not None:
         yield audit.c.at < chosen.until
     if chosen.subject is not None:
-        # Where a search found several people, all are in its details.
+        # A search that found several subjects lists them in its details.
         among = sa.cast(audit.c.details, sa.Text).contains(chosen.subject, autoescape=True)
         yield (audit.c.subject == chosen.subject) | among
 
 
 @dataclass(frozen=True)
 class Trail:
-    """All of an audit at one moment. ``galleries``: names by key; None: it is not known which there are."""
+    """Snapshot of an audit. ``galleries``: names by key; None if unknown."""
 
     lines: Iterator[Stored]
     heads: Sequence[Head]
-    secret: Wrapped | None
+    secret: WrappedSecret | None
     galleries: Mapping[int, str] | None
 
 
 @contextmanager
 def trail_of(url: str) -> Iterator[Trail]:
-    """Of a database, which need not be at hand for anything but reading, at one moment that lasts as long as the block.
+    """Open the audit of a database, which may be read-only, as one snapshot for the duration of the block.
 
     Raises:
-        AuditFileError: it is no database of Kith, or holds no audit in chains.
-        StorageError: it cannot be read.
+      AuditFileError: not a Kith database, or it has no audit.
+      StorageError: the database cannot be read.
     """
     engine = _reader(sa.make_url(url))
     try:
         with engine.connect() as connection, connection.begin():
             if not all(sa.inspect(connection).has_table(table.name) for table in (audit, audit_heads, secrets)):
-                raise AuditFileError("there is no audit in it: it is no database of Kith, or of an earlier version")
+                raise AuditFileError("the database holds no audit: it is not a Kith database, or of an earlier version")
             yield Trail(_lines(connection), _heads(connection), _secret(connection), _galleries(connection))
     except sa.exc.SQLAlchemyError as error:
-        raise storage_error("the audit cannot be read", error) from error
+        raise storage_error("cannot read the audit", error) from error
     finally:
         engine.dispose()
 
@@ -131,8 +133,8 @@ def _reader(url: sa.URL) -> sa.Engine:
         return sa.create_engine(driver, isolation_level="REPEATABLE READ", poolclass=sa.pool.NullPool)
     path = Path(url.database or "")
     if not path.is_file():
-        raise AuditFileError(f"{path} is no file")
-    # A copy without its log beside it is read where not even SQLite's own files may be written.
+        raise AuditFileError(f"{path} is not a file")
+    # Without a WAL file the copy is opened as immutable, so that SQLite creates no files beside it.
     alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
     engine = sa.create_engine(
         "sqlite://",
@@ -146,16 +148,16 @@ def _reader(url: sa.URL) -> sa.Engine:
 def _lines(connection: Connection) -> Iterator[Stored]:
     raw: dict[str, sa.ColumnElement[Any]] = {"details": sa.cast(audit.c.details, sa.Text)}
     if connection.dialect.name == "sqlite":
-        raw["at"] = sa.type_coerce(audit.c.at, sa.Text)  # which may hold anything
+        raw["at"] = sa.type_coerce(audit.c.at, sa.Text)  # a tampered value may be any text
     columns = [raw.get(name, audit.c[name]).label(name) for name in COLUMNS]
     query = sa.select(audit.c.chain, audit.c.hash, *columns).order_by(audit.c.chain, audit.c.number)
-    for rows in connection.execute(query.execution_options(yield_per=AT_ONCE)).partitions():
+    for rows in connection.execute(query.execution_options(yield_per=BATCH_LINES)).partitions():
         for row in rows:
             yield stored_line(row._asdict(), _time(row.at), row.details)
 
 
 def stored_line(row: Mapping[str, Any], at: datetime | None, details: str) -> Stored:
-    """Whatever lies there. ``details``: as text."""
+    """Parse a stored row; an invalid one has no ``line``. ``details``: JSON text."""
     try:
         document = json.loads(details)
     except (TypeError, ValueError):
@@ -185,10 +187,10 @@ def _heads(connection: Connection) -> list[Head]:
     return [Head(row.chain, row.number, row.hash, row.mac) for row in connection.execute(query)]
 
 
-def _secret(connection: Connection) -> Wrapped | None:
+def _secret(connection: Connection) -> WrappedSecret | None:
     query = sa.select(secrets.c.wrapped, secrets.c.master_key).where(secrets.c.name == PURPOSE)
     row = connection.execute(query).first()
-    return None if row is None else Wrapped(bytes(row.wrapped), row.master_key)
+    return None if row is None else WrappedSecret(bytes(row.wrapped), row.master_key)
 
 
 def _galleries(connection: Connection) -> dict[int, str]:

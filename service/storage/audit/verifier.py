@@ -1,8 +1,8 @@
-"""Whether an audit is what was written, chain by chain from the first line to the head; where not, from where on. Pure.
+"""Verification of audit chains: finds the first line where a chain differs from what was written. Pure.
 
-What a line says is proven by the hash of the last line of its chain. That hash is proven by the head's MAC, to whoever
-has the service's secret, or by having been noted elsewhere (an anchor). That a chain is there at all is said by the
-service's own chain, which names each by the hash of its first line: a name that outlives the moves of its key.
+The last hash of a chain proves its lines. The head's MAC proves that hash to a holder of the service's secret; an
+anchor stored elsewhere proves it to everyone. The service's chain proves which chains exist: it names each chain by the
+hash of its first line, which stays the same when a gallery's key changes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any, Final, Literal
 from service.storage.audit.chain import BEFORE_ALL, Line, mac
 
 OF_SERVICE: Final = 0
-"""The chain of what concerns no gallery, and of which galleries there were."""
+"""Key of the service's chain: operations outside galleries, and the list of all galleries."""
 SERVICE: Final = "service"
-"""Names that chain, as others are named by the hash of their first line."""
+"""Name of the service's chain. Other chains are named by the hash of their first line."""
 BEGINS: Final = "gallery_created"
-
-"""Events of the service's chain that name another: it is there."""
+"""Event in the service's chain that records the start of another chain."""
 ENDS: Final = "gallery_deleted"
-"""That says how another chain ends."""
+"""Event in the service's chain that records the end of another chain."""
 
 Kind = Literal[
     "unreadable", "altered", "missing", "cut", "head", "mac", "chain_missing", "chain_unknown", "gallery", "anchor"
@@ -31,7 +30,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Stored:
-    """A line as it lies. ``line``: None where what lies there is none."""
+    """Audit line as stored. ``line``: None if it cannot be parsed."""
 
     chain: int
     number: int
@@ -41,7 +40,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Head:
-    """The last line of a chain, as it lies beside it."""
+    """Recorded end of a chain: number and hash of its last line, and a MAC."""
 
     chain: int
     number: int
@@ -51,8 +50,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A line's hash, to be noted where whoever can write the audit cannot. ``chain``: SERVICE, or the hash of the
-    chain's first line."""
+    """Hash of a line, stored where the audit's writers cannot change it.
+
+    ``chain``: SERVICE, or the hash of the chain's first line.
+    """
 
     chain: str
     number: int
@@ -62,7 +63,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Fault:
-    """``chain``: as an Anchor has it. ``first`` to ``last``: numbers of the lines, where it is about lines."""
+    """Violation found in a chain. ``chain``: as in Anchor. ``first`` to ``last``: affected line numbers, if any."""
 
     kind: Kind
     chain: str
@@ -74,7 +75,7 @@ class Fault:
 
 @dataclass
 class Report:
-    """``signed``: whether the heads' MACs were checked. ``ends``: of the chains as they are."""
+    """Result of a verification. ``signed``: whether MACs were checked. ``ends``: current ends of the chains."""
 
     signed: bool
     lines: int = 0
@@ -89,8 +90,11 @@ def examine(
     galleries: Mapping[int, str] | None = None,
     anchors: Collection[Anchor] = (),
 ) -> Report:
-    """``lines``: by chain and number. ``secret``: of the MACs; None: it is not at hand. ``galleries``: names by chain,
-    of those there are; None: that is not known."""
+    """Verify an audit.
+
+    ``lines``: sorted by chain and number. ``secret``: of the MACs; None skips them. ``galleries``: names of existing
+    galleries by chain; None if unknown.
+    """
     report = Report(secret is not None)
     ends = {head.chain: head for head in heads}
     noted: dict[str, dict[int, str]] = {}
@@ -106,7 +110,7 @@ def examine(
         report.faults += chain.faults
         report.ends.append(Anchor(chain.name, chain.number, chain.last, chain.gallery))
     for head in ends.values():
-        what = f"its head counts {head.number} lines, none of which is there"
+        what = f"its head counts {head.number} lines, but the chain is empty"
         name = SERVICE if head.chain == OF_SERVICE else str(head.chain)
         gallery = (galleries or {}).get(head.chain)
         report.faults.append(Fault("cut", name, gallery, 1, head.number, what))
@@ -114,13 +118,13 @@ def examine(
     known = {chain.name for chain in chains.values()}
     for name in noted.keys() - known:
         gallery = next((anchor.gallery for anchor in anchors if anchor.chain == name), None)
-        what = "it was noted, and is not there; or it was written anew from its first line on"
+        what = "an anchor names it, but it is missing, or was rewritten from its first line on"
         report.faults.append(Fault("chain_missing", name, gallery, None, None, what))
     return report
 
 
 class _Chain:
-    """One chain, line by line."""
+    """Verification state of one chain."""
 
     def __init__(self, key: int, noted: Mapping[str, Mapping[int, str]]) -> None:
         self.faults: list[Fault] = []
@@ -128,7 +132,7 @@ class _Chain:
         self.gallery: str | None = None
         self.number, self.last, self.count = 0, BEFORE_ALL, 0
         self.told: list[Line] = []
-        """Of the service's chain: what it says of chains."""
+        """Lines of the service's chain that report the start or end of another chain."""
         self._key = key
         self._noted = noted
         self._agreed = 0
@@ -138,19 +142,19 @@ class _Chain:
         if self.count == 1 and self._key != OF_SERVICE:
             self.name, self.gallery = stored.hash, stored.line.gallery if stored.line else None
         if stored.number <= self.number:
-            self._fault("altered", stored.number, stored.number, "a line of this number cannot be: it was inserted")
+            self._fault("altered", stored.number, stored.number, "duplicate line number: the line was inserted")
             return
         if stored.number > self.number + 1:
             self._fault("missing", self.number + 1, stored.number - 1, "the lines were removed")
         elif stored.line is None:
-            self._fault("unreadable", stored.number, stored.number, "what lies there is no line")
+            self._fault("unreadable", stored.number, stored.number, "the row cannot be parsed as an audit line")
         elif stored.line.hash(self.last) != stored.hash:
             self._altered(stored.number)
         expected = self._noted.get(self.name, {}).get(stored.number)
         if expected == stored.hash:
             self._agreed = stored.number
         elif expected is not None:
-            what = f"the hash noted of line {stored.number} is another: rewritten after line {self._agreed}"
+            what = f"the anchor of line {stored.number} has another hash: rewritten after line {self._agreed}"
             self._fault("anchor", self._agreed + 1, stored.number, what)
         if stored.line is not None and self._key == OF_SERVICE and stored.line.event in (BEGINS, ENDS):
             self.told.append(stored.line)
@@ -159,21 +163,23 @@ class _Chain:
     def end(self, head: Head | None, secret: bytes | None) -> None:
         beyond = [number for number in self._noted.get(self.name, ()) if number > self.number]
         if beyond:
-            what = f"line {max(beyond)} was noted: cut off, or a backup from before it was restored"
+            what = (
+                f"line {max(beyond)} has an anchor but is missing: the chain was cut, or an older backup was restored"
+            )
             self._fault("anchor", self.number + 1, max(beyond), what)
         if head is None:
             self._fault("head", None, None, "its head is missing")
         elif head.number > self.number:
             self._fault("cut", self.number + 1, head.number, f"its head counts {head.number} lines")
         elif (head.number, head.hash) != (self.number, self.last):
-            self._fault("head", None, None, f"its head is of line {head.number}, and not of the last one")
+            self._fault("head", None, None, f"its head names line {head.number}, which is not the last one")
         elif secret is not None and mac(secret, head.number, head.hash) != head.mac:
-            what = "its head is not signed by the service: the chain was written anew from some line on, or cut"
+            what = "its head is not signed by the service: the chain was cut, or rewritten from some line on"
             self._fault("mac", None, head.number, what)
 
     def _altered(self, number: int) -> None:
-        """One fault for lines that follow each other."""
-        what = "not what was written: altered, inserted or moved"
+        """Record a fault; consecutive altered lines become one."""
+        what = "the content differs from what was written: altered, inserted or moved"
         before = self.faults[-1] if self.faults else None
         if before is not None and before.kind == "altered" and before.last == number - 1:
             self.faults.pop()
@@ -186,35 +192,35 @@ class _Chain:
 
 
 def _named(chains: Mapping[int, _Chain], galleries: Mapping[int, str] | None) -> list[Fault]:
-    """Where the service's chain, the other chains and the galleries contradict each other."""
+    """Compare the service's chain with the other chains and the galleries."""
     told = chains[OF_SERVICE].told if OF_SERVICE in chains else []
     begun = {_text(line.details, "chain"): line.gallery for line in told if line.event == BEGINS}
     ended = {_text(line.details, "chain"): line for line in told if line.event == ENDS}
     others = {chain.name: chain for chain in chains.values() if chain.name != SERVICE}
     faults = []
     for name in begun.keys() - others.keys():
-        what = "the service's chain says that it began: it was removed, or written anew from its first line on"
+        what = "the service's chain records its start: it was removed, or rewritten from its first line on"
         faults.append(Fault("chain_missing", name, begun[name], None, None, what))
     for name in others.keys() - begun.keys():
-        what = "the service's chain does not say that it began"
+        what = "the service's chain does not record its start"
         faults.append(Fault("chain_unknown", name, others[name].gallery, None, None, what))
     for name, line in ended.items():
         chain = others.get(name)
         if chain is not None and (chain.number, chain.last) != (line.details.get("lines"), line.details.get("last")):
-            what = f"the service's chain says that it ended with line {line.details.get('lines')} of another hash"
+            what = f"the service's chain records its end at line {line.details.get('lines')} with another hash"
             faults.append(Fault("altered", name, chain.gallery, None, None, what))
     if galleries is None:
         return faults
     there = {chain.name: key for key, chain in chains.items()}
     for name in begun.keys() - ended.keys():
         if name in there and there[name] not in galleries:
-            what = "the gallery is gone, and nobody is recorded to have deleted it"
+            what = "the gallery is missing, but no deletion is recorded"
             faults.append(Fault("gallery", name, begun[name], None, None, what))
     for key, gallery in galleries.items():
         if key not in chains:
             faults.append(Fault("chain_missing", str(key), gallery, None, None, "the gallery has no chain"))
         elif chains[key].name in ended:
-            what = "the gallery is there, and recorded to have been deleted"
+            what = "the gallery exists, but its deletion is recorded"
             faults.append(Fault("gallery", chains[key].name, gallery, None, None, what))
     return faults
 

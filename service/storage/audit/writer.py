@@ -1,7 +1,7 @@
-"""Lines of the audit that no other write goes with, searches above all: gathered, and written in groups by one thread.
+"""Background writer of audit lines without their own transaction, mostly searches. One thread writes them in batches.
 
-A search reads, and a write with each would cost it many times what it takes; so what was searched is written within
-half a second, or, if the settings say so, before it is answered: then all that wait are written at once.
+A search reads only, and a transaction per search would cost many times the search itself. Lines are on disk within half
+a second, or, with the setting ``before``, before the response; concurrent searches then share one transaction.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from service.storage.audit.log import Entry, pseudonym, record_entries
 from service.storage.audit.reader import AuditReader
 from service.storage.db.engine import Database
 
-WITHIN_S: Final = 0.5
-AGAIN_S: Final = 1.0
-"""After the database could not be written."""
-AT_ONCE: Final = 2000
-MOST_LINES: Final = 20_000
-"""That wait for the database, some 20 MB."""
-MOST_REFUSED: Final = 20
-"""Lines about refused requests in one group: a flood of them is counted, not written line by line."""
+BATCH_DELAY_S: Final = 0.5
+RETRY_S: Final = 1.0
+"""Pause after a failed write."""
+BATCH_LINES: Final = 2000
+MAX_LINES: Final = 20_000
+"""Lines waiting for the database, about 20 MB."""
+MAX_REFUSAL_LINES: Final = 20
+"""Lines about refused requests per batch. Further refusals are counted in one line."""
 OTHERS: Final = ("anonymous", "others")
 When = Literal["soon", "before", "off"]
 log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Whoever does not go on before the line is on disk; None: all lines so far."""
+    """Caller that waits until its line is on disk. ``entry`` None: it waits for all earlier lines."""
 
     entry: Entry | None
     future: asyncio.Future[None]
 
 
 class AuditWriter:
-    """``when`` searches are written: soon, before they are answered, or not at all. Of one event loop; to be closed."""
+    """Writer for one event loop; close it after use. ``when``: write searches soon, before the response, or never."""
 
-    def __init__(self, database: Database, when: When, most: int = MOST_LINES) -> None:
+    def __init__(self, database: Database, when: When, most: int = MAX_LINES) -> None:
         self.reader = AuditReader(database)
         self._database = database
         self._when = when
@@ -62,8 +62,10 @@ class AuditWriter:
         self._thread.start()
 
     async def searched(self, gallery: Gallery, results: Sequence[Mapping[str, Any]]) -> None:
-        """A search of so many faces: how it ended, and who was found. ``results``: as IdentifyOut has them. Raises
-        AuditWriteError: searches are to be written first, and cannot be."""
+        """Record a search: its outcomes and the subjects found. ``results``: in the form of IdentifyOut.
+
+        Raises AuditWriteError if searches must be recorded before the response and cannot be.
+        """
         if self._when == "off":
             return
         outcomes = Counter(result["outcome"] for result in results)
@@ -76,7 +78,7 @@ class AuditWriter:
         await self._take(Entry("searched", (gallery.pk, gallery.name), only, details=details))
 
     async def verified(self, gallery: Gallery, subject: str, outcome: str) -> None:
-        """Whether somebody is this subject was asked. Raises as :meth:`searched`."""
+        """Record a verification against this subject. Raises as :meth:`searched`."""
         if self._when != "off":
             known = pseudonym(gallery, subject)
             await self._take(Entry("verified", (gallery.pk, gallery.name), known, outcome))
@@ -94,40 +96,39 @@ class AuditWriter:
         await self._take(Entry("probed", (gallery.pk, gallery.name), None, outcome, details))
 
     async def write(self, entry: Entry) -> None:
-        """On disk when it returns. Raises AuditWriteError."""
+        """Write a line; it is on disk on return. Raises AuditWriteError."""
         await self._wait_for(entry)
 
     async def written(self) -> None:
-        """All lines so far are on disk, if they can be."""
+        """Wait until all earlier lines are on disk, or cannot be written."""
         with suppress(AuditWriteError):
             await self._wait_for(None)
 
     def record_refusal(self, actor: str, code: str) -> None:
-        """Somebody was refused by the error of this code. Those of the same in a group are one line, with their number.
-        From any thread."""
+        """Count a refused request by actor and error code. Each batch writes one line per pair. Thread-safe."""
         with self._changed:
             key = (actor, code)
-            known = key in self._refused or len(self._refused) < MOST_REFUSED
+            known = key in self._refused or len(self._refused) < MAX_REFUSAL_LINES
             self._refused[key if known else OTHERS] += 1
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises AuditWriteError: lines are lost, as the database could not be written for long."""
+        """Raises AuditWriteError if lines were lost because the database was unavailable for too long."""
         if self._lost or len(self._lines) >= self._most:
-            raise AuditWriteError(f"{len(self._lines)} lines wait for the database, {self._lost} are lost")
+            raise AuditWriteError(f"{len(self._lines)} audit lines wait for the database, {self._lost} are lost")
 
     def backlog(self) -> tuple[int, int]:
-        """How many lines wait, and how many are lost that the audit does not tell of yet."""
+        """Return the number of waiting lines, and of lost lines that the audit has not recorded yet."""
         return len(self._lines), self._lost
 
     def close(self) -> None:
-        """Write what waits. Blocks."""
+        """Write all waiting lines. Blocks."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
         if self._lines or self._lost:
-            log.error("%d lines of the audit could not be written and are lost", len(self._lines) + self._lost)
+            log.error("%d audit lines could not be written and are lost", len(self._lines) + self._lost)
 
     async def _take(self, entry: Entry) -> None:
         if self._when == "before":
@@ -136,7 +137,7 @@ class AuditWriter:
         with self._changed:
             if len(self._lines) < self._most:
                 self._lines.append(entry)
-                if len(self._lines) in (1, AT_ONCE):
+                if len(self._lines) in (1, BATCH_LINES):
                     self._changed.notify()
             else:
                 self._lost += 1
@@ -148,20 +149,20 @@ class AuditWriter:
             self._changed.notify()
         await waiting.future
 
-    # In the thread
+    # Methods of the thread
 
     def _work(self) -> None:
         well, closing = True, False
         while not (closing and self._is_done(well)):
             with self._changed:
                 self._changed.wait_for(self._has_work)
-                # Others will come; unless somebody waits.
-                self._changed.wait_for(*((self._is_urgent, WITHIN_S) if well else (self._has_waiting, AGAIN_S)))
+                # Wait briefly to collect a batch, unless a caller waits.
+                self._changed.wait_for(*((self._is_urgent, BATCH_DELAY_S) if well else (self._has_waiting, RETRY_S)))
                 waiting, self._waiting = self._waiting, []
-                lines = [self._lines.popleft() for _ in range(min(len(self._lines), AT_ONCE))]
+                lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH_LINES))]
                 refused, self._refused = self._refused, Counter()
                 lost = self._lost
-                closing = self._closing  # now, so that what fails meanwhile is tried once more
+                closing = self._closing  # read here, so that a batch that fails during closing is retried once
             well = self._write(waiting, lines, refused, lost, well)
 
     def _has_work(self) -> bool:
@@ -171,7 +172,7 @@ class AuditWriter:
         return bool(self._waiting or self._closing)
 
     def _is_urgent(self) -> bool:
-        return self._has_waiting() or len(self._lines) >= AT_ONCE
+        return self._has_waiting() or len(self._lines) >= BATCH_LINES
 
     def _is_done(self, well: bool) -> bool:
         return not (self._lines or self._waiting or self._refused) or not well
@@ -191,18 +192,18 @@ class AuditWriter:
                 record_entries(self._database, entries)
         except Exception as error:
             if well:
-                log.warning("the audit cannot be written: %s", error)
+                log.warning("cannot write the audit: %s", error)
             if not isinstance(error, KithError):
-                log.exception("the audit cannot be written")
+                log.exception("cannot write the audit")
             with self._changed:
                 self._lines.extendleft(reversed(lines))
                 self._refused += refused
-            self._tell(waiting, AuditWriteError(f"the audit cannot be written: {error}"))
+            self._tell(waiting, AuditWriteError(f"cannot write the audit: {error}"))
             return False
         with self._changed:
             self._lost -= lost
         if not well:
-            log.info("the audit is written again")
+            log.info("the audit can be written again")
         self._tell(waiting, None)
         return True
 
@@ -213,7 +214,7 @@ class AuditWriter:
 
 def _settle(waiting: Sequence[_Waiting], error: AuditWriteError | None) -> None:
     for one in waiting:
-        if one.future.done():  # nobody waits any more
+        if one.future.done():  # the caller was canceled
             continue
         if error is None:
             one.future.set_result(None)

@@ -20,7 +20,7 @@ class DiskReserve:
         self._path = path
         self._lock = threading.Lock()
         self.released = False
-        """Whether this process deleted the file and has not created it again."""
+        """True while the file is deleted by this process."""
 
     def create(self) -> bool:
         """Create the file if it is missing; return whether it exists."""

@@ -1,1 +1,1 @@
-"""privacy."""
+"""Erasure, retention, subject access, backups and key rotation."""

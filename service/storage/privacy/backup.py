@@ -1,7 +1,7 @@
-"""Everything of a database in one file, and back into an empty one of either kind.
+"""Backup of a whole database in one file, and restore into an empty SQLite or PostgreSQL database.
 
-The file is a zip of one Arrow stream a table and a manifest with their checksums. Left out is only what says how far
-indexes outside the database have come, who holds what at the moment, and which state API keys are in: made anew.
+The file is a zip with one Arrow stream per table and a manifest of checksums. It omits three kinds of state, which the
+restored database creates again: progress of external indexes, leases and retention holds, and versions of API keys.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from service.storage.repositories.api_keys import all_keys, keep_restrictions
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
-ROWS_AT_ONCE: Final = 2048
-LEFT_OUT: Final = (api_key_versions, index_states, leases, retention_holds)
-TABLES: Final = [table for table in metadata.sorted_tables if table not in LEFT_OUT]
-COUNTED: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
-"""Those whose keys are never given twice."""
-POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
+BATCH_ROWS: Final = 2048
+OMITTED_TABLES: Final = (api_key_versions, index_states, leases, retention_holds)
+TABLES: Final = [table for table in metadata.sorted_tables if table not in OMITTED_TABLES]
+AUTOINCREMENT_TABLES: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
+"""Tables whose keys are never reused."""
+REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     changes.c.template_pk: templates,
     changes.c.subject_pk: subjects,
     evidence.c.sequence: changes,
@@ -74,20 +74,23 @@ POINTERS: Final[dict[sa.Column[Any], sa.Table]] = {
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
-"""Keys of other tables without a foreign key."""
-ZERO_STAYS: Final = (
+"""Columns that refer to another table without a foreign key."""
+NULLABLE_BY_ZERO: Final = (
     *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased, subjects.c.erased, templates.c.erased),
     *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
 )
-"""Of these, a key that none is: nothing was trimmed, or no gallery is concerned."""
+"""Columns where 0 means none and must not be shifted."""
 TIME: Final = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """``revision``: of the tables. ``recognizers``: what is needed to serve the galleries. ``highest``: keys given so
-    far. ``rows``, ``sha256``: by table. ``master_keys``: ids of those without which it is of no use; they themselves
-    are not in it."""
+    """Description of a backup.
+
+    ``revision``: of the schema. ``recognizers``: required to serve the galleries. ``highest``: highest key assigned, by
+    table. ``rows``, ``sha256``: by table. ``master_keys``: ids of the keys that a restore needs; the keys are not
+    included.
+    """
 
     created_at: str
     kith: str
@@ -104,11 +107,11 @@ class Manifest:
 
     @classmethod
     def of(cls, document: Any) -> Self:
-        """Raises BackupError."""
+        """Parse a manifest. Raises BackupError."""
         if not isinstance(document, dict) or document.pop("kind", None) != "kith-backup":
-            raise BackupError("this is no backup of Kith")
+            raise BackupError("the file is not a Kith backup")
         if (found := document.pop("format", None)) != FORMAT:
-            raise BackupError(f"the backup's format is {found!r}, this version reads {FORMAT}")
+            raise BackupError(f"the backup has format {found!r}; this version reads format {FORMAT}")
         try:
             return cls(**document)
         except TypeError as error:
@@ -116,28 +119,28 @@ class Manifest:
 
 
 def back_up(database: Database, path: Path) -> Manifest:
-    """Write everything, as of one moment, to a file that only its owner may read; it is there when it is complete.
+    """Write a consistent snapshot to a file that only its owner may read. The file appears when it is complete.
 
     Raises:
-        BackupError: it cannot be written.
-        StorageError: the database cannot be read.
+      BackupError: the file cannot be written.
+      StorageError: the database cannot be read.
     """
     try:
         with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive, database.read() as connection:
             return _write(connection, archive)
     except OSError as error:
-        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise BackupError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
     counts, sums = {}, {}
-    # The moment begins with the first statement: whatever was written before this is in the backup.
+    # The first statement starts the snapshot. It contains everything written before this time.
     created_at = datetime.now(UTC).isoformat()
     revision = _revision(connection)
     recognizers = sa.select(generations.c.fingerprint, generations.c.dimension, generations.c.model).distinct()
     for table in TABLES:
         with archive.open(_entry(table.name), "w", force_zip64=True) as entry:
-            summed = _Summed(entry)
+            summed = _HashingFile(entry)
             counts[table.name] = _write_table(connection, table, summed)
             sums[table.name] = summed.sum.hexdigest()
     manifest = Manifest(
@@ -146,8 +149,8 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
         connection.dialect.name,
         revision,
         [dict(row._mapping) for row in connection.execute(recognizers)],
-        # Not of the moment, where they are PostgreSQL's, but never lower than what it holds.
-        {table.name: bulk_rows.highest_key(connection, table) for table in COUNTED},
+        # PostgreSQL's sequences are outside the snapshot, but never lower than the keys in it.
+        {table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES},
         counts,
         sums,
         list(uses(connection)),
@@ -156,14 +159,14 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
     return manifest
 
 
-def _write_table(connection: Connection, table: sa.Table, to: _Summed) -> int:
+def _write_table(connection: Connection, table: sa.Table, to: _HashingFile) -> int:
     schema = pa.schema([pa.field(column.name, _arrow_type(column)) for column in table.columns])
-    # As text, so that JSON is not read and written on its way.
+    # Read as text, which avoids parsing and serializing JSON.
     columns = [sa.cast(c, sa.Text).label(c.name) if isinstance(c.type, sa.JSON) else c for c in table.columns]
     binary = any(isinstance(column.type, sa.LargeBinary) for column in table.columns)
     options = pa.ipc.IpcWriteOptions(compression=None if binary else "zstd")
     count = 0
-    query = sa.select(*columns).execution_options(yield_per=ROWS_AT_ONCE)
+    query = sa.select(*columns).execution_options(yield_per=BATCH_ROWS)
     with pa.ipc.new_stream(pa.PythonFile(to, "w"), schema, options=options) as stream:
         for part in connection.execute(query).partitions():
             values = zip(*part, strict=True)
@@ -187,32 +190,31 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def check_keys(path: Path, master: MasterKeys) -> None:
-    """Raises BackupError: a master key that the backup needs is not at hand."""
+    """Raises BackupError if a required master key is missing."""
     with _archive(path) as archive:
         _check_keys(archive, _manifest(archive), master)
 
 
 def restore(
-    database: Database, path: Path, replace: bool = False, said: Callable[[str], None] = lambda _: None
+    database: Database, path: Path, replace: bool = False, report: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Put everything of a backup into a database that holds nothing, or in place of all that it holds: wholly, or not
-    at all. ``said`` is told of each table done.
+    """Restore a backup into an empty database, or replace all contents. Either all rows are restored or none.
 
-    Keys that the database has given before are not given again: all of the backup's are moved beyond them, and those of
-    galleries beyond any given elsewhere, so that a server that is running finds galleries it has not seen, and no index
-    anywhere seems to fit. What the database knows to have been erased since the backup is erased from it.
+    ``report`` receives a message per table. Keys that the database has assigned before are not reused: restored keys
+    are shifted above them. Keys of galleries are also shifted above any key assigned in another database. Running
+    servers then treat restored galleries as new, and no existing index matches them. Erasures recorded in the database
+    after the backup are repeated.
 
     Raises:
-        BackupError: the file is damaged, of another version or of a master key that is not at hand, or the database
-            holds something.
-        StorageError: the database cannot be written.
+      BackupError: the file is damaged or of another version, a master key is missing, or the database is not empty.
+      StorageError: the database cannot be written.
     """
     with _archive(path) as archive:
         manifest = _manifest(archive)
         _verify(archive, manifest)
         _check_keys(archive, manifest, database.vault.master)
         with (
-            database.write(BackupError("the backup's rows contradict each other")) as connection,
+            database.write(BackupError("the backup's rows are inconsistent")) as connection,
             bulk_rows.large_page_cache(connection),
         ):
             if connection.dialect.name == "postgresql":
@@ -220,48 +222,48 @@ def restore(
                 connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
             if (revision := _revision(connection)) != manifest.revision:
                 raise BackupError(
-                    f"the backup is of tables at revision {manifest.revision}, these are at {revision}: restore it "
-                    f"with Kith {manifest.kith}, then start the newer version on it"
+                    f"the backup has schema revision {manifest.revision}, the database {revision}. Restore it "
+                    f"with Kith {manifest.kith}, then start the newer version on that database"
                 )
             erased = repeated_erasures.known(connection)
             ended = all_keys(connection, database.vault)
-            _make_room(connection, replace)
-            moved = _beyond(connection)
+            _clear(connection, replace)
+            offsets = _key_offsets(connection)
             for table in TABLES:
                 with archive.open(_entry(table.name)) as entry:
-                    count = _read_table(connection, table, entry, moved)
+                    count = _read_table(connection, table, entry, offsets)
                 if count != manifest.rows[table.name]:
-                    raise BackupError(f"table {table.name} has {count} rows, the manifest {manifest.rows[table.name]}")
-                said(f"{table.name}: {count:,} rows")
-            for table in COUNTED:
-                bulk_rows.raise_highest_key(connection, table, moved[table.name] + manifest.highest[table.name])
+                    raise BackupError(f"table {table.name} has {count} rows instead of {manifest.rows[table.name]}")
+                report(f"{table.name}: {count:,} rows")
+            for table in AUTOINCREMENT_TABLES:
+                bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
             keep_restrictions(connection, database.vault, ended)
-            # Not before the secret is there that the backup's chains are signed with.
+            # after the restore of the secret that signs the chains
             record(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):
-                said(f"{receipt.kind} erased since, on {receipt.at:%Y-%m-%d %H:%M} UTC: stays so")
+                report(f"repeated erasure: {receipt.kind}, erased on {receipt.at:%Y-%m-%d %H:%M} UTC")
     database.truncate_wal()
 
 
-def _beyond(connection: Connection) -> dict[str, int]:
-    """By how much the keys of each table are moved.
+def _key_offsets(connection: Connection) -> dict[str, int]:
+    """Return the offset to add to the keys of each table.
 
-    Galleries' always, and beyond any that a database which was lost can have given: an index outside the database, in
-    Milvus or on disk, is known by its gallery's key and may be of later than the backup.
+    Galleries always get an offset, higher than any key of a lost database. An external index, in Milvus or on disk, is
+    named by its gallery's key and may be newer than the backup.
     """
-    highest = {table.name: bulk_rows.highest_key(connection, table) for table in COUNTED}
-    # Where there never was a gallery, nobody has met a key of anything in it.
-    moved = highest if highest[galleries.name] else dict.fromkeys(highest, 0)
-    return moved | {galleries.name: max(highest[galleries.name], int(time.time()))}
+    highest = {table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES}
+    # Without previous galleries, no index or cache refers to a key.
+    offsets = highest if highest[galleries.name] else dict.fromkeys(highest, 0)
+    return offsets | {galleries.name: max(highest[galleries.name], int(time.time()))}
 
 
-def _make_room(connection: Connection, replace: bool) -> None:
-    counted = [table for table in TABLES if table is not secrets]  # which a database has from its beginning
+def _clear(connection: Connection, replace: bool) -> None:
+    counted = [table for table in TABLES if table is not secrets]  # every database has secrets from its creation on
     held = {table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() for table in counted}
     if any(held.values()) and not replace:
         raise BackupError(
-            f"the database holds {held['galleries']} galleries with {held['templates']} templates: restore into an "
-            "empty one, or say --replace to delete all that it holds"
+            f"the database holds {held['galleries']} galleries with {held['templates']} templates. Restore into an "
+            "empty database, or pass --replace to delete its contents"
         )
     if replace:
         with audit_triggers_off(connection):
@@ -270,39 +272,39 @@ def _make_room(connection: Connection, replace: bool) -> None:
     connection.execute(secrets.delete())
 
 
-def _read_table(connection: Connection, table: sa.Table, entry: IO[bytes], moved: dict[str, int]) -> int:
+def _read_table(connection: Connection, table: sa.Table, entry: IO[bytes], offsets: dict[str, int]) -> int:
     count = 0
     names = [column.name for column in table.columns]
     with pa.ipc.open_stream(entry) as stream:
         if stream.schema.names != names:
-            raise BackupError(f"table {table.name} of the backup has other columns")
+            raise BackupError(f"table {table.name} of the backup has different columns")
         for batch in stream:
-            columns = [_unpacked(connection, table.c[name], batch.column(name), moved) for name in names]
+            columns = [_unpacked(connection, table.c[name], batch.column(name), offsets) for name in names]
             bulk_rows.insert(connection, table, names, zip(*columns, strict=True))
             count += len(batch)
     return count
 
 
-def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, moved: dict[str, int]) -> list[Any]:
+def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, offsets: dict[str, int]) -> list[Any]:
     if isinstance(column.type, Utc):
         given = values.cast(pa.int64()).to_pylist()
         times = {us: bulk_rows.as_time(connection, from_microseconds(us)) for us in set(given) if us is not None}
         return [None if us is None else times[us] for us in given]
-    by = moved.get(_counted_by(column), 0)
+    by = offsets.get(_referenced_table(column), 0)
     if by:
         shifted = pc.add(values, by)
-        stays = any(column is one for one in ZERO_STAYS)
+        stays = any(column is one for one in NULLABLE_BY_ZERO)
         values = pc.if_else(pc.equal(values, 0), values, shifted) if stays else shifted
     return list(values.to_pylist())
 
 
-def _counted_by(column: sa.Column[Any]) -> str:
-    """The table whose keys a column holds."""
-    if column in POINTERS:
-        return POINTERS[column].name
+def _referenced_table(column: sa.Column[Any]) -> str:
+    """Return the table that a column's values refer to."""
+    if column in REFERENCES:
+        return REFERENCES[column].name
     for key in column.foreign_keys:
         return key.column.table.name
-    return column.table.name if column.primary_key and column.table in COUNTED else ""
+    return column.table.name if column.primary_key and column.table in AUTOINCREMENT_TABLES else ""
 
 
 def _arrow_type(column: sa.Column[Any]) -> pa.DataType:
@@ -325,19 +327,19 @@ def _archive(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise BackupError(f"{path} cannot be read as a backup: {error}") from error
+        raise BackupError(f"cannot read {path} as a backup: {error}") from error
 
 
 def _manifest(archive: zipfile.ZipFile) -> Manifest:
     try:
         return Manifest.of(json.loads(archive.read(MANIFEST)))
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BackupError("this is no backup of Kith") from error
+        raise BackupError("the file is not a Kith backup") from error
 
 
 def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
     if set(manifest.sha256) != {table.name for table in TABLES}:
-        raise BackupError("the backup has other tables than this version")
+        raise BackupError("the backup and this version have different tables")
     for name, expected in manifest.sha256.items():
         found = hashlib.sha256()
         try:
@@ -347,7 +349,7 @@ def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
         except (KeyError, OSError, zipfile.BadZipFile) as error:
             raise BackupError(f"table {name} of the backup is damaged: {error}") from error
         if found.hexdigest() != expected:
-            raise BackupError(f"table {name} of the backup is damaged: its checksum is another")
+            raise BackupError(f"table {name} of the backup is damaged: checksum mismatch")
 
 
 def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys) -> None:
@@ -358,7 +360,7 @@ def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys
             for row in stream.read_all().to_pylist():
                 master.unwrap(row["wrapped"], row["name"], row["master_key"])
     except MasterKeyError as error:
-        raise BackupError(f"the backup cannot be opened: {error.detail}") from error
+        raise BackupError(f"cannot decrypt the backup: {error.detail}") from error
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
@@ -370,8 +372,8 @@ def _entry(table: str) -> str:
     return f"{table}.arrow"
 
 
-class _Summed:
-    """A file that knows the checksum of what was written to it."""
+class _HashingFile:
+    """File wrapper that computes a checksum of the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

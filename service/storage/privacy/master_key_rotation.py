@@ -1,4 +1,4 @@
-"""Another master key in the place of the one in use: all keys of a database, wrapped anew, in one transaction."""
+"""Master key rotation: rewraps all keys of a database in one transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.storage.db.tables import data_keys, galleries, secrets
 
 @dataclass(frozen=True)
 class Use:
-    """How many keys a master key wraps."""
+    """Number of keys that a master key wraps."""
 
     secrets: int = 0
     galleries: int = 0
@@ -26,14 +26,14 @@ class Use:
 
 @dataclass(frozen=True)
 class Rewrapped:
-    """How many keys, and ``broken``: the galleries whose keys do not open, which stay as they are."""
+    """Result of a rotation. ``broken``: galleries whose keys cannot be unwrapped; they stay unchanged."""
 
     done: Use
     broken: tuple[str, ...] = ()
 
 
 def uses(connection: Connection) -> dict[str, Use]:
-    """By the master key's id, the one in use first."""
+    """Return the number of wrapped keys by master key id, the key in use first."""
     found: dict[str, Use] = {}
     for table, name in ((secrets, "secrets"), (data_keys, "galleries")):
         query = sa.select(table.c.master_key, sa.func.count()).group_by(table.c.master_key)
@@ -43,20 +43,19 @@ def uses(connection: Connection) -> dict[str, Use]:
 
 
 def rewrap(database: Database, to: Wrapper) -> Rewrapped:
-    """Have ``to`` wrap every key that another one wraps. Servers that run meanwhile go on, if they
-    have the key, or are given it where they look (service.security.master_keys.KeyFile).
+    """Rewrap every key under ``to``. Running servers continue if they have that key, or find it in their key file.
 
     Raises:
-        MasterKeyError: a secret of the service cannot be unwrapped, or a key not be wrapped; nothing was changed.
-        StorageError: the database cannot be used; nothing was changed.
+      MasterKeyError: a secret of the service cannot be unwrapped, or a key cannot be wrapped; nothing changed.
+      StorageError: the database is unavailable; nothing changed.
     """
     master = database.vault.master
     with database.read() as connection:
         found = _others(connection, to)
-    # A service that wraps takes its time for each, in which nobody is to wait.
+    # Outside the transaction: an external key service may be slow, and writers must not wait for it.
     wrapped = {row.wrapped: _rewrapped(master, row, to) for row in found}
-    with database.write(StorageError("the keys changed meanwhile: try again")) as connection:
-        # Whoever makes a gallery from here on waits, and then asks which key is in use.
+    with database.write(StorageError("the keys changed during the rotation; retry")) as connection:
+        # Lock: a gallery created from here on waits, then reads which master key to use.
         connection.execute(sa.select(secrets.c.name).with_for_update()).all()
         done, broken = [], []
         for row in _others(connection, to):
@@ -77,7 +76,7 @@ def rewrap(database: Database, to: Wrapper) -> Rewrapped:
 
 @dataclass(frozen=True)
 class _Row:
-    """Of ``table``, where ``key`` is ``value``."""
+    """Wrapped key: the row of ``table`` where ``key`` equals ``value``."""
 
     table: sa.Table
     key: sa.Column[Any]
@@ -88,7 +87,7 @@ class _Row:
 
 
 def _others(connection: Connection, to: Wrapper) -> list[_Row]:
-    """What another key wraps."""
+    """Return all keys that another master key wraps."""
     found = []
     for table, key in ((secrets, secrets.c.name), (data_keys, data_keys.c.gallery_pk)):
         query = sa.select(key.label("value"), table.c.wrapped, table.c.master_key)
@@ -99,7 +98,7 @@ def _others(connection: Connection, to: Wrapper) -> list[_Row]:
 
 
 def _rewrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes | None:
-    """None: it is a gallery's, and does not open. Raises MasterKeyError."""
+    """Return None for a gallery's key that cannot be unwrapped. Raises MasterKeyError."""
     try:
         key = master.unwrap(row.wrapped, row.purpose, row.master_key)
     except MasterKeyUnavailableError:
@@ -110,5 +109,5 @@ def _rewrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes | None:
         return None
     wrapped = to.wrap(key, row.purpose)
     if to.unwrap(wrapped, row.purpose) != key:
-        raise MasterKeyError(f"master key {to.id} does not unwrap what it wrapped")
+        raise MasterKeyError(f"master key {to.id} cannot unwrap a key that it wrapped")
     return wrapped

@@ -1,7 +1,7 @@
-"""What was erased stays so when an older backup is restored: it is erased anew, in the same transaction.
+"""Repeats erasures after an older backup is restored, in the transaction of the restore.
 
-A gallery of a backup has the data key that it had, by whose name it is known again, and with the key the keyed hashes
-of its people. A receipt that the backup holds is of before it, and tells nothing of who is in it.
+A restored gallery has its old data key. The key's name identifies the gallery, and the key reproduces the keyed hashes
+of its subjects. Receipts inside the backup are older than its rows and need no repetition.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 REPEATED: Final = "repeated"
-"""Outcome of the audit's line."""
+"""Outcome in the audit line."""
 Known = tuple[Receipt, str]
-"""A receipt, and the name of the data key by which its hashes were made."""
+"""Receipt, and the name of the data key behind its hashes."""
 
 
 def known(connection: Connection) -> list[Known]:
-    """Of all galleries that are or were, the oldest first."""
+    """Return the receipts of all current and deleted galleries, the oldest first."""
     query = sa.select(erasures).order_by(erasures.c.pk)
     return [(erasure.receipt_of(row), row.key) for row in connection.execute(query)]
 
 
 def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> list[Receipt]:
-    """Erase what these receipts name and is there again; returns those of which something was. All are remembered, with
-    a new line of the audit each, as the one that they named is of after the backup; of galleries that are not here the
-    service's chain has it.
+    """Erase everything that these receipts name and the restored database holds; return receipts that removed rows.
 
-    Nobody is erased again from a gallery whose key is lost.
+    All receipts are stored, each with a new audit line, because the restored audit lacks the original lines. Lines of
+    galleries outside the backup go to the service's chain. Galleries whose key is lost are skipped.
 
     Raises:
-        MasterKeyUnavailableError: who unwraps galleries' keys cannot be asked.
+      MasterKeyUnavailableError: the external key service is unavailable.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     missing = [(receipt, key) for receipt, key in before if receipt.id not in here]
@@ -76,7 +75,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
 
 
 def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> tuple[bool, End]:
-    """Whether anything was there, and the audit's line of it."""
+    """Return whether rows were removed, and the audit line."""
     about: dict[str, Any] = {"receipt": receipt.id}
     if receipt.kind == "gallery":
         erasure.delete_gallery(connection, gallery)
@@ -97,16 +96,16 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Rece
 
 
 def saved(connection: Connection) -> list[dict[str, Any]]:
-    """All receipts as JSON, for :func:`repeat_saved`."""
+    """Return all receipts as JSON for :func:`repeat_saved`."""
     return [receipt.document() | {"gallery_pk": receipt.gallery_pk, "key": key} for receipt, key in known(connection)]
 
 
 def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> list[Receipt]:
-    """As :func:`repeat`, in a transaction of its own.
+    """Run :func:`repeat` in its own transaction.
 
     Raises:
-        InvalidRequestError: these are no receipts.
-        StorageError: it cannot be written.
+      InvalidRequestError: the documents are not receipts.
+      StorageError: the database cannot be written.
     """
     try:
         before = [
@@ -115,8 +114,8 @@ def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> lis
             for one, key in [({k: v for k, v in document.items() if k != "key"}, document["key"])]
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidRequestError("the file holds no receipts as 'kith erasures save' writes them") from error
-    with database.write(StorageError("a constraint of the erasures was refused"), erasing=True) as connection:
+        raise InvalidRequestError("the file holds no valid receipts; write them with 'kith erasures save'") from error
+    with database.write(StorageError("the erasures violate a database constraint"), erasing=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("LOCK TABLE galleries IN EXCLUSIVE MODE"))
         repeated = repeat(database.vault, connection, before)

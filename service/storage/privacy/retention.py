@@ -1,4 +1,5 @@
-"""What is old enough goes: templates past their gallery's age, subjects left with none, answers to keyed requests."""
+"""Retention: erases templates past their gallery's retention period, subjects left empty, and old idempotent
+responses."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ from service.storage.db.tables import galleries, idempotency, leases, retention_
 from service.storage.repositories.erasures import delete_subjects, delete_templates
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
-AT_ONCE: Final = 500
-"""Templates, or subjects, that go in one transaction, for which the gallery's writers wait."""
+BATCH_ROWS: Final = 500
+"""Templates or subjects erased per transaction; the gallery's writers wait for it."""
 LEASE: Final = "retention"
 DEFAULT_MAX_SHARE: Final = 0.2
-MIN_HELD: Final = 6
-"""Fewer templates, or subjects, are erased without a confirmation, whatever their share of a small gallery."""
-_UNFORESEEN: Final = StorageError("a constraint of the leases was refused")
+MIN_HELD_COUNT: Final = 6
+"""Smaller counts are erased without a confirmation, whatever their share of the gallery."""
+_LEASE_CONFLICT: Final = StorageError("a constraint of the leases was violated")
 
 
 @dataclass(frozen=True)
 class Due:
-    """Templates and subjects past a gallery's age, of all that it has."""
+    """Templates and subjects past a gallery's retention period, and the gallery's totals."""
 
     templates: int
     subjects: int
@@ -37,14 +38,17 @@ class Due:
 
     def needs_confirmation(self, max_share: float) -> bool:
         counts = ((self.templates, self.of_templates), (self.subjects, self.of_subjects))
-        return any(due >= MIN_HELD and due > max_share * of for due, of in counts)
+        return any(due >= MIN_HELD_COUNT and due > max_share * of for due, of in counts)
 
 
 @dataclass(frozen=True)
-class Swept:
-    """``galleries``: in which templates or people went. ``held``: in which too many would have gone, and how many.
-    ``failed``: keys of those that could not be swept to the end, for instance because their data key cannot be opened,
-    and why."""
+class SweepResult:
+    """Result of a sweep.
+
+    ``galleries``: galleries from which rows were erased. ``held``: galleries that need a confirmation, with the counts.
+    ``failed``: keys of galleries that could not be swept completely, for instance without their data key, and the
+    error.
+    """
 
     galleries: tuple[Gallery, ...] = ()
     templates: int = 0
@@ -55,16 +59,20 @@ class Swept:
 
 
 class Retention:
-    """All methods block. ``max_share`` of a gallery is erased at once; more waits for a confirmation."""
+    """Retention sweeps. All methods block. A sweep erases up to ``max_share`` of a gallery; more needs a
+    confirmation."""
 
     def __init__(self, database: Database, max_share: float = DEFAULT_MAX_SHARE) -> None:
         self._database = database
         self._max_share = max_share
 
-    def take_turn(self, owner: str, now: datetime, lasting: timedelta) -> bool:
-        """Whether ``owner`` is the process that sweeps from now on, for so long: nobody else is. A lease that ends
-        further ahead than any can was written while the clock was wrong, and does not count."""
-        furthest = now + 2 * lasting  # servers' clocks may differ a little
+    def acquire_lease(self, owner: str, now: datetime, lasting: timedelta) -> bool:
+        """Acquire or renew the sweeping lease for ``lasting``; return whether ``owner`` holds it.
+
+        Only one process holds it at a time. A lease that ends later than possible was written with a wrong clock and is
+        ignored.
+        """
+        furthest = now + 2 * lasting  # allows for small clock differences between servers
         free = (leases.c.until < now) | (leases.c.until > furthest)
         mine = (leases.c.name == LEASE) & ((leases.c.owner == owner) | free)
         taken = {"owner": owner, "until": now + lasting}
@@ -73,27 +81,28 @@ class Retention:
         if row is not None and row.owner != owner and now <= row.until <= furthest:
             return False
         try:
-            with self._database.write(_UNFORESEEN, erasing=True) as connection:
+            with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
                 if row is None:
                     connection.execute(leases.insert().values(name=LEASE, **taken))
                     return True
                 return connection.execute(leases.update().where(mine).values(**taken)).rowcount == 1
         except StorageError as error:
-            if error is _UNFORESEEN:  # another one took the first turn of all
+            if error is _LEASE_CONFLICT:  # another process inserted the first lease
                 return False
             raise
 
-    def end_turn(self, owner: str) -> None:
-        """Raises StorageError."""
-        with self._database.write(_UNFORESEEN, erasing=True) as connection:
+    def release_lease(self, owner: str) -> None:
+        """Release the lease. Raises StorageError."""
+        with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
             connection.execute(leases.delete().where(leases.c.name == LEASE, leases.c.owner == owner))
 
-    def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> Swept:
-        """Erase all that is past its age at ``now``, in blocks, until ``stopped`` says so between two. Galleries of
-        which too much would go are left as they are.
+    def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
+        """Erase everything past its retention period at ``now``, in batches, until ``stopped`` returns True.
+
+        Galleries that would lose too large a share are held for a confirmation.
 
         Raises:
-            StorageError: the database cannot be read or written.
+          StorageError: the database cannot be read or written.
         """
         gone: dict[Gallery, tuple[int, int]] = {}
         held: list[tuple[Gallery, Due]] = []
@@ -110,28 +119,28 @@ class Retention:
                 self._sweep_gallery(gallery, now, stopped, gone)
                 self._release(gallery)
             except (GalleryNotFoundError, GalleryMovedError):
-                pass  # deleted, or the next sweep's
-            except KithError as error:  # of this one: the others' promises are kept
+                pass  # deleted, or left to the next sweep
+            except KithError as error:  # of this gallery only; the others are still swept
                 failed.append((pk, error))
         answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
         counts = gone.values()
         erased = sum(t for t, _ in counts), sum(s for _, s in counts)
-        return Swept(tuple(gone), *erased, answers, tuple(held), tuple(failed))
+        return SweepResult(tuple(gone), *erased, answers, tuple(held), tuple(failed))
 
     def due(self, gallery: Gallery, now: datetime) -> Due:
-        """What the next sweep of a gallery would erase."""
+        """Return the counts that the next sweep of a gallery would erase."""
         sizes = sa.select(galleries.c.template_count, galleries.c.subject_count).where(galleries.c.pk == gallery.pk)
         days = gallery.settings.retention_days
         with self._database.read() as connection:
             row = connection.execute(sizes).first()
             if row is None:
-                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted in the meantime")
             if days is None:
                 return Due(0, 0, row.template_count, row.subject_count)
             before = now - timedelta(days=days)
             old_templates = sa.select(sa.func.count()).select_from(_old(gallery, before).order_by(None).subquery())
             due_templates = connection.execute(old_templates).scalar_one()
-            old_subjects = _without_young(gallery, before) if due_templates else _empty(gallery, before)
+            old_subjects = _fully_due(gallery, before) if due_templates else _empty(gallery, before)
             due_subjects = connection.execute(sa.select(sa.func.count()).select_from(old_subjects.subquery()))
             return Due(due_templates, due_subjects.scalar_one(), row.template_count, row.subject_count)
 
@@ -139,7 +148,7 @@ class Retention:
         return due.needs_confirmation(self._max_share)
 
     def held(self) -> dict[str, Due]:
-        """Galleries that wait for a confirmation, by name, as of the latest sweep."""
+        """Return galleries that wait for a confirmation, by name, as of the latest sweep."""
         query = (
             sa.select(galleries, retention_holds.c.templates, retention_holds.c.subjects)
             .join(retention_holds, retention_holds.c.gallery_pk == galleries.c.pk)
@@ -152,17 +161,19 @@ class Retention:
                 if row.settings.get("retention_days") is not None
             }
 
-    def erase_due(self, gallery: Gallery, now: datetime, max_templates: int, max_subjects: int) -> Swept:
-        """Erase what is past its age in one gallery, whatever its share: an operator confirmed that so many may go.
+    def erase_due(self, gallery: Gallery, now: datetime, max_templates: int, max_subjects: int) -> SweepResult:
+        """Erase rows past the retention period in one gallery, of any share, after an operator confirmed these counts.
 
         Raises:
-            RetentionChangedError: more is past its age; nothing is erased.
-            StorageError, MasterKeyError.
+          RetentionChangedError: more rows are due than confirmed; nothing was erased.
+          StorageError: the database cannot be written.
+          MasterKeyError: the audit's secret cannot be unwrapped.
         """
         due = self.due(gallery, now)
         if due.templates > max_templates or due.subjects > max_subjects:
             raise RetentionChangedError(
-                f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} are past their age"
+                f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} "
+                "are past their retention period"
             )
         with self._database.change(gallery, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
@@ -171,7 +182,7 @@ class Retention:
                 record(self._database.vault, connection, "retention_confirmed", gallery, **counts)
         gone: dict[Gallery, tuple[int, int]] = {}
         self._sweep_gallery(gallery, now, lambda: False, gone)
-        return Swept(tuple(gone), *gone.get(gallery, (0, 0)))
+        return SweepResult(tuple(gone), *gone.get(gallery, (0, 0)))
 
     def _hold(self, gallery: Gallery, due: Due, now: datetime) -> None:
         counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
@@ -192,11 +203,11 @@ class Retention:
         with self._database.read() as connection:
             if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
                 return
-        with self._database.write(_UNFORESEEN, erasing=True) as connection:
+        with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(own))
 
     def _limited(self) -> list[int]:
-        """Keys of those with an age."""
+        """Return the keys of galleries with a retention period."""
         with self._database.read() as connection:
             settings = connection.execute(sa.select(galleries.c.pk, galleries.c.settings)).all()
             return [row.pk for row in settings if row.settings.get("retention_days") is not None]
@@ -209,9 +220,9 @@ class Retention:
     def _sweep_gallery(
         self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], gone: dict[Gallery, tuple[int, int]]
     ) -> None:
-        """Adds to ``gone``, block by block, how many templates and subjects went."""
+        """Adds the erased templates and subjects to ``gone`` after each batch."""
         if gallery.settings.retention_days is None:
-            return  # since a moment ago
+            return  # the setting was just removed
         before = now - timedelta(days=gallery.settings.retention_days)
 
         def count(templates_gone: int, subjects_gone: int) -> None:
@@ -222,17 +233,17 @@ class Retention:
         try:
             while not stopped() and self._is_any_old(gallery, before):
                 count(*self._sweep_some(gallery, before))
-            with self._database.read() as connection:  # all of them, once: it compares everybody with every template
+            with self._database.read() as connection:  # once per sweep: it compares all subjects with all templates
                 empty = connection.execute(_empty(gallery, before)).scalars().all()
-            for start in range(0, len(empty), AT_ONCE):
+            for start in range(0, len(empty), BATCH_ROWS):
                 if stopped():
                     break
-                count(*self._sweep_some(gallery, before, empty[start : start + AT_ONCE]))
+                count(*self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
         except (GalleryNotFoundError, GalleryMovedError):
-            pass  # deleted, or the next sweep's
+            pass  # deleted, or left to the next sweep
 
     def _is_any_old(self, gallery: Gallery, before: datetime) -> bool:
-        """It takes no lock from those who write."""
+        """Return whether any template is due, without locking out writers."""
         settings = sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
         with self._database.read() as connection:
             now = connection.execute(settings).scalar()
@@ -240,12 +251,12 @@ class Retention:
             return same and connection.execute(_old(gallery, before).limit(1)).first() is not None
 
     def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> tuple[int, int]:
-        """How many templates and subjects went; ``empty``: subjects who had no templates a moment ago."""
+        """Return how many templates and subjects were erased. ``empty``: subjects recently seen without templates."""
         with self._database.change(gallery, erasing=True) as connection:
             row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if row.get("retention_days") != gallery.settings.retention_days:
-                return 0, 0  # changed since: the next sweep knows
-            doomed = [] if empty else connection.execute(_old(gallery, before).limit(AT_ONCE)).all()
+                return 0, 0  # changed in the meantime; left to the next sweep
+            doomed = [] if empty else connection.execute(_old(gallery, before).limit(BATCH_ROWS)).all()
             owners = {each.subject_pk for each in doomed}
             chosen = templates.c.pk.in_([each.pk for each in doomed])
             removed = delete_templates(connection, gallery, chosen)
@@ -262,13 +273,13 @@ class Retention:
 
     def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:
         key = sa.tuple_(*idempotency.primary_key.columns)
-        old = sa.select(*idempotency.primary_key.columns).where(idempotency.c.created_at < before).limit(AT_ONCE)
+        old = sa.select(*idempotency.primary_key.columns).where(idempotency.c.created_at < before).limit(BATCH_ROWS)
         forgotten = 0
         while not stopped():
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
-            with self._database.write(_UNFORESEEN, erasing=True) as connection:
+            with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
                 forgotten += connection.execute(idempotency.delete().where(key.in_(old))).rowcount
         return forgotten
 
@@ -278,8 +289,8 @@ def _old(gallery: Gallery, before: datetime) -> sa.Select[Any]:
     return sa.select(templates.c.pk, templates.c.subject_pk).where(own).order_by(templates.c.created_at)
 
 
-def _without_young(gallery: Gallery, before: datetime) -> sa.Select[int]:
-    """Subjects whose templates are all old, and those of :func:`_empty`."""
+def _fully_due(gallery: Gallery, before: datetime) -> sa.Select[int]:
+    """Select subjects whose templates are all due, and those of :func:`_empty`."""
     own = templates.c.subject_pk == subjects.c.pk
     young = sa.exists().where(own, templates.c.created_at >= before)
     gone = sa.exists().where(own) | (subjects.c.updated_at < before)
@@ -287,7 +298,7 @@ def _without_young(gallery: Gallery, before: datetime) -> sa.Select[int]:
 
 
 def _empty(gallery: Gallery, before: datetime) -> sa.Select[int]:
-    """Subjects who have no templates, and have not been changed since."""
+    """Select subjects without templates that have not changed since."""
     owned = sa.exists().where(templates.c.subject_pk == subjects.c.pk)
     own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.updated_at < before) & ~owned
     return sa.select(subjects.c.pk).where(own)

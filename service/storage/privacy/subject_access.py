@@ -1,5 +1,4 @@
-"""Everything that is held about one person, for the person: what a gallery stores of a subject, and what was written
-down about it."""
+"""Export of all data about one subject: stored rows and audit lines."""
 
 from __future__ import annotations
 
@@ -32,41 +31,42 @@ from service.storage.repositories.erasures import receipts
 
 FORMAT: Final = 1
 ELSEWHERE: Final = (
-    "Search indexes, in the service's memory, in Milvus and in files, hold the vectors that stand here and the keys of "
-    "their templates, or links between such keys; nothing else. Backups hold what stood here when they were made. "
-    "Archives whose jobs have not ended wait sealed in the spool: whom they show is known when they are looked at."
+    "Search indexes in memory, in Milvus and in files hold only these embeddings, the keys of their templates, and "
+    "links between those keys. Backups hold this data as of their creation. Archives of unfinished jobs are stored "
+    "encrypted in the spool; the subjects in them are unknown until the job reads them."
 )
 
 
 class SubjectAccess:
-    """All methods block."""
+    """Export of subjects. All methods block."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def everything_about(self, gallery: Gallery, subject_id: str) -> dict[str, Any]:
-        """As one JSON document, of one moment; of somebody who was erased what is left: receipts and audit; of
-        somebody whose age was up, the audit.
+        """Return a JSON document of one snapshot.
+
+        Of an erased subject, receipts and audit lines remain; of a subject past its retention period, audit lines.
 
         Raises:
-            SubjectNotFoundError: nothing is held, and nothing was written down.
-            StorageError: it cannot be read, or what is sealed does not open.
+          SubjectNotFoundError: no data and no audit lines exist.
+          StorageError: the database cannot be read, or a value cannot be decrypted.
         """
         with self._database.change(gallery) as connection:
             record(self._database.vault, connection, "subject_exported", gallery, subject_id)
             found = _Search(connection, gallery, subject_id).document()
-            written_down = len(found["audit"]) > 1  # besides the line of this export
-            if not (written_down or any(found[part] for part in ("subject", "job_items", "receipts"))):
-                raise SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}")
+            audited = len(found["audit"]) > 1  # beyond the line of this export
+            if not (audited or any(found[part] for part in ("subject", "job_items", "receipts"))):
+                raise SubjectNotFoundError(f"gallery {gallery.name!r} has no subject {subject_id!r}")
             return found
 
 
-OWN: Final = 1
-"""The subject's key in the document."""
+SUBJECT_KEY: Final = 1
+"""Key of the subject in the document."""
 
 
 class _Search:
-    """At one moment of the database."""
+    """One subject's data, read in one transaction."""
 
     def __init__(self, connection: Connection, gallery: Gallery, subject_id: str) -> None:
         self._connection = connection
@@ -97,13 +97,13 @@ class _Search:
         }
 
     def _number(self, template_pk: int) -> int:
-        """In this document: the database's keys count what happens in all galleries."""
+        """Return a template's number in this document. The database's keys would reveal activity in other galleries."""
         return self._numbers.setdefault(template_pk, len(self._numbers) + 1)
 
     def _subject(self, row: sa.Row[Any]) -> dict[str, Any]:
         borne = sa.select(labels.c.label).where(labels.c.subject_pk == row.pk).order_by(labels.c.label)
         return {
-            "key": OWN,
+            "key": SUBJECT_KEY,
             **vars(open_subject(self._gallery.seal, row.sealed)),
             "created_at": row.created_at.isoformat(),
             "updated_at": row.updated_at.isoformat(),
@@ -153,7 +153,7 @@ class _Search:
         return found
 
     def _answers(self, subject_pk: int) -> list[dict[str, Any]]:
-        """What a repeated request would be answered."""
+        """Return stored responses to requests with an idempotency key."""
         query = sa.select(idempotency).where(idempotency.c.subject_pk == subject_pk)
         return [
             {
@@ -166,7 +166,7 @@ class _Search:
         ]
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Searches that named this subject, and that two recognizers answered differently."""
+        """Return recorded searches with this subject on which two recognizers disagreed."""
         query = sa.select(generations.c.details).where(generations.c.gallery_pk == self._gallery.pk)
         noted = (one for each in self._connection.execute(query).scalars() for one in each.get("disagreements", []))
         own = [one for one in noted if self._lookup in one["subjects"]]
@@ -174,14 +174,14 @@ class _Search:
         return [
             {
                 "outcomes": outcomes,
-                "subject_pks": [OWN if lookup == self._lookup else None for lookup in one["subjects"]],
+                "subject_pks": [SUBJECT_KEY if lookup == self._lookup else None for lookup in one["subjects"]],
                 "similarities": similarities,
             }
             for one, (outcomes, similarities) in zip(own, opened, strict=True)
         ]
 
     def _changes(self, subject_pk: int) -> list[dict[str, int]]:
-        """Lines of the log that indexes follow: a template came or went."""
+        """Return entries of the change log that indexes follow: templates added or removed."""
         own = (changes.c.gallery_pk == self._gallery.pk) & (changes.c.subject_pk == subject_pk)
         query = sa.select(changes.c.sequence, changes.c.template_pk).where(own).order_by(changes.c.sequence)
         return [
@@ -202,7 +202,7 @@ class _Search:
         ]
 
     def _audit(self) -> list[dict[str, Any]]:
-        """Lines about the subject, and those that name it among others."""
+        """Return audit lines about the subject, or that list it among others."""
         named = sa.cast(audit.c.details, sa.Text).contains(self._lookup)
         own = (audit.c.chain == self._gallery.pk) & ((audit.c.subject == self._lookup) | named)
         return [

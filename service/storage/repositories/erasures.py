@@ -78,7 +78,7 @@ class Receipt:
     """Number of the audit line in the gallery's chain."""
     hash: str
     log_emptied: bool | None = None
-    """Whether SQLite's write-ahead log, which keeps old pages, was truncated since. None: unknown, or PostgreSQL."""
+    """True if SQLite's write-ahead log, which keeps old pages, was truncated since. None: unknown, or PostgreSQL."""
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as JSON, without the gallery's row key."""
@@ -91,11 +91,11 @@ class ReceiptVerification:
 
     receipt: Receipt
     line_found: bool
-    """Whether the audit has the line that the receipt names."""
+    """The audit has the line that the receipt names."""
     gone: bool
-    """Whether the erased object is absent."""
+    """The erased object is absent."""
     enrolled_since: bool
-    """Whether a request that began after the erasure created it again."""
+    """A request that began after the erasure created it again."""
 
     @property
     def holds(self) -> bool:

@@ -1,1 +1,1 @@
-"""transfer."""
+"""Import and export of galleries as NDJSON and Parquet."""

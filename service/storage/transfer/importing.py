@@ -1,4 +1,4 @@
-"""A file into a gallery, block by block; a gallery out, piece by piece."""
+"""Import of gallery files in blocks, and export in pieces."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from service.domain.gallery_items import (
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.transfer import ndjson
 
-MOST_REFUSALS: Final = 1000
+MAX_REFUSALS: Final = 1000
 Format = Literal["ndjson", "parquet"]
 
 
 @dataclass
-class Report:
-    """What an import did so far. ``items``: read; ``present``: templates that were there already; ``refusals``: the
-    first of the ``refused``."""
+class ImportReport:
+    """Progress of an import.
+
+    ``items``: read. ``present``: templates that existed already. ``refusals``: the first of the ``refused`` items.
+    """
 
     items: int = 0
     subjects: int = 0
@@ -42,56 +44,57 @@ class Report:
 
     def refuse(self, refusals: list[RejectedItem]) -> None:
         self.refused += len(refusals)
-        self.refusals += refusals[: MOST_REFUSALS - len(self.refusals)]
+        self.refusals += refusals[: MAX_REFUSALS - len(self.refusals)]
 
 
 def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dimension: int) -> None:
-    """Raises RecogniserMismatchError, ImportFileError: nothing of such a file can be taken into this gallery."""
+    """Raises RecognizerMismatchError, ImportFileError if this gallery cannot accept the file's vectors."""
     if header.recognizer != fingerprint:
         raise RecognizerMismatchError(
             f"the file holds vectors of recognizer {header.recognizer[:12]}, "
             f"gallery {gallery!r} those of {fingerprint[:12]}"
         )
     if header.dimension != dimension:
-        raise ImportFileError(f"embeddings have {header.dimension} numbers, this gallery's have {dimension}")
+        raise ImportFileError(f"embeddings have {header.dimension} numbers, the gallery's have {dimension}")
     if not header.embeddings:
-        raise ImportFileError("the file was exported without embeddings: there is nothing to search by")
+        raise ImportFileError("the file was exported without embeddings, which search requires")
 
 
 class Import:
-    """Takes blocks of items into a gallery, each in a transaction of its own: an import that ends early is resumed by
-    giving it the same items again."""
+    """Import into a gallery, one transaction per block. To resume after an interruption, import the same items
+    again."""
 
     def __init__(self, store: BulkStore, gallery: Gallery, skip: int = 0) -> None:
-        """``skip``: items with a number up to this one are passed over unread."""
-        self.report = Report()
+        """``skip``: items up to this number are skipped."""
+        self.report = ImportReport()
         self._store = store
         self._gallery = gallery
         self._skip = skip
-        self._told = SubjectCarryover()
+        self._carryover = SubjectCarryover()
         self._header: GalleryFileHeader | None = None
         self._templates = 0
         self._subjects = 0
         self._last: Any = None
 
     def accept(self, header: GalleryFileHeader) -> None:
-        """Raises RecogniserMismatchError, ImportFileError."""
+        """Check the header. Raises RecognizerMismatchError, ImportFileError."""
         check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
         self._header = header
 
     def end(self) -> None:
-        """After the last block. Raises ImportFileError: the header counts more than came."""
+        """Check the counts after the last block. Raises ImportFileError if the header counts more items than were
+        read."""
         header = self._header
         if header is None or self._skip:
             return
         if self._templates < (header.templates or 0) or self._subjects < (header.subjects or 0):
             raise ImportFileError(
-                f"the file is cut short: its header counts {header.templates} templates of {header.subjects} subjects, "
-                f"{self._templates} of {self._subjects} came, and are taken"
+                f"the file is truncated: its header counts {header.templates} templates of {header.subjects} subjects, "
+                f"it contains {self._templates} of {self._subjects}, which were imported"
             )
 
     def take_all(self, blocks: Iterable[GalleryItems]) -> None:
-        """As :meth:`take` each; a block is read and checked while the one before is stored."""
+        """Import all blocks. Each block is read and checked while the previous one is stored."""
         checked = map(self._checked, blocks)
         with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
             following = reader.submit(next, checked, None)
@@ -100,21 +103,21 @@ class Import:
                 self._store_block(*block)
 
     def take(self, items: GalleryItems) -> None:
-        """Raises GalleryNotFoundError, RecogniserMismatchError, StorageError."""
+        """Import one block. Raises GalleryNotFoundError, RecognizerMismatchError, StorageError."""
         self._store_block(*self._checked(items))
 
     def _checked(self, items: GalleryItems) -> tuple[int, GalleryItems, list[RejectedItem]]:
         self._count(items)
         wanted = items_after(items, self._skip)
-        return len(wanted), *validate_items(wanted, self._gallery.dimension, self._told)
+        return len(wanted), *validate_items(wanted, self._gallery.dimension, self._carryover)
 
     def _count(self, items: GalleryItems) -> None:
-        """At most too many: what could not be read may have been a template, and another subject."""
+        """Count templates and subjects, rounding up: a malformed item may have been a template of another subject."""
         unread = items.malformed.keys()
         bare = np.flatnonzero(~items.given).tolist()
         named = sum(items.templates[row] is not None or row in unread for row in bare)
         self._templates += len(items) - len(bare) + named
-        # Those of an export come one after the other.
+        # Exports list the items of a subject consecutively.
         self._subjects += sum(map(operator.ne, items.subjects, [self._last, *items.subjects])) + len(unread)
         self._last = items.subjects[-1] if len(items) else self._last
 
@@ -130,14 +133,14 @@ class Import:
 
 
 class Export:
-    """Pieces of a file, taken by one thread and closed by another: closing waits for the piece being made."""
+    """Iterator of file pieces that another thread may close. Closing waits for the piece in progress."""
 
     def __init__(self, pieces: Generator[bytes, None, None]) -> None:
         self._pieces = pieces
         self._lock = threading.Lock()
 
     def next(self) -> bytes | None:
-        """None: that was all."""
+        """Return None at the end."""
         with self._lock:
             return next(self._pieces, None)
 
@@ -154,11 +157,12 @@ def export(
     embeddings: bool = True,
     crops: bool = False,
 ) -> Generator[bytes, None, None]:
-    """The gallery at one moment, which lasts until the last piece is taken or the iterator closed. ``settings``: what
-    the header says of the gallery's.
+    """Export a snapshot of a gallery, held until the last piece is taken or the iterator closed.
+
+    ``settings``: the gallery settings for the header.
 
     Raises:
-        GalleryNotFoundError, StorageError.
+      GalleryNotFoundError, StorageError.
     """
     with store.open_export(name, embeddings, crops) as reading:
         gallery = reading.gallery
@@ -167,7 +171,7 @@ def export(
             gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts
         )
         if kind == "parquet":
-            from service.storage.transfer import parquet  # 30 MB of pyarrow, for those who use it
+            from service.storage.transfer import parquet  # imported on demand: pyarrow takes 30 MB
 
             writer = parquet.Writer(header)
             for block in reading.blocks():

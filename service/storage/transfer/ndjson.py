@@ -1,5 +1,7 @@
-"""A gallery as lines of JSON: a header, then an item a line. Embeddings in base64 of little-endian float32, or as lists
-of numbers."""
+"""Galleries as NDJSON: a header line, then one item per line.
+
+Embeddings are base64 of little-endian float32, or lists of numbers.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from service.domain.gallery_items import (
 )
 from service.security.sealing import VECTOR_TYPE
 
-LONGEST_LINE: Final = 10_000_000
-MOST_BYTES: Final = 64_000_000
-"""Of lines, in one block: theirs may be long."""
+MAX_LINE_BYTES: Final = 10_000_000
+MAX_BLOCK_BYTES: Final = 64_000_000
+"""Bytes of the lines in one block."""
 MAX_BLOCK_VALUES: Final = 1_000_000
-"""Of lines, in one block, without embeddings: an empty list has two bytes in the file, and 56 in memory."""
+"""JSON values per block besides embeddings. An empty list takes 2 bytes in the file and 56 in memory."""
 UNCHECKED_BYTES: Final = 20_000
-"""A line of fewer bytes has fewer values than a document may have."""
+"""A shorter line cannot exceed the limit of values per document."""
 FIELDS: Final = (
     "subject",
     "name",
@@ -51,10 +53,10 @@ KNOWN: Final = frozenset(FIELDS)
 
 
 class Lines:
-    """Reads a file as it comes, piece by piece. Not safe to share between threads."""
+    """Incremental parser of an NDJSON file. Not thread-safe."""
 
     def __init__(self, default: GalleryFileHeader | None = None) -> None:
-        """``default``: what to believe of a file without a header; without either a file is refused."""
+        """``default``: header of a file without one; without a default such a file is refused."""
         self.header: GalleryFileHeader | None = None
         self._default = default
         self._rest = b""
@@ -64,14 +66,14 @@ class Lines:
         self._lines = 0
 
     def feed(self, piece: bytes) -> Iterator[GalleryItems]:
-        """Blocks that are complete now. Raises ImportFileError."""
+        """Yield the blocks completed by this piece. Raises ImportFileError."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {LONGEST_LINE} bytes")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {MAX_LINE_BYTES} bytes")
         yield from self._take(lines)
 
     def end(self) -> Iterator[GalleryItems]:
-        """The last block. Raises ImportFileError."""
+        """Yield the last block. Raises ImportFileError."""
         yield from self._take([self._rest])
         self._rest = b""
         if self.header is None:
@@ -88,7 +90,7 @@ class Lines:
             self._waiting.append(line)
             self._bytes += len(line)
             self._values += max(0, line.count(b",") - self.header.dimension) + line.count(b"[") + line.count(b"{")
-            if len(self._waiting) == size or self._bytes > MOST_BYTES or self._values > MAX_BLOCK_VALUES:
+            if len(self._waiting) == size or self._bytes > MAX_BLOCK_BYTES or self._values > MAX_BLOCK_VALUES:
                 yield from self._flush(self.header)
 
     def _flush(self, header: GalleryFileHeader) -> Iterator[GalleryItems]:
@@ -116,7 +118,7 @@ class Lines:
         return []
 
     def _block(self, header: GalleryFileHeader, lines: list[bytes]) -> GalleryItems:
-        """Lines without text are passed over; they have a number all the same."""
+        """Parse a block. Blank lines are skipped but numbered."""
         numbers: list[int] = []
         documents: list[dict[str, Any]] = []
         malformed: dict[int, KithError] = {}
@@ -201,7 +203,7 @@ def _items(
 
 
 def _vector(given: Any, dimension: int) -> bytes | None:
-    """As bytes: lists of numbers are large. Raises EmbeddingError."""
+    """Return bytes, which take less memory than lists. Raises EmbeddingError."""
     if given is None:
         return None
     try:
@@ -225,7 +227,7 @@ def _microseconds(text: Any) -> int | None:
         given = datetime.fromisoformat(text)
         return to_microseconds(given if given.tzinfo else given.replace(tzinfo=UTC))
     except (ValueError, TypeError, OverflowError) as error:
-        raise ItemError(f"{str(text)[:64]!r} is no time: write like 2026-01-31T12:00:00Z") from error
+        raise ItemError(f"{str(text)[:64]!r} is not a time such as 2026-01-31T12:00:00Z") from error
 
 
 def _crop(document: dict[str, Any]) -> tuple[bytes, Any] | None:
@@ -243,7 +245,7 @@ def header_line(header: GalleryFileHeader) -> bytes:
 
 
 def lines_of(items: GalleryItems, as_lists: bool = False) -> bytes:
-    """One line an item, without the fields that it says nothing in; ``as_lists``: embeddings as lists of numbers."""
+    """Return one line per item, without empty fields. ``as_lists``: write embeddings as lists of numbers."""
     lines = []
     texts = _embeddings(items.vectors, items.given.tolist(), as_lists)
     for row, (subject, text) in enumerate(zip(items.subjects, texts, strict=True)):

@@ -1,5 +1,4 @@
-"""A gallery as Parquet: the header in the schema's metadata, the columns of the lines of JSON. The only pyarrow.parquet
-import."""
+"""Galleries as Parquet: the header in the schema metadata, columns as in NDJSON. The only import of pyarrow.parquet."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ import pyarrow.parquet as pq
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.domain.gallery_items import MAX_METADATA_ENTRIES, GalleryFileHeader, GalleryItems, max_items, rows_in_block
 from service.security.sealing import VECTOR_TYPE
-from service.storage.transfer.ndjson import FIELDS, LONGEST_LINE, MOST_BYTES
+from service.storage.transfer.ndjson import FIELDS, MAX_BLOCK_BYTES, MAX_LINE_BYTES
 from service.storage.transfer.parquet_footer import BYTE_ARRAY, Column, RowGroup, row_groups
 
 READ_BYTES: Final = 1 << 20
-MOST_GROUP_BYTES: Final = 500_000_000
-"""Of a row group, unpacked, without embeddings: a page may be as large, and is unpacked at once."""
+MAX_GROUP_BYTES: Final = 500_000_000
+"""Uncompressed size of a row group without embeddings. One page may hold all of it and is decompressed at once."""
 KEY: Final = b"kith"
 TIME: Final = pa.timestamp("us", "UTC")
 
@@ -47,12 +46,12 @@ def schema_of(header: GalleryFileHeader) -> pa.Schema:
 
 
 class Writer:
-    """Writes blocks and hands out what has come of them, so that nothing is kept."""
+    """Streaming writer: returns the bytes of each block without keeping them."""
 
     def __init__(self, header: GalleryFileHeader) -> None:
         self._pieces = _Pieces()
         self._schema = schema_of(header)
-        # Embeddings are noise to a compressor.
+        # Embeddings do not compress.
         plain = {"embedding.list.element": "none"}
         leaves = [name if name != "tags" else "tags.list.element" for name in self._schema.names if name != "embedding"]
         compression = plain | dict.fromkeys(leaves, "zstd")
@@ -70,7 +69,7 @@ class Writer:
 
 
 class _Pieces:
-    """A file that is handed on as it is written."""
+    """File object that collects written bytes until they are taken."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -127,10 +126,10 @@ def _batch(items: GalleryItems, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class Reader:
-    """An open Parquet file of any origin whose columns have these names; only ``subject`` must be there.
+    """Open Parquet file from any tool. Columns are matched by name; only ``subject`` is required.
 
     Raises:
-        ImportFileError: it is none, or it says not whose embeddings these are.
+      ImportFileError: not a Parquet file, or its recognizer is unknown.
     """
 
     def __init__(self, file: IO[bytes], default: GalleryFileHeader | None = None) -> None:
@@ -139,16 +138,16 @@ class Reader:
             most = max_items(file.seek(0, os.SEEK_END))
             if sum(group.rows for group in groups) > most:
                 raise ValueError(f"it has more than {most} rows for its size")
-            # What it reads ahead by default it also keeps: the whole file, in the end. A text that stands in the file
-            # once and is repeated in millions of rows stays one text until its rows are counted.
+            # Without these options pyarrow prefetches and keeps the whole file. Dictionary columns stay encoded, so
+            # that a text repeated in millions of rows takes no memory before its size is checked.
             self._file = pq.ParquetFile(
-                file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=_repeated(groups)
+                file, pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=_dictionary_columns(groups)
             )
             self._schema = self._file.schema_arrow
         except MemoryError:
             raise
-        except Exception as error:  # what the reader raises on damaged files is no one family
-            raise ImportFileError(f"this is no Parquet file: {error}") from error
+        except Exception as error:  # pyarrow raises unrelated exception types on damaged files
+            raise ImportFileError(f"the file is not a valid Parquet file: {error}") from error
         said = (self._schema.metadata or {}).get(KEY)
         if said is None and default is None:
             raise ImportFileError("the file's schema has no header; name its recognizer with ?recognizer=")
@@ -162,20 +161,20 @@ class Reader:
         elif isinstance(document, dict):
             self.header = GalleryFileHeader.of(document)
         else:
-            raise ImportFileError("the header in the file's schema is no object")
+            raise ImportFileError("the header in the file's schema is not a JSON object")
         self._check_columns()
-        self._rows = _rows_at_once(groups, self.header.dimension)
+        self._rows = _rows_per_batch(groups, self.header.dimension)
 
     def _check_columns(self) -> None:
         columns = {field.name: field.type for field in self._schema}
         if twice := [name for name in FIELDS if self._schema.names.count(name) > 1]:
-            raise ImportFileError(f"there are two columns {twice[0]!r}")
+            raise ImportFileError(f"the file has two columns {twice[0]!r}")
         for name in ("subject", *(n for n in ("name", "template", "kind") if n in columns)):
             if name not in columns or not (_is_text(columns[name]) or pa.types.is_null(columns[name])):
-                raise ImportFileError(f"column {name!r} must be of text")
+                raise ImportFileError(f"column {name!r} must contain text")
 
     def __iter__(self) -> Iterator[GalleryItems]:
-        """Raises ImportFileError."""
+        """Yield blocks of items. Raises ImportFileError."""
         number = 1
         try:
             for batch in self._file.iter_batches(self._rows, columns=list(FIELDS)):
@@ -188,43 +187,44 @@ class Reader:
             raise ImportFileError(f"the Parquet file cannot be read from item {number} on: {error}") from error
 
 
-def _repeated(groups: list[RowGroup]) -> list[str]:
-    """Columns of text or bytes some of whose values stand in the file once."""
-    read = (column for group in groups for column in _read(group))
+def _dictionary_columns(groups: list[RowGroup]) -> list[str]:
+    """Return the paths of text and binary columns that use a dictionary."""
+    read = (column for group in groups for column in _read_columns(group))
     return sorted({each.path for each in read if each.physical_type == BYTE_ARRAY and each.has_dictionary})
 
 
-def _read(group: RowGroup) -> list[Column]:
-    """Of a row group's columns, those that are read."""
+def _read_columns(group: RowGroup) -> list[Column]:
+    """Return the columns of a row group that the import reads."""
     return [column for column in group.columns if column.path.partition(".")[0] in FIELDS]
 
 
-def _rows_at_once(groups: list[RowGroup], dimension: int) -> int:
-    """As many as are MOST_BYTES on average. Raises ImportFileError: no few are."""
+def _rows_per_batch(groups: list[RowGroup], dimension: int) -> int:
+    """Return the rows per batch for an average of MAX_BLOCK_BYTES. Raises ImportFileError if a row group is too
+    large."""
     most = rows_in_block(dimension)
     for number, group in enumerate(groups, start=1):
         rows, size = max(1, group.rows), 0
-        for column in _read(group):
+        for column in _read_columns(group):
             name = column.path.partition(".")[0]
             if column.values > 2 * rows * (dimension if name == "embedding" else MAX_METADATA_ENTRIES):
                 raise ImportFileError(f"lists in column {name!r} are too long: {column.values} values in {rows} rows")
             size += 0 if name == "embedding" else column.size
-        if size > min(MOST_GROUP_BYTES, rows * LONGEST_LINE):
+        if size > min(MAX_GROUP_BYTES, rows * MAX_LINE_BYTES):
             raise ImportFileError(
-                f"row group {number} has {size} bytes besides embeddings in {rows} rows: at most {LONGEST_LINE} a row "
-                f"and {MOST_GROUP_BYTES} a group are read; write smaller groups"
+                f"row group {number} has {size} bytes besides embeddings in {rows} rows. "
+                f"The limits are {MAX_LINE_BYTES} bytes per row and {MAX_GROUP_BYTES} per group; write smaller groups"
             )
-        most = min(most, max(1, MOST_BYTES * rows // max(1, size)))
+        most = min(most, max(1, MAX_BLOCK_BYTES * rows // max(1, size)))
     return most
 
 
 def _parts(batch: pa.RecordBatch, number: int) -> Iterator[pa.RecordBatch]:
-    """Cut so that each is of MOST_BYTES when repeated texts stand there as often as they are meant."""
+    """Split a batch until each part has at most MAX_BLOCK_BYTES with dictionary values expanded."""
     size = sum(map(_size, batch.columns))
-    if size <= MOST_BYTES and (len(batch) > 1 or size <= LONGEST_LINE):
+    if size <= MAX_BLOCK_BYTES and (len(batch) > 1 or size <= MAX_LINE_BYTES):
         yield batch
     elif len(batch) == 1:
-        raise ImportFileError(f"item {number} has {size} bytes, more than {LONGEST_LINE}")
+        raise ImportFileError(f"item {number} has {size} bytes, more than {MAX_LINE_BYTES}")
     else:
         half = len(batch) // 2
         yield from _parts(batch[:half], number)
@@ -276,7 +276,7 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> GalleryItems:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         kind = column.type
-        # What is beyond microseconds is of no use; what is beyond their range is wrong.
+        # Truncate nanoseconds to microseconds; reject times outside the range of microseconds.
         finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
         try:
             return list(column.cast(TIME, safe=not finer).cast(pa.int64()).to_pylist())
@@ -287,7 +287,7 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> GalleryItems:
         try:
             return value.cast(TIME).cast(pa.int64()).as_py()  # type: ignore[no-any-return]
         except pa.ArrowException:
-            malformed.setdefault(row, ItemError(f"{name}: is no time"))
+            malformed.setdefault(row, ItemError(f"{name}: is not a time"))
             return None
 
     vectors, given = _vectors(batch, dimension, malformed)
@@ -313,7 +313,7 @@ def _items(batch: pa.RecordBatch, first: int, dimension: int) -> GalleryItems:
 
 
 def _vectors(batch: pa.RecordBatch, dimension: int, malformed: dict[int, KithError]) -> tuple[Any, Any]:
-    """(n, d) and (n,) of the column ``embedding``, of whatever kind of list."""
+    """Return (n, d) vectors and (n,) flags of the column ``embedding``, which may be any kind of list."""
     n = len(batch)
     if "embedding" not in batch.schema.names or pa.types.is_null(batch.column("embedding").type):
         return np.zeros((n, dimension), np.float32), np.zeros(n, np.bool_)

@@ -1,9 +1,11 @@
-"""What a Parquet file says of its columns, read by ourselves: pyarrow reads files of others safely, but its classes for
-their metadata end the process where a column's is damaged (an exception of C++ that nothing there catches).
+"""Parser of Parquet footers. Pure.
+
+pyarrow reads untrusted files safely, but its metadata classes abort the process on damaged column metadata, through a
+C++ exception that it does not catch.
 
 The footer is a struct of Thrift's compact protocol
-(https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md), its fields those of
-https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift. Pure.
+(https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md). Its fields are defined in
+https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 MAGIC: Final = b"PAR1"
-MOST_BYTES: Final = 16_000_000
-MOST_COLUMNS: Final = 100_000
-"""Of all row groups: our export of a million templates with crops has 30,000. Reading them all takes two seconds."""
-DEEPEST: Final = 16
+MAX_BYTES: Final = 16_000_000
+MAX_COLUMNS: Final = 100_000
+"""Limit for all row groups together; reading that many takes 2 s. A million templates with crops have 30,000."""
+MAX_DEPTH: Final = 16
 BYTE_ARRAY: Final = 6
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 FIXED: Final = {BYTE: 1, DOUBLE: 8, UUID: 16}
@@ -25,7 +27,8 @@ FIXED: Final = {BYTE: 1, DOUBLE: 8, UUID: 16}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Of a row group: ``size`` in bytes, unpacked; ``values`` of lists are those of all of them."""
+    """Column chunk of a row group. ``size``: uncompressed bytes. ``values``: of a list column, the elements of all
+    lists."""
 
     path: str
     physical_type: int
@@ -41,13 +44,13 @@ class RowGroup:
 
 
 def row_groups(file: IO[bytes]) -> list[RowGroup]:
-    """Raises ValueError: the file has no footer that can be read, or one of more than MOST_BYTES or MOST_COLUMNS."""
+    """Raises ValueError if the footer is missing, malformed, or exceeds MAX_BYTES or MAX_COLUMNS."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - 8))
     tail = file.read(8)
     size = int.from_bytes(tail[:4], "little")
-    if len(tail) < 8 or tail[4:] != MAGIC or not 0 < size <= min(end - 8, MOST_BYTES):
-        raise ValueError("it does not end as one")
+    if len(tail) < 8 or tail[4:] != MAGIC or not 0 < size <= min(end - 8, MAX_BYTES):
+        raise ValueError("it has no Parquet footer")
     file.seek(end - 8 - size)
     reader = _Compact(file.read(size))
     groups = list[RowGroup]()
@@ -56,12 +59,12 @@ def row_groups(file: IO[bytes]) -> list[RowGroup]:
         for field, kind in reader.fields():
             if (field, kind) == (4, LIST):
                 for _ in reader.items(STRUCT):
-                    groups.append(_row_group(reader, MOST_COLUMNS - columns))
+                    groups.append(_row_group(reader, MAX_COLUMNS - columns))
                     columns += len(groups[-1].columns)
             else:
                 reader.skip(kind)
     except IndexError as error:
-        raise ValueError("its footer ends too early") from error
+        raise ValueError("its footer is truncated") from error
     return groups
 
 
@@ -71,7 +74,7 @@ def _row_group(reader: _Compact, most: int) -> RowGroup:
         if (field, kind) == (1, LIST):
             found = reader.items(STRUCT)
             if columns or len(found) > most:
-                raise ValueError(f"its row groups have more than {MOST_COLUMNS} columns: write larger groups")
+                raise ValueError(f"its row groups have more than {MAX_COLUMNS} columns: write larger groups")
             columns = [_column(reader) for _ in found]
         elif (field, kind) == (3, I64):
             rows = reader.integer()
@@ -110,14 +113,14 @@ def _column_metadata(reader: _Compact) -> Column:
 
 
 class _Compact:
-    """Reads one value after the other. Raises IndexError at the end, ValueError where there is none."""
+    """Sequential decoder. Raises IndexError at the end, ValueError on malformed values."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """(number, type) of each field of a struct; who iterates reads or skips the value."""
+        """Yield (number, type) of each field of a struct. The caller reads or skips each value."""
         field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self.integer()
@@ -126,7 +129,7 @@ class _Compact:
     def items(self, kind: int) -> range:
         size, found = self._list()
         if found != kind and size:
-            raise ValueError("a list in its footer is of another type")
+            raise ValueError("a list in its footer has an unexpected type")
         return range(size)
 
     def integer(self) -> int:
@@ -140,7 +143,7 @@ class _Compact:
         return text.decode("utf-8", "replace")
 
     def skip(self, kind: int, depth: int = 0) -> None:
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise ValueError("its footer is nested too deeply")
         if kind in (I16, I32, I64):
             self._varint()
@@ -165,10 +168,10 @@ class _Compact:
             for _, found in self.fields():
                 self.skip(found, depth + 1)
         elif kind not in (TRUE, FALSE):
-            raise ValueError(f"its footer has a value of type {kind}")
+            raise ValueError(f"its footer has a value of unknown type {kind}")
 
     def _skip_item(self, kind: int, depth: int) -> None:
-        """A truth value is a byte here; of a field it is the type."""
+        """Skip an element. In a collection a boolean takes a byte; in a struct its value is the field's type."""
         if kind in (TRUE, FALSE):
             self._pass(1)
         else:

@@ -1,4 +1,4 @@
-"""Looks for what should be nowhere, in every form that it may have, in every byte of a folder."""
+"""Search for secrets in all files of a folder, in every encoding that they may have."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from models.runtime.network import Float
 
 WINDOW_BYTES = 24
 WINDOWS = 8
-"""Of a photo, each of which would give it away."""
+"""Windows of a photo's bytes. Each one identifies the photo."""
 NUMBERS = 6
-"""Of a vector."""
+"""Numbers of a vector to search for."""
 Needles = Mapping[str, list[bytes]]
 
 
 def forms_of_text(text: str) -> list[bytes]:
-    """As it is written, in JSON, in an address, in UTF-16, in base64."""
+    """Return a text's encodings: plain, JSON, percent-encoded, UTF-16 and base64."""
     plain = text.encode()
     written = {plain, json.dumps(text)[1:-1].encode(), text.encode("utf-16-le"), plain.hex().encode()}
     return [*written, urllib.parse.quote(text).encode(), *_in_base64(plain)]
 
 
 def forms_of_bytes(payload: bytes) -> list[bytes]:
-    """Some windows of it, that not every photo has."""
+    """Return distinctive windows of a photo's bytes."""
     last = len(payload) - WINDOW_BYTES
     places = np.linspace(min(700, last // 2), last, WINDOWS).astype(int)
     windows = [payload[place : place + WINDOW_BYTES] for place in places]
@@ -41,7 +41,7 @@ def forms_of_bytes(payload: bytes) -> list[bytes]:
 
 
 def forms_of_vector(vector: Float) -> list[bytes]:
-    """Its first numbers as numbers of 16, 32 and 64 bits, and each of them in decimal digits."""
+    """Return a vector's first numbers as float16, float32 and float64, and as decimal digits."""
     first = np.asarray(vector[:NUMBERS], np.float32)
     binary = [first.astype(kind).tobytes() for kind in ("<f2", "<f4", "<f8", ">f4")]
     decimal = [f"{abs(number):.6f}"[1:].encode() for number in first[:3].tolist() if abs(number) > 0.01]
@@ -49,7 +49,7 @@ def forms_of_vector(vector: Float) -> list[bytes]:
 
 
 def _in_base64(payload: bytes) -> list[bytes]:
-    """Wherever it begins in what was encoded: without the digits that depend on its neighbors."""
+    """Return the base64 digits for each alignment, without those that depend on neighboring bytes."""
     found = []
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + payload)
@@ -59,7 +59,7 @@ def _in_base64(payload: bytes) -> list[bytes]:
 
 
 def found_in(folder: Path, needles: Needles) -> dict[str, set[str]]:
-    """The names of files by kind of what is found in them."""
+    """Return the names of files that contain a needle, by kind of needle."""
     found: dict[str, set[str]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -76,18 +76,18 @@ def look(payload: bytes, needles: Needles, where: str, found: dict[str, set[str]
 
 
 def open_files(process: int, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """What a process holds open in a folder, also under no name any more."""
+    """Yield the files that a process has open in a folder, including deleted ones."""
     for handle in Path(f"/proc/{process}/fd").iterdir():
         try:
             name = str(handle.readlink())
             if name.startswith(str(folder)):
                 yield name, handle.read_bytes()
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
 
 
 def _parts(path: Path) -> Iterator[bytes]:
-    """The file, and what a backup holds in it, unpacked."""
+    """Return the file's bytes, and the unpacked contents of a backup."""
     payload = path.read_bytes()
     yield payload
     if zipfile.is_zipfile(io.BytesIO(payload)) and payload.startswith(b"PK"):

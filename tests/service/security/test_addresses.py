@@ -1,4 +1,4 @@
-"""No form of an address that is not everybody's passes for a host on the internet."""
+"""No notation of a private or reserved address passes as a public host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2
 
 
 @pytest.mark.parametrize("address", METADATA)
-def test_where_clouds_keep_a_machines_secrets_is_not_public(address: str) -> None:
+def test_cloud_metadata_addresses_are_not_public(address: str) -> None:
     found = parsed(address)
     assert found is not None
     assert not is_public(found)
@@ -43,7 +43,7 @@ def test_networks_with_a_special_purpose_are_not_public(data: st.DataObject) -> 
 
 
 @given(st.ip_addresses())
-def test_what_is_public_is_so_to_the_standard_library_too(address: IPv4Address | IPv6Address) -> None:
+def test_public_addresses_are_global_in_the_standard_library(address: IPv4Address | IPv6Address) -> None:
     if is_public(address):
         assert address.is_global
         assert not (address.is_multicast or address.is_private or address.is_reserved or address.is_unspecified)
@@ -73,7 +73,7 @@ def test_an_address_of_one_interface_is_not_public() -> None:
 
 @given(st.ip_addresses(v=4))
 @example(IPv4Address("127.0.0.1"))
-def test_an_address_in_any_form_is_no_name(address: IPv4Address) -> None:
+def test_no_address_notation_is_a_host_name(address: IPv4Address) -> None:
     a, b, c, d = struct.pack("!I", int(address))
     number = int(address)
     for form in (
@@ -93,7 +93,7 @@ def test_an_address_in_any_form_is_no_name(address: IPv4Address) -> None:
 
 
 @given(st.text("0123456789abcdefx.-", max_size=24))
-def test_whatever_the_c_library_takes_for_an_address_is_no_name(text: str) -> None:
+def test_addresses_of_the_c_library_are_no_host_names(text: str) -> None:
     try:
         socket.inet_aton(text)
     except OSError:
@@ -104,18 +104,18 @@ def test_whatever_the_c_library_takes_for_an_address_is_no_name(text: str) -> No
 @pytest.mark.parametrize(
     "text", ["", ".", "localhost", "localhost.", "a..b", "-a.org", "a-.org", "a b.org", "ä.org", "a.org:80", "a/b.org"]
 )
-def test_what_is_no_full_name_is_refused(text: str) -> None:
+def test_incomplete_host_names_are_refused(text: str) -> None:
     assert host_name(text) is None
 
 
-def test_a_name_has_one_form() -> None:
+def test_host_names_are_normalized() -> None:
     assert host_name("Photos.Example.ORG.") == "photos.example.org"
     assert host_name(f"{'a' * 63}.org") is not None
     assert host_name(f"{'a' * 64}.org") is None
     assert host_name(".".join(["abcdefg"] * 40)) is None
 
 
-def test_patterns_say_which_names() -> None:
+def test_patterns_select_host_names() -> None:
     hosts = Hosts.of_text(" photos.example.org , *.cdn.example ")
     assert hosts.allow("photos.example.org")
     assert hosts.allow("a.b.cdn.example")
@@ -130,5 +130,5 @@ def test_patterns_say_which_names() -> None:
     assert Hosts.of_text("*").allow("anything.example")
     assert not Hosts.of_text("").allow("anything.example")
     for wrong in ("10.0.0.1", "*.org.*", "https://a.org", "a.org:443", "localhost", "2130706433", "*.", "a.*"):
-        with pytest.raises(ValueError, match="full name"):
+        with pytest.raises(ValueError, match="full host name"):
             Hosts.of_text(wrong)

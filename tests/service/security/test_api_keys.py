@@ -1,4 +1,4 @@
-"""Tokens, and what is kept of them."""
+"""API key tokens and stored key records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def key(**given: object) -> tuple[ApiKey, str]:
     return ApiKey(key_id, digest(token, SECRET), "k", rights, None, None, NOW, **fields), token  # type: ignore[arg-type]
 
 
-def test_a_ring_knows_its_tokens_and_nothing_else() -> None:
+def test_a_keyring_accepts_only_its_tokens() -> None:
     (one, token), (two, other) = key(), key()
     ring = Keyring(SECRET, [one, two])
     assert (ring.known(token), ring.known(other)) == (one, two)
@@ -31,12 +31,12 @@ def test_a_ring_knows_its_tokens_and_nothing_else() -> None:
     assert tail not in one.digest
 
 
-def test_an_unknown_id_is_compared_as_a_known_one_is() -> None:
+def test_unknown_ids_are_compared_like_known_ones() -> None:
     assert Keyring(SECRET, []).known(f"kith_{'0' * 12}_{'0' * 64}") is None
     assert Keyring(SECRET, []).known("nothing of the kind") is None
 
 
-def test_states_end_for_good() -> None:
+def test_ended_keys_stay_ended() -> None:
     ends = NOW + timedelta(days=30)
     assert key()[0].state(NOW) == "active"
     limited, _ = key(expires_at=ends)

@@ -1,6 +1,7 @@
-"""Every byte that a service leaves on the disk, or has open there: no name, no vector, no photo, however it ended.
+"""Stored and open files of a service contain no name, vector or photo, however the service ended.
 
-The same is done by a service that seals nothing, in which all of it must be found."""
+A control test runs the same work without encryption, and must find all of it.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +62,11 @@ TEXTS = {
     "idempotency key": ["idem-narwhal-0017"],
 }
 IN_CLEAR = {"name", "id", "tag", "metadata", "item", "Parquet", "NDJSON", "vector", "photo", "crop"}
-"""What a service that seals nothing leaves; of idempotency keys and the service's own there are only hashes."""
+"""Secrets that an unencrypted service leaves. Idempotency keys and API keys are stored only as hashes."""
 
 
 class Watched(Server):
-    """A server all of whose files lie in one folder: data, temporary files, caches, log."""
+    """Server whose files all lie in one folder: data, temporary files, caches, log."""
 
     def __init__(self, folder: Path, program: list[str], master_key: str, url: str | None) -> None:
         self.folder, self._program = folder, program
@@ -97,7 +98,7 @@ class Watched(Server):
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == -signal.SIGTERM  # which uvicorn, when all is done, gives on
+        assert self._process.wait(60) == -signal.SIGTERM  # uvicorn re-raises the signal after a graceful stop
         assert b"Application shutdown complete" in (self.folder / "log").read_bytes()
 
     def client(self, attempts: int = 1) -> Kith:
@@ -115,7 +116,7 @@ def watched(folder: Path, program: list[str], master_key: str, url: str | None =
 
 
 def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str, list[bytes]]:
-    """Everything that a gallery goes through; what is not to be found of it."""
+    """Run every operation of a gallery; return the secrets to search for."""
     with server.client() as kith:
         token = kith.create_key("for the test", ["read"]).token
         kith.create_gallery("people", keep_crops=True)
@@ -161,13 +162,13 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
 def send(server: Watched, kind: str, recognizer: str, body: bytes | Iterator[bytes]) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": kind}
     url = f"{server.url}/v1/galleries/people/import?recognizer={recognizer}"
-    with suppress(httpx.TransportError):  # of a server that is killed meanwhile
+    with suppress(httpx.TransportError):  # the server is being killed
         answer = httpx.post(url, content=body, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
 
 
 def parquet(vectors: NDArray[np.float32]) -> bytes:
-    """Nothing of it is packed: what is left of it is to be seen."""
+    """Return an uncompressed Parquet file, so that leftovers are searchable."""
     rows = len(vectors)
     columns = {
         "subject": [f"imported-{uuid.uuid4().hex}" for _ in range(rows)],
@@ -180,7 +181,7 @@ def parquet(vectors: NDArray[np.float32]) -> bytes:
 
 
 def archive(folder: Path, photo: bytes, count: int) -> Path:
-    """Outside the folder that is looked through."""
+    """Archive outside the searched folder."""
     path = folder.parent / f"{uuid.uuid4().hex}.zip"
     with zipfile.ZipFile(path, "w") as packed:
         packed.writestr(f"{FOLDER}/{BROKEN}", photo[:1000])
@@ -190,8 +191,10 @@ def archive(folder: Path, photo: bytes, count: int) -> Path:
 
 
 def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str, set[str]]:
-    """What is found in open files while a Parquet file is on its way. Then the server is killed, while that comes, jobs
-    run, and others wait."""
+    """Return the secrets found in open files during a Parquet upload.
+
+    Then kill the server during an upload, with jobs running and waiting.
+    """
     with server.client() as kith:
         recognizer = kith.gallery("people").recognizer
     whole = parquet(l2_normalize(np.random.default_rng(3).normal(size=(20_000, DIMENSION))).astype(np.float32))
@@ -212,7 +215,7 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
     for _, payload in held:
         look(payload, needles, "temporary file", found)
     with server.client() as kith:
-        for _ in range(3):  # more than run at once
+        for _ in range(3):  # more than run concurrently
             kith.enroll_archive("people", archive(server.folder, photo, 20))
         while not list(kith.jobs("people", ["running"])):
             pause(0.02)
@@ -233,7 +236,7 @@ def photos(astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], nobody: NDArr
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"] if LONG else ["sqlite"])
-def test_nothing_that_is_left_tells_of_anybody(
+def test_files_contain_no_personal_data(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, photos: list[bytes]
 ) -> None:
     master_key, url, cluster = new_key_text(), None, None
@@ -243,7 +246,7 @@ def test_nothing_that_is_left_tells_of_anybody(
     with watched(tmp_path / "watched", ["-m", "service.cli.main"], master_key, url) as server:
         needles: Needles = work(server, *photos) | {"master key": forms_of_text(master_key)}
         back_up(server, ["-m", "service.cli.main"])
-        assert killed_at_work(server, photos[0], needles) == {}  # which ends with SIGKILL
+        assert killed_at_work(server, photos[0], needles) == {}  # ends with SIGKILL
         names = {path.name for path in server.folder.rglob("*") if path.is_file()}
         assert {"backup", "log"} | (set() if cluster else {"kith.db", "kith.db-wal"}) <= names
         assert list((server.folder / "data" / "spool").iterdir())
@@ -264,7 +267,7 @@ def test_nothing_that_is_left_tells_of_anybody(
             cluster.start()
 
 
-def test_in_a_service_that_seals_nothing_all_of_it_is_found(tmp_path: Path, photos: list[bytes]) -> None:
+def test_an_unencrypted_service_leaves_all_of_it(tmp_path: Path, photos: list[bytes]) -> None:
     program = ["-m", "tests.service.security.unencrypted"]
     with watched(tmp_path / "watched", program, new_key_text()) as server:
         needles = work(server, *photos)

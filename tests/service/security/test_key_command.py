@@ -1,4 +1,4 @@
-"""A program that holds the master key: a real one, started for each request, failing as programs do."""
+"""Master key in an external program: a real program, started for each request, with its failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap, 
 from service.storage.repositories.store import Store
 
 KEY = b"k" * 32
-# As a KMS: whoever asks is not told the key. ``how`` is a file that says how it fails; ``count`` grows with each start.
+# A minimal KMS that never returns its key. The file ``how`` selects a failure; ``count`` grows with each start.
 PROGRAM = textwrap.dedent("""
     import base64, hashlib, hmac, json, os, pathlib, sys, time
 
@@ -94,7 +94,7 @@ def of_program(program: list[str], tmp_path: Path) -> Settings:
     return load_settings(data_dir=tmp_path / "data", master_key_command=shlex.join(program))
 
 
-def test_it_wraps_and_unwraps_for_one_purpose(program: list[str]) -> None:
+def test_keys_are_wrapped_for_one_purpose(program: list[str]) -> None:
     key = KeyCommand(program).first()
     assert key.id == "hsm-1"
     wrapped = key.wrap(KEY, "gallery")
@@ -111,12 +111,12 @@ def test_it_wraps_and_unwraps_for_one_purpose(program: list[str]) -> None:
     ("how", "why"),
     [
         ("hangs", "did not answer within 0.3 s"),
-        ("fails", "ended with status 3"),
-        ("nonsense", "no JSON"),
-        ("[]", "no object"),
+        ("fails", "exited with status 3"),
+        ("nonsense", "invalid JSON"),
+        ("[]", "not an object"),
     ],
 )
-def test_where_it_cannot_be_asked_that_is_said(
+def test_failures_of_the_program_are_reported(
     how: str, why: str, program: list[str], fails: Fails, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrapped = KeyCommand(program).first().wrap(KEY, "gallery")
@@ -130,7 +130,7 @@ def test_where_it_cannot_be_asked_that_is_said(
     assert KeyCommand(program).find("hsm-1").unwrap(wrapped, "gallery") == KEY
 
 
-def test_what_it_has_started_does_not_outlive_it(tmp_path: Path) -> None:
+def test_child_processes_of_the_program_are_killed(tmp_path: Path) -> None:
     script = tmp_path / "kms.sh"
     script.write_text(f"#!/bin/sh\nsh -c 'echo $$ > {tmp_path}/child; exec sleep 60' | cat\n")
     script.chmod(0o700)
@@ -143,22 +143,22 @@ def test_what_it_has_started_does_not_outlive_it(tmp_path: Path) -> None:
         assert ended
 
 
-def test_answers_that_are_none(program: list[str], fails: Fails) -> None:
+def test_invalid_responses_are_refused(program: list[str], fails: Fails) -> None:
     key = KeyCommand(program).first()
     fails('{"id": ""}')
     with pytest.raises(MasterKeyError, match="1 to 64 characters"):
         KeyCommand(program).first()
     fails("{}")
-    with pytest.raises(MasterKeyError, match="in base64"):
+    with pytest.raises(MasterKeyError, match="no base64 value"):
         key.wrap(KEY, "gallery")
-    with pytest.raises(MasterKeyError, match="in base64"):
+    with pytest.raises(MasterKeyError, match="no base64 value"):
         key.unwrap(b"wrapped", "gallery")
     fails('{"id": "i", "wrapped": "e30=", "key": "e30="}')
-    with pytest.raises(MasterKeyError, match="unwrapped 2 bytes"):
+    with pytest.raises(MasterKeyError, match="key of 2 bytes"):
         key.unwrap(b"wrapped", "gallery")
 
 
-def test_while_it_cannot_be_asked_nobody_waits_for_it_again(program: list[str], tmp_path: Path) -> None:
+def test_requests_fail_immediately_after_a_failure(program: list[str], tmp_path: Path) -> None:
     command = KeyCommand(program)
     command.first()
     (tmp_path / "how").write_text("fails")
@@ -168,7 +168,7 @@ def test_while_it_cannot_be_asked_nobody_waits_for_it_again(program: list[str], 
     assert (tmp_path / "count").read_bytes() == b".."
 
 
-def test_no_shell_reads_it(program: list[str], tmp_path: Path) -> None:
+def test_the_command_is_run_without_a_shell(program: list[str], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="KITH_MASTER_KEY_COMMAND"):
         master_keys(load_settings(master_key_command="'"))
     with pytest.raises(SettingsError, match="is empty: give a command"):
@@ -180,7 +180,7 @@ def test_no_shell_reads_it(program: list[str], tmp_path: Path) -> None:
         master_keys(load_settings(master_key_command=str(tmp_path / "absent"))).first()
 
 
-def test_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Path) -> None:
+def test_keys_move_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Path) -> None:
     by_file = load_settings(data_dir=tmp_path / "data")
     with closing(Store(open_own_database(by_file))) as store:
         gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
@@ -198,7 +198,7 @@ def test_from_a_file_to_the_program_and_back(of_program: Settings, tmp_path: Pat
             assert store.galleries.get("g").seal.open(sealed, "name") == b"Ada"
 
 
-def test_nobody_waits_for_it_while_a_gallery_is_changed_or_listed(of_program: Settings, tmp_path: Path) -> None:
+def test_changes_and_lists_of_galleries_do_not_wait_for_the_program(of_program: Settings, tmp_path: Path) -> None:
     by_file = load_settings(data_dir=tmp_path / "data")
     open_own_database(by_file).close()
     both = of_program.model_copy(update={"master_key_file": by_file.default_key_path})
@@ -216,25 +216,23 @@ def test_nobody_waits_for_it_while_a_gallery_is_changed_or_listed(of_program: Se
     with closing(open_own_database(of_program)) as database:
         before = starts()
         assert [one.name for one in Store(database).galleries.list_page(None, 9)] == ["g"]
-        database.unwrap_secrets()  # known since it was opened
+        database.unwrap_secrets()  # cached since the database was opened
         assert starts() == before
         assert Store(database).subjects.get(gallery, "ada").name == "Ada"
 
 
-def test_a_key_that_does_not_unwrap_what_it_wrapped_takes_over_nothing(
-    of_program: Settings, fails: Fails, tmp_path: Path
-) -> None:
+def test_rotation_stops_at_a_key_that_cannot_unwrap(of_program: Settings, fails: Fails, tmp_path: Path) -> None:
     with closing(open_own_database(load_settings(data_dir=tmp_path / "data"))) as database:
         before = KeyFile(tmp_path / "data" / "master.key").ids()
         key = master_keys(of_program).first()
         fails('{"id": "i", "wrapped": "e30=", "key": "e30="}')
-        with pytest.raises(MasterKeyError, match="unwrapped 2 bytes"):
+        with pytest.raises(MasterKeyError, match="key of 2 bytes"):
             rewrap(database, key)
         with database.read() as connection:
             assert list(uses(connection)) == before
 
 
-def test_searches_go_on_while_it_is_away(of_program: Settings, fails: Fails) -> None:
+def test_searches_continue_while_the_program_fails(of_program: Settings, fails: Fails) -> None:
     with embedded(of_program) as url, Kith(url) as kith:
         for name in ("open", "closed"):
             kith.create_gallery(name)

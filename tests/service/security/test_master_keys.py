@@ -1,4 +1,4 @@
-"""The master key: from where it is said, by its id, made once, and refused where it is another."""
+"""Master keys: sources, ids, creation, rotation, and rejection of wrong keys."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def key_file(path: Path, text: str, mode: int = 0o600) -> KeyFile:
     return KeyFile(path)
 
 
-# Where it comes from
+# Sources
 
 
-def test_a_key_that_was_made_is_read_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_created_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "data" / "master.key"
     made = KeyFile(path, may_make=True).first()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -78,7 +78,7 @@ def test_a_key_in_base64_or_hexadecimal_digits_is_the_same_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "00" * 31, "00" * 33, "é" * 32, base64.b64encode(b"k" * 31).decode()])
-def test_what_is_no_key(text: str, tmp_path: Path) -> None:
+def test_invalid_keys_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(MasterKeyError, match="32 bytes"):
         LocalKey.of_text(text)
     for read in (key_file(tmp_path / "f", text).first, lambda: GivenKeys(text, str(tmp_path / "f"))):
@@ -86,18 +86,18 @@ def test_what_is_no_key(text: str, tmp_path: Path) -> None:
             read()
 
 
-def test_what_an_older_key_wrapped_is_opened_while_that_is_known(tmp_path: Path) -> None:
+def test_older_keys_unwrap_while_they_are_listed(tmp_path: Path) -> None:
     old, new = new_key_text(), new_key_text()
     wrapped, known = LocalKey.of_text(old).wrap(KEY, "gallery"), LocalKey.of_text(old).id
     assert MasterKeys(GivenKeys(f"{new}, {old}", "here")).first().id == LocalKey.of_text(new).id
     for both in (GivenKeys(f"{new}, {old}", "here"), key_file(tmp_path / "f", f"{new}\n{old}\n")):
         assert MasterKeys(both).unwrap(wrapped, "gallery", known) == KEY
     assert MasterKeys(GivenKeys(new, "here"), GivenKeys(old, "there")).unwrap(wrapped, "gallery", known) == KEY
-    with pytest.raises(MasterKeyError, match=f"needs master key {known}, and there is {LocalKey.of_text(new).id}"):
+    with pytest.raises(MasterKeyError, match=f"needs master key {known}; available: {LocalKey.of_text(new).id}"):
         MasterKeys(GivenKeys(new, "here")).unwrap(wrapped, "gallery", known)
 
 
-def test_a_file_that_was_read_is_read_again_for_a_key_that_it_did_not_have(tmp_path: Path) -> None:
+def test_unknown_keys_are_looked_up_in_the_file_again(tmp_path: Path) -> None:
     first, other = KeyFile(tmp_path / "f", may_make=True), KeyFile(tmp_path / "f")
     before = first.first()
     assert first.find(before.id) is not None
@@ -111,7 +111,7 @@ def test_a_file_that_was_read_is_read_again_for_a_key_that_it_did_not_have(tmp_p
         other.forget(added.id)
 
 
-def test_a_group_may_read_and_nobody_else(tmp_path: Path) -> None:
+def test_only_the_owner_and_a_group_may_read_the_file(tmp_path: Path) -> None:
     for mode in (0o400, 0o600, 0o440, 0o640):
         key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
     with pytest.raises(MasterKeyError, match="openssl rand -base64 32"):
@@ -130,29 +130,29 @@ def test_a_file_keeps_its_mode_when_a_key_is_added(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o640
 
 
-# Mistakes
+# Operating errors
 
 
-def test_a_database_whose_key_is_gone_gets_no_other_one(tmp_path: Path) -> None:
+def test_no_new_key_is_created_for_an_existing_database(tmp_path: Path) -> None:
     start(in_folder(tmp_path))
     kept = (tmp_path / "master.key").rename(tmp_path / "elsewhere.key")
     for _ in range(2):
-        with pytest.raises(MasterKeyError, match=rf"needs master key {KeyFile(kept).ids()[0]}, and there is none"):
+        with pytest.raises(MasterKeyError, match=rf"needs master key {KeyFile(kept).ids()[0]}; available: none"):
             start(in_folder(tmp_path))
         assert not (tmp_path / "master.key").exists()
     start(in_folder(tmp_path, master_key_file=kept))
     start(in_folder(tmp_path, master_key=kept.read_text()))
 
 
-def test_a_key_that_goes_while_the_service_runs_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_key_file_deleted_at_runtime_is_not_replaced(tmp_path: Path) -> None:
     start(in_folder(tmp_path))
     with closing_store(in_folder(tmp_path)) as server:
         (tmp_path / "master.key").rename(tmp_path / "elsewhere.key")
-        server.galleries.create("g", "f" * 32, 8, GallerySettings())  # by the key in memory
+        server.galleries.create("g", "f" * 32, 8, GallerySettings())  # with the key in memory
         assert not (tmp_path / "master.key").exists()
 
 
-def test_a_number_given_again_after_the_file_was_put_back_is_of_another_key(tmp_path: Path) -> None:
+def test_a_reused_gallery_number_after_a_restore_has_another_key(tmp_path: Path) -> None:
     settings = in_folder(tmp_path)
     file, copy = tmp_path / "kith.db", tmp_path / "copy"
     with closing_store(settings) as server:
@@ -173,36 +173,36 @@ def put_back(source: Path, target: Path) -> None:
         one.backup(other)
 
 
-def test_a_file_that_is_named_is_not_made(tmp_path: Path) -> None:
+def test_a_configured_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(MasterKeyError, match="No such file"):
         start(in_folder(tmp_path, master_key_file=tmp_path / "there.key"))
     assert not (tmp_path / "there.key").exists()
 
 
-def test_nodes_of_one_database_have_one_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
+def test_nodes_of_one_database_need_the_same_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
     url = database_url()
     start(in_folder(tmp_path / "one", database_url=url))
-    with pytest.raises(MasterKeyError, match="there is none"):
+    with pytest.raises(MasterKeyError, match="available: none"):
         start(in_folder(tmp_path / "two", database_url=url))
     assert not (tmp_path / "two" / "master.key").exists()
     KeyFile(tmp_path / "two" / "master.key", may_make=True).first()
-    with pytest.raises(MasterKeyError, match=r"and there is [0-9a-f]{16}"):
+    with pytest.raises(MasterKeyError, match=r"available: [0-9a-f]{16}"):
         start(in_folder(tmp_path / "two", database_url=url))
     start(in_folder(tmp_path / "two", database_url=url, master_key_file=tmp_path / "one" / "master.key"))
 
 
-def test_a_truncated_file_is_said_to_be(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
     start(in_folder(tmp_path))
     path = tmp_path / "master.key"
     whole = path.read_bytes()
     for kept in (0, 1, 20, len(whole) - 2):
         path.write_bytes(whole[:kept])
-        with pytest.raises(MasterKeyError, match=f"{path}.*(cut off|empty)"):
+        with pytest.raises(MasterKeyError, match=f"{path}.*(truncated|empty)"):
             start(in_folder(tmp_path))
         assert path.read_bytes() == whole[:kept]
 
 
-def test_a_file_that_is_too_long_is_refused_whole(tmp_path: Path) -> None:
+def test_a_file_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     file = key_file(tmp_path / "f", f"{new_key_text()}\n" * 1500)
     with pytest.raises(MasterKeyError, match="more than 65536 bytes"):
         file.add()
@@ -221,7 +221,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     start(in_folder(tmp_path))
 
 
-def test_of_those_that_start_at_once_one_makes_the_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
+def test_concurrent_starts_create_one_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
     settings, together, failed = in_folder(tmp_path, database_url=database_url()), Barrier(6), []
 
     def one() -> None:
@@ -241,9 +241,9 @@ def test_of_those_that_start_at_once_one_makes_the_key(database_url: DatabaseUrl
     start(settings)
 
 
-def test_a_database_that_another_is_making_is_waited_for(tmp_path: Path) -> None:
-    # A writer of a file that is not in WAL mode yet: SQLite tells whoever would change the mode at once that it is
-    # busy, and does not wait for its timeout.
+def test_a_start_waits_for_a_concurrent_creation_of_the_database(tmp_path: Path) -> None:
+    # SQLite reports busy at once, without its timeout, to a process that changes the mode of a file while another
+    # writes to it before WAL mode.
     file = tmp_path / "kith.db"
     with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -254,7 +254,7 @@ def test_a_database_that_another_is_making_is_waited_for(tmp_path: Path) -> None
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_keys_added_at_once_are_all_there(tmp_path: Path) -> None:
+def test_keys_added_concurrently_are_all_stored(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "f", may_make=True)
     added = [file.first().id]
     threads = [Thread(target=lambda: added.append(KeyFile(file.path).add().id)) for _ in range(8)]
@@ -265,7 +265,7 @@ def test_keys_added_at_once_are_all_there(tmp_path: Path) -> None:
     assert sorted(file.ids()) == sorted(added)
 
 
-def test_two_servers_that_start_at_once_on_nothing(tmp_path: Path) -> None:
+def test_two_servers_start_concurrently_on_an_empty_folder(tmp_path: Path) -> None:
     servers = [Server(tmp_path) for _ in range(2)]
     try:
         for server in servers:
@@ -278,10 +278,10 @@ def test_two_servers_that_start_at_once_on_nothing(tmp_path: Path) -> None:
             server.kill()
 
 
-# What is said of it
+# Status output
 
 
-def test_the_doctor_says_where_it_is(tmp_path: Path) -> None:
+def test_the_doctor_shows_the_source_of_the_key(tmp_path: Path) -> None:
     found = check_master_key(in_folder(tmp_path))
     assert (found.verdict, "created at first start" in found.detail) == ("warning", True)
     assert not (tmp_path / "master.key").exists()
@@ -297,7 +297,7 @@ def test_the_doctor_says_where_it_is(tmp_path: Path) -> None:
     assert check_master_key(in_folder(tmp_path, master_key_file=elsewhere)).verdict == "error"
 
 
-# By hand
+# Command line
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
+def test_a_key_is_rotated_and_removed(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
     store = Store(open_own_database(settings))
     gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
@@ -330,7 +330,7 @@ def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
     assert f'"id": "{new}", "place": "{file.path}", "in_use": true, "secrets": 2, "galleries": 1' in shown
     assert "already wraps everything" in run("master", "rotate")
     assert old in run("master", "show")
-    store.galleries.create("later", "f" * 32, 8, GallerySettings())  # by a store that was open before
+    store.galleries.create("later", "f" * 32, 8, GallerySettings())  # by a store opened before the rotation
     run("master", "forget", old, "--yes")
     assert file.ids() == [new]
     again = Store(open_own_database(settings))
@@ -344,19 +344,19 @@ def test_a_key_is_replaced_and_forgotten(run: Run, tmp_path: Path) -> None:
     assert KeyFile(file.path).first().id == new
 
 
-def test_a_server_that_made_galleries_makes_more_after_its_key_was_forgotten(run: Run, tmp_path: Path) -> None:
+def test_a_running_server_creates_galleries_after_a_rotation(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
     with closing_store(settings) as server:
         server.galleries.create("before", "f" * 32, 8, GallerySettings())
         (old,) = KeyFile(settings.default_key_path).ids()
         run("master", "rotate", "--new")
         run("master", "forget", old, "--yes")
-        server.subjects.put(server.galleries.get("before"), "ada", None, {}, [])  # for which the file is read again
+        server.subjects.put(server.galleries.get("before"), "ada", None, {}, [])  # reads the file again
         for name in ("one", "two"):
             server.galleries.create(name, "f" * 32, 8, GallerySettings())
 
 
-def test_the_key_that_was_just_made_is_used_although_others_come_first(
+def test_rotation_uses_the_new_key_although_others_are_listed_first(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = key_file(tmp_path / "f", new_key_text())
@@ -371,7 +371,7 @@ def test_the_key_that_was_just_made_is_used_although_others_come_first(
     assert f'"id": "{made}", "place": "{file.path}", "in_use": true, "secrets": 2' in run("master", "show", "--json")
 
 
-def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None:
+def test_a_key_is_distributed_before_its_first_use(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
     store = Store(open_own_database(settings))
     run("master", "new")
@@ -392,7 +392,9 @@ def test_a_key_is_handed_out_before_it_is_used(run: Run, tmp_path: Path) -> None
     store.close()
 
 
-def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_needs_its_key_and_does_not_contain_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, file = in_folder(tmp_path / "data"), tmp_path / "backup"
     with closing_store(settings) as store:
         gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
@@ -408,7 +410,7 @@ def test_a_backup_needs_its_key_and_does_not_hold_it(run: Run, tmp_path: Path, m
     said = run("restore", str(file), fails=True)
     assert f"needs master key {manifest.master_keys[0]}" in said
     assert not (tmp_path / "other").exists()
-    with closing_store(in_folder(tmp_path / "other")) as store:  # which has a key of its own now
+    with closing_store(in_folder(tmp_path / "other")) as store:  # has a key of its own
         store.galleries.create("own", "f" * 32, 8, GallerySettings())
     assert f"needs master key {manifest.master_keys[0]}" in run("restore", str(file), "--replace", fails=True)
     own = (tmp_path / "other" / "master.key").read_text()

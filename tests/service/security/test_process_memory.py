@@ -1,4 +1,4 @@
-"""A process that keeps its memory to itself: no dump on the disk, and nothing for its neighbors."""
+"""Process memory protection: no core dump, and no access by other processes of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 LAST_WORDS = "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))"
-KEPT = "from service.security.process_memory import keep_to_itself; keep_to_itself()"
+KEPT = "from service.security.process_memory import protect_memory; protect_memory()"
 PR_GET_DUMPABLE = 3
 
 
@@ -20,7 +20,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
-    """A folder in which an aborted process leaves a dump; skips where none does."""
+    """Folder where an aborted process writes a core dump. Skips if the system writes none."""
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         pytest.skip("core dumps are piped to a program here")
     run(f"{LAST_WORDS}; os.abort()", tmp_path)
@@ -32,13 +32,13 @@ def dumps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nothing_is_dumped(dumps: Path) -> None:
+def test_no_core_dump_is_written(dumps: Path) -> None:
     run(f"{LAST_WORDS}; {KEPT}; os.abort()", dumps)
     assert list(dumps.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
-def test_both_ways_are_shut(tmp_path: Path) -> None:
+def test_core_limit_and_dumpable_flag_are_set(tmp_path: Path) -> None:
     told = run(
         f"{KEPT}; import ctypes, resource; "
         f"print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl({PR_GET_DUMPABLE}, 0, 0, 0, 0))",
@@ -49,10 +49,10 @@ def test_both_ways_are_shut(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes two users, and so root")
-def test_what_the_process_needs_of_itself_stays(tmp_path: Path) -> None:
-    """Of a user without rights, as in the image."""
+def test_the_process_can_still_read_its_own_status(tmp_path: Path) -> None:
+    """Run as a user without privileges, like in the image."""
     told = run(
-        f"{KEPT.replace('keep_to_itself()', '')}import os; os.setuid(65534); keep_to_itself(); "
+        f"{KEPT.replace('protect_memory()', '')}import os; os.setuid(65534); protect_memory(); "
         "print(len(os.listdir('/proc/self/fd')) > 2, 'VmRSS' in open('/proc/self/status').read(), "
         "len(open('/proc/self/maps').read()) > 0, os.stat('/proc/self/ns/pid').st_ino > 0)",
         tmp_path,

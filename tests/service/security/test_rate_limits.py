@@ -1,4 +1,4 @@
-"""Token buckets, by a clock of the test's own."""
+"""Token buckets with a manual clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_burst_and_then_the_rate() -> None:
     assert (limit.window_s, Limit(0.01, 1).window_s) == (2, 100)
 
 
-def test_never_more_than_burst_and_rate_allow() -> None:
+def test_requests_never_exceed_burst_and_rate() -> None:
     chance, limit = random.Random(3), Limit(rate=5.0, burst=7)
     buckets, now, passed = Buckets(), 0.0, list[float]()
     for _ in range(5000):
@@ -31,7 +31,7 @@ def test_never_more_than_burst_and_rate_allow() -> None:
     assert len(passed) > 0.95 * limit.rate * now
 
 
-def test_a_refused_request_costs_nothing_and_waiting_is_told_truly() -> None:
+def test_refused_requests_cost_nothing_and_the_wait_is_exact() -> None:
     buckets, limit = Buckets(), Limit(rate=0.2, burst=1)
     assert buckets.wait_s("a", limit, 0.0) == 0
     assert buckets.take("a", limit, 0.0).next_s == 5
@@ -41,7 +41,7 @@ def test_a_refused_request_costs_nothing_and_waiting_is_told_truly() -> None:
     assert buckets.take("a", limit, 1.0 + wait).passes
 
 
-def test_memory_is_bounded_and_a_clock_that_goes_back_gives_nothing() -> None:
+def test_memory_is_bounded_and_a_clock_set_back_adds_no_tokens() -> None:
     buckets, limit = Buckets(most=100), Limit(1.0, 1)
     for i in range(10_000):
         buckets.take(str(i), limit, 0.0)

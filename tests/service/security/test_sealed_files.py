@@ -1,4 +1,4 @@
-"""Sealed files: read anywhere as they were written, and refused where they were cut off, altered or passed off."""
+"""Encrypted files: random access, and rejection of truncated, altered or exchanged files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def payload_of(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_read_is_what_was_written(size: int, tmp_path: Path) -> None:
+def test_reads_return_the_written_bytes(size: int, tmp_path: Path) -> None:
     payload = payload_of(size)
     file = sealed(tmp_path / "f", payload)
     with file.open("rb") as opened:
@@ -52,7 +52,7 @@ def test_what_is_read_is_what_was_written(size: int, tmp_path: Path) -> None:
     st.lists(st.integers(0, 2 * CHUNK_BYTES), max_size=6),
     st.lists(st.tuples(st.floats(0, 1.1), st.integers(0, 2 * CHUNK_BYTES)), max_size=8),
 )
-def test_any_writes_and_any_reads(writes: list[int], reads: list[tuple[float, int]]) -> None:
+def test_random_writes_and_reads(writes: list[int], reads: list[tuple[float, int]]) -> None:
     whole = io.BytesIO(b"".join(map(payload_of, writes)))
     with closing(TemporaryFile(Path(tempfile.gettempdir()))) as file:
         for size in writes:
@@ -66,7 +66,7 @@ def test_any_writes_and_any_reads(writes: list[int], reads: list[tuple[float, in
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_file_that_was_cut_off_is_refused(size: int, tmp_path: Path) -> None:
+def test_truncated_files_are_refused(size: int, tmp_path: Path) -> None:
     file = sealed(tmp_path / "f", payload_of(size))
     whole = file.path.read_bytes()
     between = range(HEADER_BYTES, len(whole), SEALED_CHUNK_BYTES)
@@ -76,7 +76,7 @@ def test_a_file_that_was_cut_off_is_refused(size: int, tmp_path: Path) -> None:
             opened.read()
 
 
-def test_a_file_that_grew_or_whose_chunks_changed_places_is_refused(tmp_path: Path) -> None:
+def test_extended_or_reordered_files_are_refused(tmp_path: Path) -> None:
     file = sealed(tmp_path / "f", payload_of(3 * CHUNK_BYTES))
     whole = file.path.read_bytes()
     header, one, two, three = (
@@ -91,7 +91,7 @@ def test_a_file_that_grew_or_whose_chunks_changed_places_is_refused(tmp_path: Pa
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, HEADER_BYTES + 2 * SEALED_CHUNK_BYTES + 26), st.integers(0, 7))
-def test_a_bit_that_was_turned_is_noticed(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
+def test_a_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
     file = sealed(tmp_path_factory.mktemp("turned") / "f", payload_of(2 * CHUNK_BYTES + 11))
     whole = bytearray(file.path.read_bytes())
     whole[place] ^= 1 << bit
@@ -100,14 +100,14 @@ def test_a_bit_that_was_turned_is_noticed(tmp_path_factory: pytest.TempPathFacto
         opened.read()
 
 
-def test_it_opens_under_its_key_and_for_its_purpose_alone(tmp_path: Path) -> None:
+def test_files_open_only_with_their_key_and_purpose(tmp_path: Path) -> None:
     path = sealed(tmp_path / "f", b"photos").path
     for other in (SealedFile(path, Seal(new_key()), "archive a"), SealedFile(path, SEAL, "archive b")):
         with pytest.raises(SealBrokenError):
             other.open("rb")
 
 
-def test_an_unfinished_file_is_none(tmp_path: Path) -> None:
+def test_unfinished_files_are_refused(tmp_path: Path) -> None:
     file = SealedFile(tmp_path / "f", SEAL, "archive a")
     with file.writing() as writer:
         writer.write(payload_of(2 * CHUNK_BYTES))
@@ -115,14 +115,14 @@ def test_an_unfinished_file_is_none(tmp_path: Path) -> None:
         file.open("rb")
 
 
-def test_nothing_of_it_can_be_read_on_the_disk(tmp_path: Path) -> None:
+def test_the_file_on_disk_contains_no_plaintext(tmp_path: Path) -> None:
     payload = b"Ada Lovelace " * 20_000
     stored = sealed(tmp_path / "f", payload).path.read_bytes()
     assert b"Ada" not in stored
     assert stored != sealed(tmp_path / "g", payload).path.read_bytes()
 
 
-def test_archives_and_parquet_are_read_where_they_lie(tmp_path: Path) -> None:
+def test_archives_and_parquet_are_read_from_encrypted_files(tmp_path: Path) -> None:
     photos = {f"person/{i}.jpg": payload_of(40_000 + i) for i in range(10)}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -131,7 +131,7 @@ def test_archives_and_parquet_are_read_where_they_lie(tmp_path: Path) -> None:
     file = sealed(tmp_path / "f", packed.getvalue())
     assert {member.path: member.read() for member in iterate_members(file, LIMITS)} == photos
     file.path.write_bytes(file.path.read_bytes()[:-1])
-    with pytest.raises(ArchiveInvalidError, match="cannot be opened"):
+    with pytest.raises(ArchiveInvalidError, match="cannot be decrypted"):
         list(iterate_members(file, LIMITS))
 
     table, written = pa.table({"n": list(range(100_000))}), io.BytesIO()

@@ -1,4 +1,4 @@
-"""What is sealed opens only by its key, and only as what it is."""
+"""Encrypted values open only with their key and purpose."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SEAL = Seal(new_key())
 
 
 @given(st.binary(max_size=200))
-def test_what_is_sealed_opens(value: bytes) -> None:
+def test_sealed_values_open(value: bytes) -> None:
     sealed = SEAL.close(value, "name")
     assert SEAL.open(sealed, "name") == value
     assert len(sealed) == len(value) + OVERHEAD_BYTES
-    assert sealed != SEAL.close(value, "name"), "the same twice would tell that it is the same"
+    assert sealed != SEAL.close(value, "name"), "equal ciphertexts would reveal equal values"
 
 
 @given(st.binary(min_size=1, max_size=50), st.data())
-def test_a_bit_that_is_another_breaks_the_seal(value: bytes, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_detected(value: bytes, data: st.DataObject) -> None:
     sealed = bytearray(SEAL.close(value, "name"))
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     sealed[bit // 8] ^= 1 << bit % 8
@@ -30,12 +30,12 @@ def test_a_bit_that_is_another_breaks_the_seal(value: bytes, data: st.DataObject
 
 
 @pytest.mark.parametrize("cut", [0, 1, OVERHEAD_BYTES - 1])
-def test_too_little_to_be_sealed(cut: int) -> None:
+def test_values_too_short_to_be_sealed_are_refused(cut: int) -> None:
     with pytest.raises(SealBrokenError):
         SEAL.open(SEAL.close(b"value", "name")[:cut], "name")
 
 
-def test_another_key_or_purpose_does_not_open() -> None:
+def test_other_keys_and_purposes_do_not_open() -> None:
     sealed = SEAL.close(b"value", "name")
     with pytest.raises(SealBrokenError):
         SEAL.open(sealed, "crop")
@@ -54,7 +54,7 @@ def test_vectors_come_back_bit_for_bit(rng: np.random.Generator) -> None:
             SEAL.open_vectors(sealed, generation, dimension)
 
 
-def test_a_pseudonym_is_the_keys_own_and_of_its_kind() -> None:
+def test_pseudonyms_depend_on_key_and_kind() -> None:
     named = SEAL.pseudonym("subject", "ada")
     assert named == SEAL.pseudonym("subject", "ada") and len(named) == 32
     others = [

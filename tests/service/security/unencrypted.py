@@ -1,4 +1,4 @@
-"""``kith`` with everything in clear that should be sealed: what looks for it must find it."""
+"""Runs ``kith`` without encryption, as a control for tests that search for plaintext."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.security import sealing
 
 
 class InClear:
-    """In the place of AESGCM."""
+    """Drop-in replacement of AESGCM that does not encrypt."""
 
     def __init__(self, _key: bytes) -> None:
         pass

@@ -26,7 +26,7 @@ from service.server import embedded
 from service.services import gallery_risks as risks_module
 from service.services.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.settings import load_settings
-from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 
@@ -298,7 +298,7 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
     stored = store.evidence.get(gallery)
     assert stored is not None
     assert stored.fusion == "centroid"
-    assert AuditReader(database).lines(Chosen(event=THRESHOLD_MOVED), None, 10) == []
+    assert AuditReader(database).lines(AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
     store.close()
 
 

@@ -198,7 +198,7 @@ def test_a_job_that_no_server_can_run_can_be_cancelled(store: JobStore, gallery:
         assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "cancelled"
 
 
-def test_a_lease_of_a_clock_that_was_wrong_does_not_count(store: JobStore, gallery: Gallery) -> None:
+def test_a_lease_from_a_wrong_clock_is_ignored(store: JobStore, gallery: Gallery) -> None:
     job = store.create(gallery, "work", {})
     taken(store, lease_s=400 * 86400)
     heir = store.claim("heir", 60)

@@ -210,7 +210,7 @@ def test_an_uncertain_embedding_does_not_rank_subjects(house: House) -> None:
 
 
 def test_the_mean_similarity_of_a_gallery_leaves_out_embeddings(house: House) -> None:
-    """Of a hundred equal ones it would be their similarity, with four digits in its ``z``, and no near miss."""
+    """A hundred equal templates would reveal their similarity, with four digits in ``z``, without a near miss."""
     probes = [house.near(0.9137)] * 16
     with house.key("identify", "read") as key:
         for _ in range(7):
@@ -221,7 +221,7 @@ def test_the_mean_similarity_of_a_gallery_leaves_out_embeddings(house: House) ->
     for _ in range(7):
         house.admin.identify(STAFF, embeddings=probes)
     known = house.admin.gallery(STAFF).drift
-    assert known is not None and known.mated_similarity is not None, "whoever may export may know it"
+    assert known is not None and known.mated_similarity is not None, "a caller that may export may know it"
 
 
 def test_photos_reveal_no_more_than_embeddings(house: House, actor: NDArray[np.uint8]) -> None:

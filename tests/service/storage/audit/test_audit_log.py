@@ -1,4 +1,4 @@
-"""The audit: what is written of whom, and that whoever changes it afterwards is found out, and where."""
+"""Audit log: recorded content, and detection and location of later changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.domain.gallery import Gallery, GallerySettings
 from service.storage.audit.chain import Line
 from service.storage.audit.files import anchor_lines, read_anchors, trail_in, write_trail
 from service.storage.audit.log import Entry, record, record_entries
-from service.storage.audit.reader import AuditReader, Chosen, trail_of
+from service.storage.audit.reader import AuditFilter, AuditReader, trail_of
 from service.storage.audit.verifier import Anchor, Fault, Report, examine
 from service.storage.db.audit_triggers import REFUSAL, drop_audit_triggers
 from service.storage.db.engine import Database
@@ -36,7 +36,7 @@ Tampering = Callable[[sa.Connection, int], object]
 
 
 def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) -> Gallery:
-    """``lines``: with that of its creation."""
+    """``lines``: including the line of its creation."""
     gallery = Store(database).galleries.create(name, "f", 8, GallerySettings())
     for number in range(2, lines + 1):
         with database.change(gallery) as connection:
@@ -92,7 +92,7 @@ def remove_chain(connection: sa.Connection, chain: int) -> None:
 
 
 def rewrite(connection: sa.Connection, chain: int, since: int = 3) -> None:
-    """As whoever knows how hashes are made, but not the secret."""
+    """Rewrite a chain with correct hashes, but without the secret."""
     run("UPDATE audit SET actor = 'operator' WHERE chain = :chain AND number = :n", n=since)(connection, chain)
     rows = connection.execute(
         sa.text("SELECT * FROM audit WHERE chain = :chain ORDER BY number"), {"chain": chain}
@@ -138,7 +138,7 @@ TAMPERED: dict[str, tuple[Tampering, list[tuple[str, str | None, int | None, int
     "a line inserted": (insert_between, [("altered", "g", 4, 7), ("head", "g", None, None)]),
     "two lines swapped": (swap, [("altered", "g", 3, 5)]),
     "a chain removed": (remove_chain, [("chain_missing", "g", None, None), ("chain_missing", "g", None, None)]),
-    "a chain written anew": (rewrite, [("mac", "g", None, 6)]),
+    "a rewritten chain": (rewrite, [("mac", "g", None, 6)]),
     "a head replaced": (
         run("UPDATE audit_heads SET hash = :h WHERE chain = :chain", h="1" * 64),
         [("head", "g", None, None)],
@@ -157,7 +157,7 @@ TAMPERED: dict[str, tuple[Tampering, list[tuple[str, str | None, int | None, int
 
 @pytest.mark.parametrize("what", TAMPERED)
 def test_tampering_is_found_and_located(database: Database, url: str, what: str) -> None:
-    """By another connection, while the service has the database open and goes on afterwards."""
+    """Tamper through another connection while the service runs, and keep the service running."""
     gallery_with_lines(database, "before")
     gallery = gallery_with_lines(database)
     assert report_of(url, secret_of(database)).faults == []
@@ -172,9 +172,7 @@ def test_tampering_is_found_and_located(database: Database, url: str, what: str)
     assert brief(report_of(url, secret_of(database)).faults) == expected
 
 
-def test_an_emptied_audit_is_told_of_without_numbers_that_mean_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_emptied_audit_is_reported_without_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         Store(database).galleries.create("g", "f" * 32, 4, GallerySettings())
@@ -192,7 +190,7 @@ def test_an_emptied_audit_is_told_of_without_numbers_that_mean_nothing(
 
 @pytest.mark.parametrize("tamper", [cut, rewrite])
 @pytest.mark.parametrize("service_too", [False, True])
-def test_what_was_forged_is_not_signed_by_the_next_write(
+def test_forged_lines_are_not_signed_by_the_next_write(
     database: Database, url: str, tamper: Tampering, service_too: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     gallery = gallery_with_lines(database)
@@ -212,8 +210,8 @@ def test_what_was_forged_is_not_signed_by_the_next_write(
     assert "tampered with" in caplog.text
 
 
-def test_what_is_no_line_at_all_is_found(tmp_path: Path) -> None:
-    """SQLite stores anything in any column."""
+def test_unreadable_rows_are_found(tmp_path: Path) -> None:
+    """SQLite stores any value in any column."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
     for number, (column, value) in enumerate(
         [("details", "no json"), ("details", "[]"), ("at", "noon"), ("actor", b"\xff"), ("details", None)]
@@ -227,14 +225,14 @@ def test_what_is_no_line_at_all_is_found(tmp_path: Path) -> None:
             if number == 0:
                 drop_audit_triggers(connection)
             if value is None:
-                continue  # the table refuses it
+                continue  # the table rejects it
             statement = f"UPDATE audit SET {column} = :v WHERE chain = :chain AND number = 3"  # noqa: S608
             run(statement, v=value)(connection, gallery.pk)
         other.dispose()
         assert ("unreadable", f"g{number}", 3, 3) in brief(report_of(url, secret).faults)
 
 
-def test_without_the_master_key_what_was_written_anew_shows_by_anchors_alone(database: Database, url: str) -> None:
+def test_without_the_master_key_only_anchors_detect_a_rewritten_chain(database: Database, url: str) -> None:
     gallery, secret = gallery_with_lines(database), secret_of(database)
     before = report_of(url, None)
     assert not before.signed and [end.number for end in before.ends] == [1, LINES]
@@ -252,12 +250,12 @@ def test_without_the_master_key_what_was_written_anew_shows_by_anchors_alone(dat
     with other.begin() as connection:
         rewrite(connection, gallery.pk, since=1)
     other.dispose()
-    # From its first line on: it is another chain.
+    # Rewritten from its first line on, it counts as another chain.
     kinds = [fault.kind for fault in report_of(url, None, before.ends).faults]
     assert sorted(kinds) == ["chain_missing", "chain_missing", "chain_unknown"]
 
 
-def test_a_head_that_was_signed_once_and_is_put_back_shows_by_anchors(database: Database, url: str) -> None:
+def test_anchors_detect_an_older_signed_head(database: Database, url: str) -> None:
     gallery = gallery_with_lines(database, lines=5)
     other = engine_of(url)
     with other.begin() as connection:
@@ -274,7 +272,7 @@ def test_a_head_that_was_signed_once_and_is_put_back_shows_by_anchors(database: 
     assert brief(report_of(url, secret_of(database), noted).faults) == [("anchor", "g", 6, 6)]
 
 
-def test_the_database_itself_refuses_to_alter_or_delete_lines(database: Database, url: str) -> None:
+def test_the_database_rejects_changes_of_lines(database: Database, url: str) -> None:
     gallery = gallery_with_lines(database)
     other = engine_of(url)
     for statement in ("UPDATE audit SET event = 'x' WHERE chain = :chain", "DELETE FROM audit WHERE chain = :chain"):
@@ -284,20 +282,20 @@ def test_the_database_itself_refuses_to_alter_or_delete_lines(database: Database
     assert report_of(url, secret_of(database)).faults == []
 
 
-def test_a_chain_ends_with_its_gallery_and_is_kept(database: Database, url: str) -> None:
+def test_the_chain_of_a_deleted_gallery_is_kept(database: Database, url: str) -> None:
     store = Store(database)
     gallery_with_lines(database)
     store.galleries.delete("g")
     again = gallery_with_lines(database)
     report = report_of(url, secret_of(database))
     assert report.faults == [] and [end.gallery for end in report.ends] == [None, "g", "g"]
-    # A line that came too late, as of a search that was under way, belongs to no gallery any more.
+    # A late line, as of a concurrent search, belongs to no gallery.
     record_entries(database, [Entry("searched", (again.pk - 1, "g")), Entry("searched", (again.pk, "g"))])
     report = report_of(url, secret_of(database))
     assert report.faults == [] and [end.number for end in report.ends] == [4, LINES + 1, LINES + 1]
 
 
-def test_a_restored_backup_is_sound_although_keys_have_moved(
+def test_a_restored_backup_verifies_with_shifted_keys(
     database: Database, url: str, database_url: DatabaseUrl, tmp_path: Path
 ) -> None:
     file, other_url = tmp_path / "kith.backup", database_url()
@@ -314,13 +312,13 @@ def test_a_restored_backup_is_sound_although_keys_have_moved(
         assert report.faults == [] and len(report.ends) == 3
         with database.change(gallery) as connection:
             record(database.vault, connection, "event", gallery)
-        # What was written after the backup is not there.
+        # Later lines are missing.
         assert brief(report_of(other_url, secret, report_of(url, None).ends).faults) == [("anchor", "g", 7, 7)]
         with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.engine.begin() as connection:
             connection.exec_driver_sql("DELETE FROM audit")
 
 
-def test_an_export_is_examined_like_the_database(database: Database, url: str, tmp_path: Path) -> None:
+def test_an_export_verifies_like_the_database(database: Database, url: str, tmp_path: Path) -> None:
     gallery, secret = gallery_with_lines(database), secret_of(database)
     file = tmp_path / "audit.ndjson"
     with trail_of(url) as trail, file.open("wb") as to:
@@ -349,7 +347,7 @@ def test_an_export_is_examined_like_the_database(database: Database, url: str, t
     assert gallery.name == "g"
 
 
-def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "data"))
     file = tmp_path / "data" / "kith.db"
     with closing(open_database(f"sqlite:///{file}")) as database:
@@ -365,7 +363,7 @@ def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch:
     assert "7 lines" in kith("export", str(tmp_path / "audit.ndjson"))
     assert CliRunner().invoke(app, ["backup", str(tmp_path / "kith.backup")]).exit_code == 0
     with closing(open_database(f"sqlite:///{file}")) as database:
-        (last,) = AuditReader(database).lines(Chosen(), None, 1)
+        (last,) = AuditReader(database).lines(AuditFilter(), None, 1)
         assert (last.line.event, last.line.actor) == ("database_backed_up", "operator")
     copy = tmp_path / "copy.db"
     shutil.copy(file, copy)
@@ -379,7 +377,7 @@ def test_the_commands_say_what_is_wrong_and_exit_so(tmp_path: Path, monkeypatch:
     other.dispose()
     assert "gallery g, chain " in kith("verify", code=1)
     assert kith("head", code=1) == ""
-    # Elsewhere, without the master key: what cannot be told is said.
+    # On another machine, without the master key: the output names the skipped checks.
     monkeypatch.delenv("KITH_MASTER_KEY")
     assert "not checked" in kith("verify")
     assert "anchor: " in kith("verify", "--against", str(tmp_path / "anchors"), code=1)
@@ -402,7 +400,7 @@ def noted(folder: Path, printed: str) -> Path:
     return file
 
 
-def test_lines_are_listed_by_what_they_say(database: Database) -> None:
+def test_lines_are_filtered_by_content(database: Database) -> None:
     gallery, reader = gallery_with_lines(database), AuditReader(database)
     whose = gallery.seal.pseudonym("subject", "bob")
     late = datetime.now(UTC)
@@ -414,7 +412,7 @@ def test_lines_are_listed_by_what_they_say(database: Database) -> None:
     record_entries(database, entries)
 
     def events(**chosen: Any) -> list[str]:
-        return [listed.line.event for listed in reader.lines(Chosen(**chosen), None, 100)]
+        return [listed.line.event for listed in reader.lines(AuditFilter(**chosen), None, 100)]
 
     assert events(chain=gallery.pk, event="searched") == ["searched"] * 2
     assert events(actor="key:b") == ["access_refused", "searched"]
@@ -422,6 +420,6 @@ def test_lines_are_listed_by_what_they_say(database: Database) -> None:
     assert events(since=late) == ["access_refused", "searched", "searched"]
     assert events(chain=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
     assert events(gallery="g", event="gallery_created") == ["gallery_created"] * 2
-    first, second = reader.lines(Chosen(), None, 2)
-    assert [one.pk for one in reader.lines(Chosen(), second.pk, 1)] < [first.pk]
-    assert reader.lines(Chosen(actor="key:a"), None, 1)[0].line.request_id == "r1"
+    first, second = reader.lines(AuditFilter(), None, 2)
+    assert [one.pk for one in reader.lines(AuditFilter(), second.pk, 1)] < [first.pk]
+    assert reader.lines(AuditFilter(actor="key:a"), None, 1)[0].line.request_id == "r1"

@@ -1,4 +1,4 @@
-"""Searches in the audit: gathered, written in groups, and what becomes of them when the database refuses."""
+"""Audit lines of searches: batching, order, and behavior when the database rejects writes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.storage.audit.log import Entry
-from service.storage.audit.reader import AuditReader, Chosen
-from service.storage.audit.writer import MOST_REFUSED, AuditWriter, When
+from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.engine import Database
 from service.storage.repositories.store import Store
 from tests.databases import engine_of, open_database
@@ -47,12 +47,12 @@ def gallery_of(database: Database, name: str = "g") -> Gallery:
 
 
 def lines(database: Database, **chosen: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    found = AuditReader(database).lines(Chosen(**chosen), None, 1000)
+    found = AuditReader(database).lines(AuditFilter(**chosen), None, 1000)
     return [(listed.line.event, listed.line.outcome, listed.line.details) for listed in reversed(found)]
 
 
 def refuse_lines(url: str, refuse: bool) -> None:
-    """The database takes no line of the audit, as if it were full."""
+    """Make the database reject audit lines, as if it were full."""
     engine = engine_of(url)
     with engine.begin() as connection:
         if connection.dialect.name == "sqlite":
@@ -64,7 +64,7 @@ def refuse_lines(url: str, refuse: bool) -> None:
     engine.dispose()
 
 
-def test_a_search_is_told_of_by_who_was_found_and_how_often_nobody(database: Database, url: str) -> None:
+def test_a_search_is_recorded_with_its_outcomes_and_subjects(database: Database, url: str) -> None:
     gallery = gallery_of(database)
 
     async def work(writer: AuditWriter) -> None:
@@ -85,7 +85,7 @@ def test_a_search_is_told_of_by_who_was_found_and_how_often_nobody(database: Dat
     assert report_of(url, secret_of(database)).faults == []
 
 
-def test_what_is_to_be_written_before_is_on_disk_before_it_is_answered(database: Database) -> None:
+def test_with_the_setting_before_lines_are_on_disk_before_the_response(database: Database) -> None:
     one, other = gallery_of(database), gallery_of(database, "other")
     commits: list[object] = []
     sa.event.listen(database.engine, "commit", commits.append)
@@ -94,7 +94,7 @@ def test_what_is_to_be_written_before_is_on_disk_before_it_is_answered(database:
         for count in range(1, 4):
             await writer.searched(one, ONE)
             assert len(lines(database, event="searched")) == count
-        # Those that come together are written together.
+        # Concurrent searches share a transaction.
         commits.clear()
         await asyncio.gather(*(writer.searched(gallery, SEVERAL) for gallery in (one, other) * 50))
         assert len(lines(database, event="searched")) == 103 and len(commits) < 20
@@ -102,7 +102,7 @@ def test_what_is_to_be_written_before_is_on_disk_before_it_is_answered(database:
     with_writer(database, "before", work)
 
 
-def test_nothing_is_lost_at_the_end_and_nothing_is_written_that_is_not_wanted(database: Database) -> None:
+def test_closing_writes_all_lines_and_off_writes_none(database: Database) -> None:
     gallery = gallery_of(database)
 
     async def work(writer: AuditWriter) -> None:
@@ -116,7 +116,7 @@ def test_nothing_is_lost_at_the_end_and_nothing_is_written_that_is_not_wanted(da
         assert connection.exec_driver_sql(query).scalar() == 5000
 
 
-def test_a_database_that_refuses_lines_holds_up_no_search_unless_it_must(database: Database, url: str) -> None:
+def test_a_failing_database_delays_searches_only_with_the_setting_before(database: Database, url: str) -> None:
     gallery = gallery_of(database)
 
     async def soon(writer: AuditWriter) -> None:
@@ -128,7 +128,7 @@ def test_a_database_that_refuses_lines_holds_up_no_search_unless_it_must(databas
         writer.record_refusal("key:a", "unauthorized")
         for _ in range(3):
             await writer.searched(gallery, ONE)
-        with pytest.raises(AuditWriteError, match="5 lines wait for the database, 2 are lost"):
+        with pytest.raises(AuditWriteError, match="5 audit lines wait for the database, 2 are lost"):
             writer.check()
         with pytest.raises(AuditWriteError):
             await writer.write(Entry("gallery_exported", (gallery.pk, "g")))
@@ -165,10 +165,10 @@ def test_a_flood_of_refusals_is_counted(database: Database) -> None:
     with_writer(database, "off", work)
     written = lines(database, event="access_refused")
     assert sum(details["count"] for *_, details in written) == 1000
-    assert len(written) <= 2 * (MOST_REFUSED + 1)
+    assert len(written) <= 2 * (MAX_REFUSAL_LINES + 1)
 
 
-def test_two_processes_write_to_the_same_chains_beside_a_galleries_writer(database: Database, url: str) -> None:
+def test_two_processes_and_a_gallery_writer_share_chains(database: Database, url: str) -> None:
     galleries = [gallery_of(database, f"g{n}") for n in range(4)]
 
     async def work(writer: AuditWriter) -> None:
@@ -185,7 +185,7 @@ def test_two_processes_write_to_the_same_chains_beside_a_galleries_writer(databa
 
     asyncio.run(both())
     report = report_of(url, secret_of(database))
-    # Each gallery's: its beginning, 40 searches and 20 enrollments; of the service, 40 keys and the galleries.
+    # Each gallery: its creation, 40 searches and 20 enrollments. The service: 40 keys and the galleries.
     assert report.faults == [] and [end.number for end in report.ends] == [44, 61, 61, 61, 61]
 
 
@@ -196,8 +196,8 @@ def enroll(store: Store, galleries: list[Gallery]) -> None:
             store.templates.enroll(gallery, "ada", [NewTemplate(f"{number:032x}", vector, "embedding")], None)
 
 
-def test_lines_of_searches_leave_what_was_read_where_it_is(database: Database) -> None:
-    """They change no gallery: names and index hold, and of SQLite one number is read again."""
+def test_audit_lines_of_searches_keep_caches_valid(database: Database) -> None:
+    """Names and indexes stay cached; SQLite rereads only the file's version."""
     gallery, store = gallery_of(database), Store(database)
     enroll(store, [gallery])
     followers = Followers(in_process(store))

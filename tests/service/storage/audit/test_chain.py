@@ -1,4 +1,4 @@
-"""Each line vouches for all before it."""
+"""Hash chain of audit lines: each hash covers all earlier lines."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_a_hash_covers_everything() -> None:
     assert len(hashes | {LINE.hash(BEFORE_ALL), LINE.hash(LINE.hash(BEFORE_ALL))}) == len(others) + 2
 
 
-def test_a_hash_is_of_what_is_meant_not_of_how_it_is_written() -> None:
+def test_equal_content_has_equal_hashes() -> None:
     there = LINE.at.astimezone(timezone(timedelta(hours=2)))
     assert replace(LINE, at=there, details={"a": [None], "b": 1.5}).hash(BEFORE_ALL) == LINE.hash(BEFORE_ALL)
 
 
-def test_a_heads_mac_needs_the_secret() -> None:
+def test_the_mac_of_a_head_depends_on_the_secret() -> None:
     last = LINE.hash(BEFORE_ALL)
     assert len({mac(b"s" * 32, 1, last), mac(b"t" * 32, 1, last), mac(b"s" * 32, 2, last)}) == 3

@@ -183,7 +183,7 @@ def test_what_was_altered_is_damage_and_never_passed_over(database_url: Database
             flipped = whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
             connection.execute(sa.update(table).values({column.name: flipped}))
         for way in ways:
-            with pytest.raises(StorageDamagedError, match="cannot be opened"):
+            with pytest.raises(StorageDamagedError, match="cannot be decrypted"):
                 way()
         with open_check(open_database(url)) as check:
             found = [(finding.kind, finding.gallery) for finding in check.findings(None, repair=False)]

@@ -1,4 +1,4 @@
-"""A backup is one moment of everything; restored it is the same in a database of either kind, or nothing happened."""
+"""Backups are consistent snapshots. A restore into SQLite or PostgreSQL is complete, or changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.index.replicas import in_process
 from service.security.api_keys import Rights
 from service.services.gallery_check import open_check
 from service.storage.audit.log import record
-from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
 from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
@@ -72,7 +72,7 @@ def vectors(count: int, seed: int = 0) -> Float:
 
 
 def filled(database: Database) -> Store:
-    """Something in every table, and a deleted template whose key is not to return."""
+    """Fill every table, and delete a template whose key must not be reused."""
     store = Store(database)
     one, two = (
         store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max")) for name in ("one", "two")
@@ -102,7 +102,7 @@ def filled(database: Database) -> Store:
 
 
 def everything(database: Database) -> dict[str, list[Any]]:
-    """All rows; galleries by name instead of key; without what a restore adds to the service's chain."""
+    """Return all rows, with gallery names instead of keys, without audit lines of a restore."""
     with database.read() as connection:
         names = dict(connection.execute(sa.select(galleries.c.pk, galleries.c.name)).all())
         of_gallery = {t.name: "pk" if t is galleries else "gallery_pk" for t in TABLES}
@@ -123,14 +123,14 @@ def check(database: Database) -> None:
 
 
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:
-    """Whom a search for each of the vectors finds."""
+    """Return the subject that a search for each vector finds."""
     found = store.galleries.get(gallery)
     hits, _ = followers.of(found).search(vectors(20), 1)
     subjects = store.subjects.by_pk(found, [hit.subject_pk for (hit,) in hits])
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 
 
-def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
+def test_all_rows_are_restored_in_either_database(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
     manifest = back_up(origin, file)
@@ -148,10 +148,10 @@ def test_everything_is_restored_in_either_kind(fresh: Open, sqlite: Database, tm
             line = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()
         enroll(store, store.galleries.get("two"), "new", *vectors(1))
         (change,) = store.changes.read_after(store.galleries.get("two"), line)
-        assert change.template_pk > highest + 1  # the deleted one's key does not return
+        assert change.template_pk > highest + 1  # the deleted template's key is not reused
 
 
-def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tmp_path: Path) -> None:
+def test_a_running_server_searches_the_restored_galleries(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
     followers = Followers(in_process(store))
@@ -166,7 +166,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     assert after.pk > before.pk
     assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
     assert store.templates.stored_answer(after, "key 5", "digest") == "{}"
-    assert [one.line.event for one in AuditReader(database).lines(Chosen(after.pk), None, 1)] == ["e"]
+    assert [one.line.event for one in AuditReader(database).lines(AuditFilter(after.pk), None, 1)] == ["e"]
     enroll(store, after, "s20", *vectors(1, 9))
     assert len(store.changes.read_after(after, 0)) == 21
     restore(database, file, replace=True)
@@ -174,7 +174,7 @@ def test_a_server_that_runs_meanwhile_searches_what_was_restored(fresh: Open, tm
     check(database)
 
 
-def test_a_database_that_holds_something_is_left_alone(fresh: Open, tmp_path: Path) -> None:
+def test_a_nonempty_database_is_not_overwritten(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     filled(database)
     back_up(database, file)
@@ -214,7 +214,7 @@ def test_a_restore_that_fails_midway_changes_nothing(fresh: Open, tmp_path: Path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        restore(database, file, replace=True, said=fail_at)
+        restore(database, file, replace=True, report=fail_at)
     assert everything(database) == before
 
 
@@ -228,7 +228,7 @@ def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> 
         restore(fresh(), file)
 
 
-def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) -> None:
+def test_a_backup_is_a_snapshot_during_concurrent_writes(fresh: Open, tmp_path: Path) -> None:
     origin = fresh()
     store = Store(origin)
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
@@ -261,7 +261,7 @@ def test_a_backup_is_one_moment_while_others_write(fresh: Open, tmp_path: Path) 
         writer.join()
 
 
-def test_two_backups_to_one_file_do_not_meet(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
+def test_concurrent_backups_to_one_file_do_not_mix(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
     (tmp_path / "backup.part").write_bytes(b"another's")
@@ -287,7 +287,7 @@ def test_two_backups_to_one_file_do_not_meet(fresh: Open, sqlite: Database, tmp_
     assert {path.name for path in tmp_path.glob("backup*")} == {"backup", "backup.part"}
 
 
-def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_path: Path) -> None:
+def test_a_backup_contains_all_writes_before_its_time(fresh: Open, tmp_path: Path) -> None:
     origin, file, copy = fresh(), tmp_path / "backup", fresh()
     store = filled(origin)
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
@@ -319,7 +319,7 @@ def test_what_was_written_before_the_time_of_a_backup_is_in_it(fresh: Open, tmp_
     assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
 
 
-def test_whom_recognizers_disagreed_about_is_found_after_a_restore(fresh: Open, tmp_path: Path) -> None:
+def test_disagreements_refer_to_their_subjects_after_a_restore(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     store, migrations = filled(database), GenerationStore(database)
     migrations.start(store.galleries.get("one"), "e" * 32, 4, "other", on_sight=False)

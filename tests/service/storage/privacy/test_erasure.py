@@ -1,4 +1,4 @@
-"""Who was erased is in no table and in no file, and what was begun before does not bring them back."""
+"""Erased data is in no table and no file, and earlier work cannot restore it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryItems
-from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import audit, crops, vectors
@@ -38,7 +38,7 @@ LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
 
 
 def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -> list[NewTemplate]:
-    """``others``: further generations that have seen them."""
+    """``others``: further generations that have vectors of the templates."""
     drawn: Float = l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
     return [
         NewTemplate(
@@ -65,9 +65,7 @@ def items_of(subject: str, template: NewTemplate) -> GalleryItems:
     return GalleryItems(*columns)
 
 
-def test_the_receipt_says_what_went_and_the_audit_bears_it_out(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
+def test_the_receipt_matches_the_erased_rows_and_the_audit(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), made(database)
     store.templates.enroll(gallery, "ada", some(rng, 3), IdempotentResponse("k", "d", "answer"))
@@ -104,7 +102,7 @@ def test_the_receipt_says_what_went_and_the_audit_bears_it_out(
     database.close()
 
 
-def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_no_file_of_sqlite_contains_erased_data(tmp_path: Path, rng: np.random.Generator) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
     store, gallery = Store(database), made(database)
     for i in range(30):
@@ -125,7 +123,7 @@ def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.
         assert store.subjects.delete(gallery, f"s{i}").log_emptied
     assert standing() == 2
 
-    # A reader of an earlier moment needs the log's pages: the receipt says so, and a later emptying makes it good.
+    # A reader of an older snapshot needs the WAL. The receipt reports this, and a later truncation completes it.
     with database.read() as connection:
         connection.execute(sa.select(vectors.c.template_pk)).all()
         assert store.subjects.delete(gallery, "s29").log_emptied is False
@@ -135,7 +133,7 @@ def test_no_file_of_sqlite_holds_what_was_erased(tmp_path: Path, rng: np.random.
     database.close()
 
 
-def test_what_was_begun_before_does_not_bring_anybody_back(
+def test_earlier_work_cannot_restore_a_subject(
     database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     database = open_database(database_url())
@@ -153,13 +151,13 @@ def test_what_was_begun_before_does_not_bring_anybody_back(
     added = bulk.add(before, items_of("ada", *some(rng)))
     assert (added.subjects, added.templates, added.present) == (0, 0, 0)
     assert [type(refusal.error) for refusal in added.refused] == [SubjectErasedError]
-    # The job reads its gallery anew now and then: what counts is when it was asked for.
+    # The job reads its gallery again from time to time; its start time counts.
     now = store.galleries.get("g")
     jobs.enroll(job, now, "ada", [("ada/1.jpg", some(rng)[0])], [ItemOutcome("ada/2.jpg", "no_face", {})], 1)
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "no_face": 1}
     assert store.galleries.get("g").subjects == 0
 
-    # Others are not concerned, and who is enrolled by a request that begins now is there, whenever born.
+    # Other subjects are unaffected, and a later request may enroll the same id.
     store.templates.enroll(before, "bob", some(rng), None)
     store.templates.enroll(now, "ada", some(rng), None)
     assert store.galleries.get("g").subjects == 2
@@ -175,9 +173,7 @@ def test_what_was_begun_before_does_not_bring_anybody_back(
     database.close()
 
 
-def test_what_was_begun_before_does_not_bring_a_template_back(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
+def test_earlier_work_cannot_restore_a_template(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
     (one,), (two,) = some(rng), some(rng)
@@ -197,7 +193,7 @@ def test_what_was_begun_before_does_not_bring_a_template_back(
     database.close()
 
 
-def test_a_search_counted_late_does_not_bring_a_key_back(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_a_late_search_count_cannot_restore_a_key(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     store, generations = Store(database), GenerationStore(database)
     generations.start(made(database), "e" * 32, DIMENSION, "other", on_sight=False)
@@ -214,7 +210,7 @@ def test_a_search_counted_late_does_not_bring_a_key_back(database_url: DatabaseU
     database.close()
 
 
-def test_a_restored_backup_brings_nobody_back(
+def test_a_restored_backup_repeats_erasures(
     database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     database, file = open_database(database_url()), tmp_path / "backup"
@@ -226,7 +222,7 @@ def test_a_restored_backup_brings_nobody_back(
     store.subjects.delete(gallery, "eve")
     store.templates.enroll(
         gallery := store.galleries.get("g"), "eve", some(rng), None
-    )  # of before the backup: it knows better
+    )  # from before the backup, which already reflects it
     back_up(database, file)
 
     receipt = store.subjects.delete(gallery, "ada")
@@ -238,7 +234,7 @@ def test_a_restored_backup_brings_nobody_back(
     of_late = store.subjects.delete(late, "ada")
     receipts = ErasureStore(database)
     said = list[str]()
-    restore(database, file, replace=True, said=said.append)
+    restore(database, file, replace=True, report=said.append)
 
     after = store.galleries.get("g")
     assert [s.id for s in store.subjects.list_page(after, None, 10, SubjectFilter())] == ["bob", "eve"]
@@ -246,17 +242,17 @@ def test_a_restored_backup_brings_nobody_back(
     assert template not in {t.id for t in store.templates.list_page(after, "bob")}
     with pytest.raises(GalleryNotFoundError):
         store.galleries.get("gone")
-    assert [line.partition(" erased since")[0] for line in said if "erased since" in line] == [
+    assert [line.removeprefix("repeated erasure: ").partition(",")[0] for line in said if "repeated" in line] == [
         "subject",
         "template",
         "gallery",
     ]
     for each in (receipt, one, whole, of_late):
-        assert receipts.verify(each.id).holds  # by the line that says that it was repeated
-    listed = AuditReader(database).lines(Chosen(after.pk), None, 10)
+        assert receipts.verify(each.id).holds  # by the line that records the repetition
+    listed = AuditReader(database).lines(AuditFilter(after.pk), None, 10)
     (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
-    # Work that the backup brought back along with them began before, too.
+    # Restored jobs and requests also began before the erasure.
     with pytest.raises(SubjectErasedError):
         store.templates.enroll(replace(after, erased=0), "ada", some(rng), None)
     again = tmp_path / "later"
@@ -271,7 +267,7 @@ def test_a_restored_backup_brings_nobody_back(
     database.close()
 
 
-def test_a_template_that_was_moved_does_not_return_under_whom_it_was_moved_from(
+def test_a_moved_template_does_not_return_to_its_former_subject(
     database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     database, file = open_database(database_url()), tmp_path / "backup"
@@ -293,7 +289,7 @@ def test_a_template_that_was_moved_does_not_return_under_whom_it_was_moved_from(
     database.close()
 
 
-def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(
+def test_saved_receipts_repeat_the_erasures_of_a_lost_database(
     database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     database, file = open_database(database_url()), tmp_path / "backup"
@@ -308,7 +304,7 @@ def test_receipts_kept_elsewhere_repeat_what_a_lost_database_knew(
 
     anew = open_database(database_url())
     restore(anew, file)
-    assert Store(anew).galleries.get("g").subjects == 2  # nothing here knew
+    assert Store(anew).galleries.get("g").subjects == 2  # no receipts known here
     assert [each.id for each in repeat_saved(anew, kept)] == [receipt.id]
     assert Store(anew).galleries.get("g").subjects == 1
     assert repeat_saved(anew, kept) == []

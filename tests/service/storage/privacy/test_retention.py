@@ -1,4 +1,4 @@
-"""What is past its age goes, by one process, with its subjects' names; nothing younger does."""
+"""Retention erases exactly the templates and subjects past their period, by one process at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.services.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
-from service.storage.audit.reader import AuditReader, Chosen
+from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys, idempotency, templates, vectors
 from service.storage.db.tables import jobs as job_rows
@@ -40,7 +40,7 @@ NOW = datetime.now(UTC)
 
 
 class Clocks(Clock):
-    """Time that passes when a test says so. ``jump``: the wall clock alone is set."""
+    """Manual clocks. ``jump``: set only the wall clock."""
 
     def __init__(self, now: datetime = NOW) -> None:
         self._wall, self._boot_s = now, 1000.0
@@ -55,7 +55,7 @@ class Clocks(Clock):
 
 
 def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = lambda gallery: None) -> Housekeeping:
-    """Without the clock of a PostgreSQL server, which no test sets."""
+    """Disable the clock of the PostgreSQL server, which tests cannot set."""
     database.server_time = lambda: None  # type: ignore[method-assign]
     return Housekeeping(database, Store(database), Retention(database), 14, told, clock)
 
@@ -71,10 +71,10 @@ def aged(database: Database, ids: list[str], days: float) -> None:
         connection.execute(templates.update().where(templates.c.id.in_(ids)).values(**made_at))
 
 
-def test_templates_go_at_their_age_and_people_with_their_last(
+def test_due_templates_and_then_empty_subjects_are_erased(
     database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.storage.privacy.retention.AT_ONCE", 2)
+    monkeypatch.setattr("service.storage.privacy.retention.BATCH_ROWS", 2)
     database = open_database(database_url())
     store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
     followers = Followers(in_process(store))
@@ -95,17 +95,17 @@ def test_templates_go_at_their_age_and_people_with_their_last(
     assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
     _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
     assert compared == 2
-    listed = AuditReader(database).lines(Chosen(now.pk), None, 100)
+    listed = AuditReader(database).lines(AuditFilter(now.pk), None, 100)
     lines = [one.line for one in listed if one.line.event == "retention_applied"]
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
-    assert len(lines) >= 3  # in blocks, each with a line of its own
-    assert ErasureStore(database).list_page(now) == []  # nobody asked: who comes again is welcome
+    assert len(lines) >= 3  # in batches, each with an audit line
+    assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again
     assert Retention(database).sweep(NOW, 36_500).galleries == ()
     store.templates.enroll(gallery, "old", some(rng), None)
     database.close()
 
 
-def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl) -> None:
+def test_subjects_without_templates_are_erased_at_the_same_age(database_url: DatabaseUrl) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     store.subjects.put(gallery, "named", "Name", {}, ["tag"])
@@ -116,7 +116,7 @@ def test_a_name_without_templates_goes_at_the_same_age(database_url: DatabaseUrl
     database.close()
 
 
-def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
+def test_a_damaged_key_does_not_stop_other_galleries(
     database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = database_url()
@@ -150,10 +150,10 @@ def test_a_gallery_whose_key_is_damaged_holds_up_no_other(
     database.close()
 
 
-def test_people_without_templates_are_looked_for_outside_of_changes(
+def test_empty_subjects_are_selected_outside_the_writing_transaction(
     database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has come back to life between the look and the change stays."""
+    """A subject that gets a template between the two reads stays."""
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     for name in ("gone", "back", "renamed"):
@@ -171,7 +171,7 @@ def test_people_without_templates_are_looked_for_outside_of_changes(
     database.close()
 
 
-def test_answers_to_keyed_requests_are_forgotten(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_idempotent_responses_expire(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, None)
     store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
@@ -185,18 +185,18 @@ def test_answers_to_keyed_requests_are_forgotten(database_url: DatabaseUrl, rng:
     database.close()
 
 
-def test_one_process_sweeps_until_its_turn_ends(database_url: DatabaseUrl) -> None:
+def test_one_process_holds_the_sweeping_lease(database_url: DatabaseUrl) -> None:
     url = database_url()
     database, another = open_database(url), open_database(url)
     one, two, hour = Retention(database), Retention(another), timedelta(hours=1)
-    assert one.take_turn("one", NOW, hour)
-    assert not two.take_turn("two", NOW, hour)
-    assert one.take_turn("one", NOW + 0.9 * hour, hour)
-    assert not two.take_turn("two", NOW + 1.5 * hour, hour)
-    assert two.take_turn("two", NOW + 2 * hour, hour)  # the other one died
-    assert not one.take_turn("one", NOW + 2 * hour, hour)
-    two.end_turn("two")
-    assert one.take_turn("one", NOW + 2 * hour, hour)
+    assert one.acquire_lease("one", NOW, hour)
+    assert not two.acquire_lease("two", NOW, hour)
+    assert one.acquire_lease("one", NOW + 0.9 * hour, hour)
+    assert not two.acquire_lease("two", NOW + 1.5 * hour, hour)
+    assert two.acquire_lease("two", NOW + 2 * hour, hour)  # the other process died
+    assert not one.acquire_lease("one", NOW + 2 * hour, hour)
+    two.release_lease("two")
+    assert one.acquire_lease("one", NOW + 2 * hour, hour)
     for each in (database, another):
         each.close()
 
@@ -228,10 +228,10 @@ def test_the_service_sweeps_at_its_start_and_then_every_hour(
 
 
 @pytest.mark.parametrize("how", ["erased", "finished", "answered", "replaced"])
-def test_what_was_deleted_leaves_the_log_of_sqlite(
+def test_deleted_rows_leave_the_wal_of_sqlite(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Whoever deleted it, and however: another process, which ended before its log could be emptied, among them."""
+    """Any process may have deleted rows, including one that ended before it could truncate the WAL."""
     url, log = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal"
     database, other = open_database(url), open_database(url)
     clock = Clocks(datetime.now(UTC))
@@ -247,7 +247,7 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
     assert job is not None
     jobs.finish(job, "failed", {"code": "image_format"})
     column = {"finished": job_rows.c.problem, "answered": idempotency.c.sealed}.get(how, vectors.c.vector)
-    with database.read() as connection:  # for which no log can be emptied
+    with database.read() as connection:  # prevents truncation of the WAL
         held = bytes(connection.execute(sa.select(column)).scalar_one())
         match how:
             case "erased":
@@ -262,7 +262,7 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
     kept_house.look()
     assert log.stat().st_size == 0
     assert held not in (tmp_path / "kith.db").read_bytes()
-    # Where nobody wrote since, nothing is done: what is read again after another one's commit stays as it is.
+    # Without new writes nothing is truncated.
     version = database.file_version()
     monkeypatch.setattr(database, "truncate_wal", lambda: pytest.fail("nobody wrote"))
     kept_house.look()
@@ -270,7 +270,7 @@ def test_what_was_deleted_leaves_the_log_of_sqlite(
     database.close()
 
 
-def test_a_restored_backup_leaves_no_log(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_restore_truncates_the_wal(tmp_path: Path, rng: np.random.Generator) -> None:
     server, database = (open_database(f"sqlite:///{tmp_path / 'kith.db'}") for _ in range(2))
     back_up(database, tmp_path / "backup")
     Store(database).templates.enroll(made(database), "ada", some(rng), None)
@@ -281,7 +281,7 @@ def test_a_restored_backup_leaves_no_log(tmp_path: Path, rng: np.random.Generato
         each.close()
 
 
-def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generator, database_url: DatabaseUrl) -> None:
+def test_names_erased_by_another_process_are_evicted(rng: np.random.Generator, database_url: DatabaseUrl) -> None:
     url = database_url()
     database, here, there = open_database(url), Store(open_database(url)), Store(open_database(url))
     gallery = made(database)
@@ -299,7 +299,7 @@ def test_names_that_another_process_erased_are_let_go_of(rng: np.random.Generato
     there.close()
 
 
-def test_the_age_is_a_setting_of_the_gallery(kith: Kith, gallery: str) -> None:
+def test_the_retention_period_is_a_gallery_setting(kith: Kith, gallery: str) -> None:
     assert kith.gallery(gallery).retention_days is None
     assert kith.update_gallery(gallery, retention_days=30).retention_days == 30
     assert kith.update_gallery(gallery, keep_crops=True).retention_days == 30
@@ -309,7 +309,7 @@ def test_the_age_is_a_setting_of_the_gallery(kith: Kith, gallery: str) -> None:
 
 
 def crowd(database: Database, rng: np.random.Generator, people: int, days_old: float, name: str = "g") -> Gallery:
-    """A gallery with an age of 30 days, of people who were all enrolled so long ago."""
+    """Gallery with a retention period of 30 days and subjects that are all past it."""
     gallery = limited(database, 30, name)
     for number in range(people):
         Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
@@ -317,10 +317,10 @@ def crowd(database: Database, rng: np.random.Generator, people: int, days_old: f
     return Store(database).galleries.get(name)
 
 
-def test_a_clock_that_jumps_erases_nothing(
+def test_a_clock_jump_erases_nothing(
     database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However small the gallery is: nobody, no answer, until the clock is right again."""
+    """Not even in a small gallery: no subject and no stored response is erased until the clock is right."""
     database, clock = open_database(database_url()), Clocks()
     store, gallery = Store(database), limited(database, 365)
     store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
@@ -338,11 +338,11 @@ def test_a_clock_that_jumps_erases_nothing(
         house.look()
         assert house.paused is None
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
-    assert AuditReader(database).lines(Chosen(gallery.pk, None, "retention_applied"), None, 9) == []
+    assert AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_applied"), None, 9) == []
     database.close()
 
 
-def test_time_that_passed_asleep_is_no_jump(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_system_sleep_is_not_a_clock_jump(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database, clock = open_database(database_url()), Clocks()
     crowd(database, rng, 1, 29)
     house = keeping(database, clock)
@@ -353,10 +353,10 @@ def test_time_that_passed_asleep_is_no_jump(database_url: DatabaseUrl, rng: np.r
     database.close()
 
 
-def test_a_server_whose_clock_was_wrong_from_the_start_erases_nothing(
+def test_a_server_started_with_a_wrong_clock_erases_nothing(
     database_url: DatabaseUrl, rng: np.random.Generator
 ) -> None:
-    """The clock of the PostgreSQL server tells."""
+    """The clock of the PostgreSQL server detects it."""
     database = open_database(database_url())
     crowd(database, rng, 1, 0)
     if database.server_time() is None:
@@ -369,7 +369,7 @@ def test_a_server_whose_clock_was_wrong_from_the_start_erases_nothing(
     database.close()
 
 
-def test_no_more_than_a_share_goes_without_a_confirmation(
+def test_a_large_share_needs_a_confirmation(
     database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = open_database(database_url())
@@ -380,16 +380,16 @@ def test_no_more_than_a_share_goes_without_a_confirmation(
     assert "waits for confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
     assert retention.held() == {"g": Due(11, 11, 11, 11)}
     retention.sweep(NOW, 14)
-    held = AuditReader(database).lines(Chosen(gallery.pk, None, "retention_held"), None, 9)
-    assert len(held) == 1  # not again for each sweep
+    held = AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_held"), None, 9)
+    assert len(held) == 1  # recorded once, not for each sweep
     with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
         retention.erase_due(gallery, NOW, 10, 11)
     assert store.galleries.get("g").subjects == 11
     swept = retention.erase_due(gallery, NOW, 11, 11)
     assert (swept.templates, swept.subjects, store.galleries.get("g").subjects) == (11, 11, 0)
     assert retention.held() == {}
-    assert len(AuditReader(database).lines(Chosen(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
-    # It was for that sweep alone.
+    assert len(AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
+    # The confirmation was valid for that sweep only.
     for number in range(6):
         store.templates.enroll(gallery, f"t{number}", new := some(rng), None)
         aged(database, [new[0].id], 31)
@@ -398,9 +398,7 @@ def test_no_more_than_a_share_goes_without_a_confirmation(
     database.close()
 
 
-def test_a_share_that_is_allowed_goes_and_ends_what_was_held(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
+def test_an_allowed_share_is_erased_and_ends_the_hold(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     gallery = crowd(database, rng, 10, 31)
     assert Retention(database).sweep(NOW, 14).held[0][1] == Due(10, 10, 10, 10)
@@ -413,7 +411,7 @@ def test_a_share_that_is_allowed_goes_and_ends_what_was_held(
     database.close()
 
 
-def test_names_without_templates_are_counted_too(database_url: DatabaseUrl) -> None:
+def test_the_share_counts_subjects_without_templates(database_url: DatabaseUrl) -> None:
     database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     for number in range(6):
@@ -424,17 +422,17 @@ def test_names_without_templates_are_counted_too(database_url: DatabaseUrl) -> N
     database.close()
 
 
-def test_a_lease_of_a_clock_that_was_wrong_does_not_count(database_url: DatabaseUrl) -> None:
-    """A server swept while the clock was a year ahead, and was killed."""
+def test_a_lease_from_a_wrong_clock_is_ignored(database_url: DatabaseUrl) -> None:
+    """A server swept with a clock one year ahead, and was killed."""
     database = open_database(database_url())
     retention, hour = Retention(database), timedelta(hours=1)
-    assert retention.take_turn("killed", NOW + timedelta(days=400), 1.5 * hour)
-    assert retention.take_turn("next", NOW, 1.5 * hour)
-    assert not retention.take_turn("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # whose clock is a little behind
+    assert retention.acquire_lease("killed", NOW + timedelta(days=400), 1.5 * hour)
+    assert retention.acquire_lease("next", NOW, 1.5 * hour)
+    assert not retention.acquire_lease("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # a clock slightly behind
     database.close()
 
 
-def test_an_operator_sees_and_confirms(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
+def test_an_operator_confirms_a_held_sweep(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
     model, long_ago = kith.model(), "2020-01-01T00:00:00Z"
     vectors = np.random.default_rng(0).normal(size=(7, model.dimension))
     header = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
@@ -442,7 +440,7 @@ def test_an_operator_sees_and_confirms(kith: Kith, server: str, gallery: str, tm
     file = tmp_path / "people.ndjson"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in [header, *items]))
     kith.import_gallery(gallery, file)
-    assert kith.retention(gallery).held is False  # it has no age
+    assert kith.retention(gallery).held is False  # no retention period
     kith.update_gallery(gallery, retention_days=30)
     due = kith.retention(gallery)
     assert (due.due_templates, due.due_subjects, due.templates, due.subjects, due.held) == (7, 7, 7, 7, True)

@@ -1,4 +1,4 @@
-"""A person is told everything that is held, and nothing of it is left when it is erased: looked at table by table."""
+"""Subject access exports contain all data about a subject, and erasure removes all of it. Checked for every table."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "hash": "audit.hash",
     },
 }
-"""Where the export tells what a column holds of a person."""
+"""Path in the export for each column with personal data."""
 OTHERS: Final[dict[str, set[str]]] = {
     "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
@@ -127,11 +127,11 @@ OTHERS: Final[dict[str, set[str]]] = {
     },
     "api_key_versions": {"pk", "version"},
 }
-"""Columns that hold nothing of one person: counts, settings, keys, scores without owners."""
+"""Columns without personal data: counts, settings, keys, anonymous scores."""
 
 
 def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[NewTemplate]]:
-    """Of ada something in every place where something of a person can be; of bob, too."""
+    """Store data about ada in every place that can hold it; about bob, too."""
     store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
     gallery = made(database)
     generations.start(gallery, "e" * 32, DIMENSION, "other", on_sight=False)
@@ -163,15 +163,15 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     return store.galleries.get("g"), enrolled["ada"]
 
 
-def test_every_column_is_either_told_or_of_nobody() -> None:
-    """A new column is decided on here: what it holds of a person, the export has to tell."""
+def test_every_column_is_exported_or_not_personal() -> None:
+    """A new column must be listed here: either the export contains it, or it holds no personal data."""
     known = {table: set(places) for table, places in PLACES.items()}
     known = {table: known.get(table, set()) | OTHERS.get(table, set()) for table in {*PLACES, *OTHERS}}
     assert {table.name: {column.name for column in table.columns} for table in metadata.sorted_tables} == known
     assert not any(set(PLACES.get(table, {})) & others for table, others in OTHERS.items())
 
 
-def test_everything_held_is_told_and_nothing_of_others(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_the_export_contains_all_data_of_one_subject_only(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     gallery, ada = filled(database, rng)
     document = SubjectAccess(database).everything_about(gallery, "ada")
@@ -195,7 +195,7 @@ def test_everything_held_is_told_and_nothing_of_others(database_url: DatabaseUrl
 
 
 def told(document: Any, place: list[str]) -> bool:
-    """Whether there is something at a place, in some element of each list on the way."""
+    """Return whether the document has a value at a path, in any element of its lists."""
     if isinstance(document, list):
         return any(told(each, place) for each in document)
     if not place:
@@ -203,7 +203,7 @@ def told(document: Any, place: list[str]) -> bool:
     return isinstance(document, dict) and place[0] in document and told(document[place[0]], place[1:])
 
 
-def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     gallery, ada = filled(database, rng)
     store = Store(database)
@@ -223,7 +223,7 @@ def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.ra
         "job_items": 2,
         "disagreements": 1,
     }
-    # What says that it was done, by keyed hashes, and that indexes are to let go of the keys.
+    # Allowed: keyed hashes that record the erasure and make indexes remove the keys.
     assert set(concerning(database, gallery, keys, words)) == {"audit", "erasures", "changes"}
     everything = b"".join(every_value(database, gallery))
     for word in (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"answer to ada", ada[0].vector.tobytes()):
@@ -241,7 +241,9 @@ def test_nothing_is_left_of_who_was_erased(database_url: DatabaseUrl, rng: np.ra
     database.close()
 
 
-def test_who_went_by_age_is_told_what_was_written_down(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_the_export_of_an_expired_subject_contains_the_audit(
+    database_url: DatabaseUrl, rng: np.random.Generator
+) -> None:
     database = open_database(database_url())
     made(database)
     store = Store(database)
@@ -265,7 +267,7 @@ def template_keys(database: Database, of: list[NewTemplate]) -> set[int]:
 
 
 def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], words: list[str]) -> list[str]:
-    """Tables with a row that has one of the keys in a column of this name, or one of the words anywhere."""
+    """Return tables with a row that has one of the keys in a column of this name, or one of the words anywhere."""
     found = list[str]()
     with database.read() as connection:
         for table in metadata.sorted_tables:
@@ -279,7 +281,7 @@ def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], 
 
 
 def every_value(database: Database, gallery: Gallery) -> list[bytes]:
-    """Of the whole database as who has the keys can read it."""
+    """Yield all values of the database, decrypted."""
     purposes = ("subject", "crop", "answer", "job item", "job problem", "vector 0", "vector 1")
     values = list[bytes]()
     with database.read() as connection:
@@ -296,7 +298,7 @@ def opened(gallery: Gallery, sealed: bytes, purposes: tuple[str, ...]) -> bytes:
     for purpose in purposes:
         try:
             return gallery.seal.open(sealed, purpose)
-        except Exception:  # noqa: S112 - of another purpose
+        except Exception:  # noqa: S112 - sealed for another purpose
             continue
     return sealed
 

@@ -1,4 +1,4 @@
-"""What goes out comes in again, whatever it is and wherever to; what cannot come in says why, alone."""
+"""Exports can be imported into any database without changes. Refused items have a reason and do not stop the import."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from service.storage.transfer import ndjson, parquet
-from service.storage.transfer.importing import Format, Import, Report, export
+from service.storage.transfer.importing import Format, Import, ImportReport, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -65,7 +65,7 @@ FORMATS: tuple[Format, ...] = ("ndjson", "parquet")
 
 
 class Place:
-    """A database with one gallery."""
+    """Database with one gallery."""
 
     def __init__(self, url: str, dimension: int = DIMENSION, fusion: Fusion = "max") -> None:
         self.database = open_database(url)
@@ -76,7 +76,7 @@ class Place:
     def another(self, name: str) -> Gallery:
         return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings(fusion=self._fusion))
 
-    def take(self, file: bytes, kind: Format = "ndjson", gallery: Gallery | None = None, skip: int = 0) -> Report:
+    def take(self, file: bytes, kind: Format = "ndjson", gallery: Gallery | None = None, skip: int = 0) -> ImportReport:
         taking = Import(self.bulk, gallery or self.gallery, skip)
         if kind == "parquet":
             reader = parquet.Reader(io.BytesIO(file))
@@ -93,7 +93,7 @@ class Place:
         return b"".join(export(self.bulk, name, kind, lambda _: {}))
 
     def contents(self, name: str = "g") -> list[Any]:
-        """Everything but keys, comparably."""
+        """Return all contents except keys, in comparable form."""
         return [orjson.loads(line) for line in self.file(name=name).splitlines()[1:]]
 
 
@@ -146,7 +146,7 @@ PEOPLE = st.dictionaries(
 
 @hypothesis.settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(people=PEOPLE, seed=st.integers(0, 1000))
-def test_an_export_imported_elsewhere_is_the_same_gallery(
+def test_an_export_imported_elsewhere_gives_the_same_gallery(
     place: Place, tmp_path: Path, people: dict[str, tuple[Any, ...]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -184,15 +184,15 @@ def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator
     assert place.store.galleries.get("g").templates == 10
 
 
-def test_a_template_without_an_id_has_one_that_follows_from_what_it_is(place: Place, rng: np.random.Generator) -> None:
+def test_a_template_without_an_id_gets_a_derived_one(place: Place, rng: np.random.Generator) -> None:
     one, other = vector(rng), vector(rng)
     report = place.take(line("a", one) + line("a", one) + line("b", one) + line("a", other))
     assert (report.templates, report.present) == (3, 1)
     assert place.take(line("a", one.tolist())).present == 1
 
 
-def test_an_id_that_follows_is_named_by_a_key(place: Place, rng: np.random.Generator) -> None:
-    """So that the id, which stands in receipts for good, tells nobody without the key who was imported."""
+def test_a_derived_id_is_a_keyed_hash(place: Place, rng: np.random.Generator) -> None:
+    """Receipts keep the id for good. Without the gallery's key it must not reveal which subject was imported."""
     one, other = vector(rng), vector(rng)
     elsewhere = place.another("of-another-key")
     for gallery in (place.gallery, elsewhere):
@@ -208,8 +208,8 @@ def test_an_id_that_follows_is_named_by_a_key(place: Place, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_time_that_is_yet_to_come_is_now(place: Place, rng: np.random.Generator, kind: Format) -> None:
-    """So that nothing escapes retention by its date."""
+def test_future_times_become_now(place: Place, rng: np.random.Generator, kind: Format) -> None:
+    """Otherwise an item could escape retention."""
     late, early = "2199-12-31T23:59:59Z", "2020-02-03T04:05:06Z"
     times = ("created_at", "subject_created_at", "subject_updated_at")
     people = [line(name, vector(rng), **dict.fromkeys(times, at)) for name, at in (("late", late), ("early", early))]
@@ -238,7 +238,7 @@ def test_a_time_that_is_yet_to_come_is_now(place: Place, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
-def test_followers_see_what_was_imported(database_url: DatabaseUrl, rng: np.random.Generator, fusion: Fusion) -> None:
+def test_followers_see_imported_templates(database_url: DatabaseUrl, rng: np.random.Generator, fusion: Fusion) -> None:
     place = Place(database_url(), fusion=fusion)
     followers = Followers(in_process(place.store))
     one, other, third = (vector(rng) for _ in range(3))
@@ -348,7 +348,7 @@ def test_columns_of_other_types_are_refused_item_by_item(place: Place, rng: np.r
 
 
 def bombs() -> dict[str, pa.Table]:
-    """Tables that are small as files and large in memory: what their rows hold is the same."""
+    """Tables that are small as files and large in memory, because all rows repeat one value."""
     long, n = "x" * 100_000, 8000
     ids, one = pa.array([f"s{i}" for i in range(n)]), pa.array([0] * n, pa.int32())
     text = pa.DictionaryArray.from_arrays(one, pa.array([long]))
@@ -392,8 +392,8 @@ def test_a_score_of_quality_is_from_0_to_1(place: Place, rng: np.random.Generato
     assert [(r.number, r.error.code) for r in report.refusals] == [(1, "item_invalid")]
 
 
-def test_what_is_said_of_a_subject_does_not_go_with_a_template(place: Place, rng: np.random.Generator) -> None:
-    """An export says it once, on the first item."""
+def test_a_refused_template_does_not_take_the_subject_fields_along(place: Place, rng: np.random.Generator) -> None:
+    """An export has the subject's fields only on its first item."""
     taken, about = uuid.uuid4().hex, {"name": "Ada", "metadata": {"room": 1}, "tags": ["x"]}
     since = {"subject_created_at": "2001-01-01T00:00:00Z", "subject_updated_at": "2002-01-01T00:00:00Z"}
     place.take(line("other", vector(rng), template=taken))
@@ -409,13 +409,13 @@ def test_what_is_said_of_a_subject_does_not_go_with_a_template(place: Place, rng
         found = place.store.subjects.get(place.gallery, subject)
         assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
         assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
-    # The name is no name: nothing is believed of such an item.
+    # An item with an invalid name is refused as a whole.
     place.take(line("b", vector(rng), name=7, tags=["y"]) + line("b", vector(rng), name="Bob"))
     found = place.store.subjects.get(place.gallery, "b")
     assert (found.name, found.tags) == ("Bob", [])
 
 
-def test_what_is_said_of_a_subject_goes_on_in_the_next_block(place: Place, rng: np.random.Generator) -> None:
+def test_subject_fields_continue_in_the_next_block(place: Place, rng: np.random.Generator) -> None:
     first = b"".join(line(f"s{i}", vector(rng)) for i in range(8191)) + line("a", [0.0] * 8, name="Ada")
     report = place.take(first + line("a", vector(rng)) + line("b", vector(rng)))
     assert (report.refused, report.templates) == (1, 8193)
@@ -427,14 +427,14 @@ def test_what_is_said_of_a_subject_goes_on_in_the_next_block(place: Place, rng: 
     ]
 
 
-def test_a_subject_that_exists_keeps_what_is_said_of_it(place: Place, rng: np.random.Generator) -> None:
+def test_an_existing_subject_keeps_its_fields(place: Place, rng: np.random.Generator) -> None:
     place.store.subjects.put(place.gallery, "a", "Ada", {"room": 1}, ["x"])
     place.take(line("a", vector(rng), name="Other", metadata={"room": 2}, tags=["y"]))
     subject = place.store.subjects.get(place.gallery, "a")
     assert (subject.name, subject.metadata, subject.tags, subject.templates) == ("Ada", {"room": 1}, ["x"], 1)
 
 
-def test_what_the_database_refuses_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
+def test_a_rejected_write_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
     place.take(line("a", vector(rng)))
     with place.store.database.write(ItemError("")) as connection:
         connection.exec_driver_sql("DROP TABLE labels")
@@ -443,14 +443,14 @@ def test_what_the_database_refuses_is_a_storage_error(place: Place, rng: np.rand
     assert place.store.galleries.get("g").templates == len(place.contents()) == 1
 
 
-def test_long_lines_do_not_pile_up() -> None:
+def test_blocks_of_long_lines_are_bounded() -> None:
     lines = ndjson.Lines(HEADER)
     long = line("a", [1.0] * 8, metadata={"x": "y" * 5_000_000})
     assert [len(block) for _ in range(30) for block in lines.feed(long)] == [13, 13]
     assert [len(block) for block in lines.end()] == [4]
 
 
-def test_crops_go_along_if_asked_and_where_they_are_kept(
+def test_crops_are_exported_on_request_and_imported_where_enabled(
     place: Place, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     face = {"crop": base64.b64encode(b"RIFF....WEBP\0\xff").decode(), "landmarks": [[1.5, 2.0]] * 5}
@@ -482,7 +482,7 @@ def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
     assert (report.items, report.templates) == (2, 2)
 
 
-def test_parquet_of_other_hands(place: Place, rng: np.random.Generator) -> None:
+def test_parquet_files_of_other_tools(place: Place, rng: np.random.Generator) -> None:
     vectors = [vector(rng).astype(np.float64).tolist(), [1.0] * 7, None, vector(rng).tolist()]
     table = pa.table({"subject": ["a", "b", "c", "d"], "embedding": pa.array(vectors), "age": [1, 2, 3, 4]})
     buffer = io.BytesIO()
@@ -505,7 +505,7 @@ def test_parquet_of_other_hands(place: Place, rng: np.random.Generator) -> None:
         (HEADER.document() | {"embeddings": False}, ImportFileError),
     ],
 )
-def test_files_that_are_not_for_this_gallery(place: Place, header: dict[str, Any], error: type[Exception]) -> None:
+def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         for _ in ndjson.Lines().feed(orjson.dumps(header) + b"\n"):
             pass
@@ -513,7 +513,7 @@ def test_files_that_are_not_for_this_gallery(place: Place, header: dict[str, Any
 
 
 @pytest.mark.parametrize("file", [b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b'{"subject": "a"}\n'])
-def test_files_that_are_none(file: bytes) -> None:
+def test_invalid_files_are_refused(file: bytes) -> None:
     with pytest.raises(ImportFileError):
         parquet.Reader(io.BytesIO(file))
     with pytest.raises(ImportFileError):
@@ -522,7 +522,7 @@ def test_files_that_are_none(file: bytes) -> None:
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
-def test_vectors_become_unit_vectors_and_stay_what_they_are(scale: float, seed: int) -> None:
+def test_vectors_are_normalized_once(scale: float, seed: int) -> None:
     given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
     file = b"".join(line(f"s{i}", v) for i, v in enumerate(given_vectors))
     (block,) = [*(lines := ndjson.Lines(HEADER)).feed(file), *lines.end()]
@@ -534,8 +534,8 @@ def test_vectors_become_unit_vectors_and_stay_what_they_are(scale: float, seed: 
     assert np.array_equal(once.vectors, twice.vectors)
 
 
-def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random.Generator) -> None:
-    """Two templates at a time are enrolled, subjects in the order of their names: nothing in between may show."""
+def test_an_export_is_a_snapshot_during_concurrent_writes(place: Place, rng: np.random.Generator) -> None:
+    """Pairs of templates are enrolled, in the order of subjects' names. No pair may be split."""
     stop = threading.Event()
 
     def write() -> None:
@@ -555,7 +555,7 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
             header = orjson.loads(next(pieces))
             before = place.store.galleries.get("g").templates
             while place.store.galleries.get("g").templates < before + 2:
-                pass  # what is written now must not show
+                pass  # later writes must not appear
             subjects = [orjson.loads(text)["subject"] for piece in pieces for text in piece.splitlines()]
             assert len(subjects) == header["templates"] <= before
             assert subjects == [f"s{i:05d}" for i in range(len(subjects) // 2) for _ in range(2)]
@@ -565,8 +565,8 @@ def test_an_export_is_one_moment_while_others_write(place: Place, rng: np.random
         writer.join()
 
 
-def test_an_export_has_nothing_sorted_by_the_database(tmp_path: Path, rng: np.random.Generator) -> None:
-    """SQLite would sort whole rows, vectors and all, in a file as large as the gallery before the first block."""
+def test_an_export_does_not_sort_rows_in_the_database(tmp_path: Path, rng: np.random.Generator) -> None:
+    """SQLite would sort whole rows with their vectors, in a file as large as the gallery, before the first block."""
     place = Place(f"sqlite:///{tmp_path / 'kith.db'}")
     place.take(b"".join(line(f"s{i % 7}", vector(rng)) for i in range(30)) + line("nobody"))
     engine = place.bulk._database._reader.engine
@@ -653,8 +653,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     counts, pages = zip(*(map(int, text.split()) for text in done.stdout.splitlines()), strict=True)
     assert counts[-1] == 120_000
-    # What is kept between blocks is there by the third; what the allocators hold of each goes up and down by 60 MB. Of
-    # the file 220 MB are still to come.
+    # Buffers reach their size by the third block. Allocators vary by 60 MB; 220 MB of the file follow.
     assert (max(pages[3:]) - pages[2]) * resource.getpagesize() < 110_000_000
 
 
@@ -683,7 +682,7 @@ def people(kith: Kith, count: int) -> bytes:
     return b"".join(line(f"s{i}", v) for i, v in enumerate(vectors))
 
 
-def test_more_than_a_request_may_have_goes_through_an_import(kith: Kith, gallery: str) -> None:
+def test_an_import_may_exceed_the_limit_of_a_request(kith: Kith, gallery: str) -> None:
     file = header_of(kith) + people(kith, 3000)
     assert len(file) > 1_500_000
     answer = rest(kith, gallery, file)
@@ -698,9 +697,7 @@ def test_more_than_a_request_may_have_goes_through_an_import(kith: Kith, gallery
 def test_gzip_is_unpacked(kith: Kith, gallery: str) -> None:
     packed = gzip.compress(header_of(kith) + people(kith, 10))
     assert rest(kith, gallery, packed, coding="gzip").json()["templates"] == 10
-    assert (
-        rest(kith, gallery, packed + packed, coding="gzip").json()["refused"] == 1
-    )  # a header where an item should be
+    assert rest(kith, gallery, packed + packed, coding="gzip").json()["refused"] == 1  # a header instead of an item
     short = rest(kith, gallery, packed[:-20], coding="gzip").json()
     assert (short["code"], short["report"]["templates"]) == ("import_invalid", 0)
     assert rest(kith, gallery, b"not gzip", coding="gzip").json()["code"] == "import_invalid"
@@ -728,7 +725,7 @@ def test_a_refused_import_says_why(
     assert kith.gallery(gallery).templates == 0
 
 
-def test_a_file_that_was_cut_between_two_lines_is_told(kith: Kith, gallery: str) -> None:
+def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) -> None:
     first, *lines = people(kith, 5).splitlines(keepends=True)
     twice = orjson.dumps({**orjson.loads(first), "template": uuid.uuid4().hex}) + b"\n"
     rest(kith, gallery, header_of(kith) + b"".join([first, twice, *lines, line("nobody")]))
@@ -741,7 +738,7 @@ def test_a_file_that_was_cut_between_two_lines_is_told(kith: Kith, gallery: str)
         assert f"counts 6 templates of 6 subjects, {templates} of {subjects} came" in cut["detail"]
         assert (cut["report"]["templates"], cut["report"]["subjects"]) == (templates, subjects)
     assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
-    # What was refused came too.
+    # Refused items count as received.
     refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
     assert rest(kith, "refused", refused, create=True).json()["refused"] == 1
     header = orjson.dumps({**orjson.loads(whole[0]), "templates": "many"}) + b"\n"
@@ -753,7 +750,7 @@ def test_a_file_without_header_needs_its_recognizer_named(kith: Kith, gallery: s
     assert (answer["templates"], answer["refused"]) == (5, 0)
 
 
-def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
+def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
     given: GalleryOptions = {
         "risk": {"fmr": 0.01},
         "fusion": "max",
@@ -787,7 +784,7 @@ def test_a_gallery_can_be_made_by_its_export(kith: Kith, gallery: str) -> None:
         kith.gallery("copy")
 
 
-def test_parquet_is_kept_where_the_data_lies(
+def test_parquet_uploads_are_stored_in_the_data_directory(
     kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 5))
@@ -798,36 +795,36 @@ def test_parquet_is_kept_where_the_data_lies(
     assert kept["templates"] == 5
 
 
-def test_who_goes_away_ends_the_export(kith: Kith, gallery: str) -> None:
+def test_a_disconnected_client_ends_the_export(kith: Kith, gallery: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 9000))
-    for _ in range(17):  # more than there are connections to the database
+    for _ in range(17):  # more than the database has connections
         pieces = kith.export_gallery(gallery)
         next(pieces)
         pieces.close()
     assert kith.gallery(gallery).templates == 9000
 
 
-def test_stalled_exports_hold_up_exports_alone(kith: Kith, gallery: str) -> None:
+def test_stalled_exports_delay_only_exports(kith: Kith, gallery: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 20_000))
     stalled = [kith.export_gallery(gallery) for _ in range(MAX_EXPORTS)]
     for pieces in stalled:
         next(pieces)
-    for _ in range(20):  # more than there are connections to the database
+    for _ in range(20):  # more than the database has connections
         assert kith.gallery(gallery).templates == 20_000
     with Kith(address(kith), attempts=1) as once, pytest.raises(KithClientError, match="overloaded"):
         next(once.export_gallery(gallery))
     for pieces in stalled:
         pieces.close()
     assert len(b"".join(kith.export_gallery(gallery)).splitlines()) == 20_001
-    for _ in range(MAX_EXPORTS + 1):  # one that cannot begin gives its place back
+    for _ in range(MAX_EXPORTS + 1):  # an export that cannot start releases its slot
         with pytest.raises(KithClientError, match="gallery_not_found"):
             next(kith.export_gallery("nobody"))
 
 
-def test_imports_hold_up_no_other_requests(
+def test_imports_delay_no_other_requests(
     kith: Kith, gallery: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the database lets nobody write, imports wait in their own threads."""
+    """While the database is locked for writing, imports wait in their own threads."""
     file, answers = header_of(kith) + people(kith, 10), list[httpx.Response]()
     begun, writing = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -863,7 +860,7 @@ def test_imports_hold_up_no_other_requests(
     assert kith.gallery(gallery).templates == 10
 
 
-def test_an_export_may_leave_embeddings_out(kith: Kith, gallery: str) -> None:
+def test_an_export_may_omit_embeddings(kith: Kith, gallery: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 2))
     first, *rest_of = b"".join(kith.export_gallery(gallery, embeddings=False)).splitlines()
     assert orjson.loads(first)["embeddings"] is False
@@ -871,7 +868,7 @@ def test_an_export_may_leave_embeddings_out(kith: Kith, gallery: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["ndjson", "ndjson.gz", "parquet"])
-def test_the_command_line_takes_a_gallery_out_and_in(kith: Kith, gallery: str, tmp_path: Path, suffix: str) -> None:
+def test_commands_export_and_import_a_gallery(kith: Kith, gallery: str, tmp_path: Path, suffix: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 7))
     url, file = address(kith), str(tmp_path / f"file.{suffix}")
     run = CliRunner().invoke
