@@ -65,7 +65,7 @@ def risk_kept(axes: Axes) -> None:
         axes.annotate(label, (sizes[-1], middle[-1]), (8, rise), textcoords="offset points", color=color, va="center")
     axes.axhline(100 * ASKED, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
-        title="Strangers called somebody, as the gallery grows",
+        title="Strangers identified as a subject, as the gallery grows",
         xlabel="people enrolled (LFW, one photo each)",
         ylabel="of strangers' searches, %",
         xlim=(0, 1000),

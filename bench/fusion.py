@@ -34,7 +34,7 @@ FPIR: Final = (0.1, 0.01, 0.001)
 HEADLINE: Final = FPIR.index(0.01)
 DRAWS: Final = 10
 SUBJECTS: Final = 300
-MOST_PHOTOS: Final = 20
+MAX_PHOTOS: Final = 20
 """Photos per person, as in LFW's open-set protocol: George W. Bush would otherwise have most of the probes."""
 COHORT: Final = 30
 RULES: Final[tuple[Fusion, ...]] = get_args(Fusion)
@@ -85,7 +85,7 @@ def photos_of(pack: ModelPack, lfw: Path, cache: Path) -> Photos:
     by_person = defaultdict(list)
     for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
         by_person[file.split("/")[0]].append(file)
-    files = [file for own in by_person.values() for file in own[:MOST_PHOTOS]]
+    files = [file for own in by_person.values() for file in own[:MAX_PHOTOS]]
     embedder = Embedder(pack, cache_dir=cache)
     vectors, people, qualities = [], [], []
     for face in central_faces(embedder.detector, files, lfw / "images"):

@@ -57,7 +57,7 @@ PROBES: Final = 1000
 BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
-MOST_S: Final = 180
+MAX_SECONDS: Final = 180
 """Timeout of index maintenance."""
 OTHER_PROCESS: Final = """
 import sys, numpy, bench.gallery as bench
@@ -227,7 +227,7 @@ def in_order(size: int) -> Row:
         lower_thread_priority()
         keys = np.arange(0, size, 4)[: size // 5]
         for part in np.array_split(keys, max(1, len(keys) // 20_000)):
-            if time.perf_counter() - started > MOST_S:
+            if time.perf_counter() - started > MAX_SECONDS:
                 break
             index.apply([Batch(part, Rows(part, part // 2, held[part]), 1)])
             index.compact()

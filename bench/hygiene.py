@@ -36,8 +36,8 @@ from training.export.calibrate import calibrate
 SEEDS: Final = range(100, 120)
 PEOPLE: Final = 350
 PLANTED: Final = 30
-OF_NOBODY: Final = 10
-MOST_PHOTOS: Final = 6
+OF_STRANGERS: Final = 10
+MAX_PHOTOS: Final = 6
 OF_ANOTHER: Final = "not who it is labeled as, to the eye"
 SWAPPED: Final = "exchanged with one of Nora Bendijo, to the eye"
 KNOWN_ERRORS: Final[Mapping[str, str]] = {
@@ -126,15 +126,15 @@ def several(files: Sequence[str]) -> list[str]:
 
 
 def plant(
-    photos: Photos, seed: int, people: int = PEOPLE, planted: int = PLANTED, of_nobody: int = OF_NOBODY
+    photos: Photos, seed: int, people: int = PEOPLE, planted: int = PLANTED, of_strangers: int = OF_STRANGERS
 ) -> Planted:
     """Build a gallery of ``people`` with ``planted`` errors of each kind."""
     rng = np.random.default_rng(seed)
     owners = people_of(photos.files.tolist())
     names, counts = np.unique(owners, return_counts=True)
     drawn = rng.permutation(names[counts >= 2]).tolist()
-    chosen, nobody = drawn[:people], drawn[people : people + of_nobody]
-    rows = {name: rng.permutation(np.flatnonzero(owners == name))[:MOST_PHOTOS].tolist() for name in drawn}
+    chosen, nobody = drawn[:people], drawn[people : people + of_strangers]
+    rows = {name: rng.permutation(np.flatnonzero(owners == name))[:MAX_PHOTOS].tolist() for name in drawn}
     enrolled = {name: list(rows[name]) for name in chosen}
     duplicates = chosen[:planted]
     for name in duplicates:
@@ -142,7 +142,7 @@ def plant(
         enrolled[name], enrolled[name + SECOND_ID] = rows[name][:cut], rows[name][cut:]
     # Receivers and donors keep at least two correct photos each.
     hosts = chosen[planted : 2 * planted]
-    donors = [name for name in chosen[2 * planted :] if len(rows[name]) >= 3][: planted - of_nobody]
+    donors = [name for name in chosen[2 * planted :] if len(rows[name]) >= 3][: planted - of_strangers]
     mislabeled: dict[int, str | None] = {}
     for host, owner in zip(hosts, [*donors, *nobody], strict=True):
         row = enrolled[owner].pop() if owner in enrolled else rows[owner][0]
@@ -222,8 +222,8 @@ def seconds(calibration: Calibration, subjects: int) -> float:
 def markdown(figures: Mapping[str, Any]) -> str:
     lines = ["# Hygiene", "", "`make bench-hygiene`", ""]
     lines += [
-        f"{PEOPLE} people of LFW with two to {MOST_PHOTOS} photos, all outside the calibration. {PLANTED} are split "
-        f"under two ids; {PLANTED} have a photo of another person, {OF_NOBODY} of them of a stranger. "
+        f"{PEOPLE} people of LFW with two to {MAX_PHOTOS} photos, all outside the calibration. {PLANTED} are split "
+        f"under two ids; {PLANTED} have a photo of another person, {OF_STRANGERS} of them of a stranger. "
         f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. The worst draw is "
         "in brackets.",
         "",

@@ -42,7 +42,7 @@ PASSES: Final = 2
 PARTS: Final = 200
 WARM: Final = 0.4
 """Share of the requests that warm up: caches fill, allocators find their size."""
-MOST_MB: Final = 2.0
+MAX_GROWTH_MB: Final = 2.0
 """Maximum growth per 10,000 requests, once warm."""
 FORMATS: Final = (("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGBA"), ("WEBP", "RGB"))
 PATHS: Final = (f"/v1/galleries/{GALLERY}/identify", "/v1/embed", "/v1/detect")
@@ -144,13 +144,13 @@ def slope(asked: Sequence[int], resident_mb: Sequence[float]) -> float:
 
 
 def is_flat(figures: Figures) -> bool:
-    return bool(figures["slope_mb"] <= MOST_MB and figures["statuses"].keys() <= {"200", "422"})
+    return bool(figures["slope_mb"] <= MAX_GROWTH_MB and figures["statuses"].keys() <= {"200", "422"})
 
 
 def verdict(figures: Figures) -> str:
     return (
         f"{figures['requests'][-1]:,} requests of varied sizes: {'flat' if is_flat(figures) else 'NOT flat'}. Once "
-        f"warm memory moves by {figures['slope_mb']:+.2f} MB per 10,000 requests (at most {MOST_MB:g}); "
+        f"warm memory moves by {figures['slope_mb']:+.2f} MB per 10,000 requests (at most {MAX_GROWTH_MB:g}); "
         f"{figures['rss_mb'][0]:.0f} MB at first, {figures['rss_mb'][-1]:.0f} MB at last, "
         f"{figures['peak_mb']:.0f} MB at most; answers by status: {figures['statuses']}"
     )

@@ -136,7 +136,7 @@ def calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack
     vectors, seen = embedder.embed([lfw / "images" / file for file in files])
     embedder.save_cache()
     people = [file.split("/")[0] for file, kept in zip(files, seen, strict=True) if kept]
-    document = calibrate(vectors[seen], people, "LFW View 1, pairsDevTrain, nobody of the protocol")
+    document = calibrate(vectors[seen], people, "LFW View 1, pairsDevTrain, without the people of the protocol")
     return replace_calibration(pack, {**document, "recognizer": pack.recognition.fingerprint()})
 
 

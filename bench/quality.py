@@ -32,7 +32,7 @@ from training.evaluation.embedding_cache import ArrayCache, image_key
 from training.evaluation.lfw import PARTS, files_of, people_of, read_pairs
 from training.evaluation.metrics import Floats, Ints, bootstrap, error_versus_reject
 
-MOST_PHOTOS: Final = 20
+MAX_PHOTOS: Final = 20
 """Photos per person: George W. Bush would otherwise have most of the pairs."""
 FMR: Final = 1e-3
 REJECTED: Final = (0.02, 0.05, 0.1, 0.2)
@@ -95,7 +95,7 @@ def others_than_view1(lfw: Path) -> list[str]:
     by_person = defaultdict(list)
     for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
         by_person[file.split("/")[0]].append(file)
-    return [file for person, files in by_person.items() if person not in known for file in files[:MOST_PHOTOS]]
+    return [file for person, files in by_person.items() if person not in known for file in files[:MAX_PHOTOS]]
 
 
 def evidence(pack: ModelPack, lfw: Path, files: Sequence[str], cache: Path) -> Evidence:

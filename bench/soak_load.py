@@ -251,7 +251,7 @@ class Client:
         result = search(self._ask, PEOPLE, probe)
         self.book.must(
             result.subject == expected,
-            f"{expected or 'nobody'} was to be found: {result.outcome}, {result.subject}, {result.similarity}",
+            f"expected {expected or 'no subject'}, got {result.outcome}, {result.subject}, {result.similarity}",
         )
 
     def embed(self) -> None:

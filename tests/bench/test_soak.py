@@ -66,7 +66,7 @@ def test_a_missing_subject_is_noticed(client: Client, kith: Kith) -> None:
     kith.delete_subject(PEOPLE, client.subjects[0].id)
     client.identify_mine()
     (wrong,) = client.book.wrong
-    assert wrong.startswith("client-0-0 was to be found: unknown")
+    assert wrong.startswith("expected client-0-0, got unknown")
 
 
 def test_a_reappearing_subject_is_noticed(client: Client, kith: Kith) -> None:
@@ -77,7 +77,7 @@ def test_a_reappearing_subject_is_noticed(client: Client, kith: Kith) -> None:
     kith.enroll(PEOPLE, "client-0-0", photo, face="largest")
     client.identify_gone()
     (wrong,) = client.book.wrong
-    assert wrong.startswith("nobody was to be found: identified, client-0-0")
+    assert wrong.startswith("expected no subject, got identified, client-0-0")
 
 
 def test_another_vector_is_noticed(client: Client) -> None:

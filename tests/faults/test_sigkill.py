@@ -29,7 +29,7 @@ from tests.faults.workers import CONTEXT, DIMENSION, Answered, Asked, Node, Task
 from tests.postgres import DatabaseUrl
 
 WRITERS = 3
-MOST_S = 0.25
+MAX_KILL_DELAY_S = 0.25
 """Maximum delay between a writer's first message and its kill."""
 WORK = {
     "enrollment": {"enroll": 1.0},
@@ -58,7 +58,7 @@ def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str, tally: Tal
         writers = [Writer(Task(url, f"g{i}", w, WRITERS, 6, 60, WORK[kind]), counters) for w in range(WRITERS)]
         for writer in writers:
             writer.wait_for_a_word()
-        pause(rng.uniform(0, MOST_S))
+        pause(rng.uniform(0, MAX_KILL_DELAY_S))
         for writer in writers[: rng.integers(1, WRITERS + 1)]:
             writer.kill()
             tally.kills[kind] += 1
@@ -161,7 +161,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                 thread.start()
             for _ in range(5):
                 assert alive.acquire(timeout=60)
-            pause(rng.uniform(0, MOST_S))
+            pause(rng.uniform(0, MAX_KILL_DELAY_S))
             server.kill()
             tally.kills["enrollment by a server"] += 1
             for thread in writers:

@@ -268,10 +268,10 @@ class _Steps:
     def _subject(self) -> str:
         if self._task.shared_subjects:
             return f"s{self._rng.integers(self._task.shared_subjects)}"
-        template = self._somebodys()
+        template = self._recent_template()
         return f"s{template}"
 
-    def _somebodys(self) -> str:
+    def _recent_template(self) -> str:
         """Return a template that any writer may have enrolled recently."""
         writer = int(self._rng.integers(self._task.writers))
         made = self._counters[writer]
@@ -313,7 +313,7 @@ class _Steps:
         self._do("delete subject", (), subject, None, lambda: deleted(self._gallery.name, subject))
 
     def _search(self) -> None:
-        probed = tuple(sorted({self._somebodys() for _ in range(8)}))
+        probed = tuple(sorted({self._recent_template() for _ in range(8)}))
         self._do("read", probed, None, None, lambda: seen(self._node, self._gallery, probed))
 
     def _do(self, kind: Kind, ids: tuple[str, ...], subject: str | None, to: str | None, action: Any) -> None:
