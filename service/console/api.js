@@ -1,22 +1,22 @@
-// The service's answers, and its refusals as Problems. The key lives as long as the tab, unless the person asks that
-// this computer remembers it.
+// Requests to the service; errors are Problems. The key lasts as long as the tab, unless the user stores it on this
+// computer.
 
 import { read, write } from "./store.js";
 
 export const KEY = "kith-key";
 export const EVENTS = new EventTarget();
-/** `refused`: a key is needed, or the one given is not right; its `problem` says which. `key`: there is another one, or
- * none any more. `work`: somebody brought something that is not to be lost. */
+/** `refused`: a key is missing or invalid, see its `problem`. `key`: the key changed or was removed. `work`: the page has
+ * unsaved input. */
 
 export class Problem extends Error {
   constructor(status, document) {
-    super(document.detail || document.title || "The service did not say what went wrong.");
+    super(document.detail || document.title || "The service sent no description of the error.");
     this.status = status;
     this.code = document.code ?? "unknown";
-    this.title = document.title ?? "That did not work";
+    this.title = document.title ?? "The request failed";
     this.remedy = document.remedy ?? "";
     this.document = document;
-    this.retryAfter = null; // seconds, where the service says when to come again
+    this.retryAfter = null; // seconds until the next attempt, if the service sends it
   }
 }
 
@@ -24,18 +24,18 @@ export const unreachable = (cause) =>
   new Problem(0, {
     code: "unreachable",
     title: "The service does not answer",
-    detail: "No answer came from this address.",
-    remedy: "See whether the server runs, then try again.",
+    detail: "The server sent no answer.",
+    remedy: "Check that the server runs, then try again.",
     cause: String(cause),
   });
 
-/** A page of a proxy's, a firewall's or a sign-in's came in place of an answer. */
+/** A proxy, firewall or sign-in page answered instead of the service. */
 export const waylaid = (status) =>
   new Problem(status < 300 ? 0 : status, {
     code: "waylaid",
     title: "The service was not reached",
-    detail: `Something between here and the service answered instead of it (status ${status}).`,
-    remedy: "Try again in a moment. If it stays so, tell whoever runs the service: its proxy or firewall says more.",
+    detail: `A proxy or firewall answered instead of the service (status ${status}).`,
+    remedy: "Try again in a moment. If the error stays, ask the operator to check the logs of the proxy.",
   });
 
 export function key() {
@@ -49,9 +49,9 @@ export function setKey(value, remember = false) {
 }
 
 /**
- * Send a request; the answer's JSON, or null where it has none. `query`: left out where null or undefined; lists are
- * repeated. `json`, or `body` (a File, Blob or FormData) with `type`. `parse` reads the answer. Throws Problem, or
- * AbortError by `signal`.
+ * Send a request and return the JSON of the answer, or null if it is empty. `query` skips null and undefined, and repeats
+ * lists. The content is `json`, or `body` (a File, Blob or FormData) with `type`. `parse` reads the answer. Throws Problem,
+ * or AbortError by `signal`.
  */
 export async function call(method, path, { parse = JSON.parse, ...request } = {}) {
   const response = await send(method, path, request);
@@ -69,7 +69,7 @@ async function contents(response, parse = JSON.parse) {
   }
 }
 
-/** As `call`; the Response, for files. */
+/** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
   const url = new URL(path, location.origin);
   for (const [name, value] of Object.entries(query))
@@ -102,10 +102,8 @@ export async function send(method, path, { query = {}, json, body, type, headers
   throw problem;
 }
 
-/**
- * What `ask` answers; where the service is busy and says when to come again, it is asked again then, four times in all.
- * `onWait(seconds)` is told of each pause.
- */
+/** Return the result of `ask`, with up to three retries after the pause that a busy service requests. `onWait(seconds)` is
+ * called before each pause. */
 export async function patiently(ask, signal, onWait) {
   for (let left = 3; ; left -= 1) {
     try {
@@ -125,12 +123,12 @@ function pause(ms, signal) {
   });
 }
 
-/** A name for one attempt, by which the service knows a repeated request; works on pages without https, too. */
+/** An idempotency key. Works on pages without https. */
 export function attemptKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** All of a paged list: `name` is where a page holds its part. Stops at `most`. */
+/** All items of a paged list; `name` is the field with the items. Stops at `most`. */
 export async function all(path, name, { query = {}, signal, most = 10_000 } = {}) {
   const found = [];
   let cursor = null;
@@ -142,15 +140,15 @@ export async function all(path, name, { query = {}, signal, most = 10_000 } = {}
   return found;
 }
 
-/** An id as it stands between two slashes of an address. What a URL would normalize to another address is refused before
- * anything is sent: no escape helps, for "%2E%2E" is ".." to it, and "%2F" is "/" to many. */
+/** An id as one path segment. Throws Problem for ids that URLs normalize to another path, escaped or not: "%2E%2E" is "..",
+ * and many servers read "%2F" as "/". */
 export function part(id) {
   if (/^\.{0,2}$|[/\\\x00-\x1f\x7f-\x9f]/.test(id))
     throw new Problem(0, {
       code: "invalid_request",
-      title: "No such name",
-      detail: `“${id}” cannot stand in an address.`,
-      remedy: "No name or id is empty, “.” or “..”, or has slashes, backslashes or control characters.",
+      title: "Invalid name",
+      detail: `“${id}” cannot be part of an address.`,
+      remedy: "Names and ids cannot be empty, “.” or “..”, and cannot contain slashes, backslashes or control characters.",
     });
   return encodeURIComponent(id);
 }

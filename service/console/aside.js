@@ -1,5 +1,5 @@
-// What was looked at and is right, of hygiene's findings. It is remembered by this browser, not by the service: it is one
-// person's opinion. Of whoever is erased nothing stays here either.
+// Hygiene findings that the user dismissed. The browser stores them, not the service, because they are one user's opinion.
+// Erased people are removed here too.
 
 import { read, write } from "./store.js";
 
@@ -14,13 +14,13 @@ export class Aside {
   remove = (finding) => this.store(this.keys.delete(keyOf(finding)));
   clear = () => this.store(this.keys.clear());
 
-  /** Forget what is found no more; `findings` are all there are. */
+  /** Remove entries that are not in `findings`, the complete list. */
   keepOf(findings) {
     const found = new Set(findings.map(keyOf));
     this.only((key) => found.has(key));
   }
 
-  /** Forget what names a person who is erased. */
+  /** Remove entries of an erased person. */
   forget(subject) {
     this.only((key) => !JSON.parse(key)[1].includes(subject));
   }

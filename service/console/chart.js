@@ -1,5 +1,5 @@
-// The risk curve, drawn at the size it has, so that its words are as large as the page's. What it shows stands in a table
-// on the same page, too: to a screen reader the chart is one slider.
+// The risk curve. It is drawn at its real size, so that its text is as large as the page's. A table on the page has the same
+// data: for screen readers the chart is one slider.
 
 import { fill, svg } from "./dom.js";
 import { grown, linear, logarithmic, oneIn, ticks } from "./numbers.js";
@@ -8,19 +8,19 @@ const DECADES = [0.1, 0.01, 0.001, 0.0001, 0.00001];
 const MARGIN = { top: 20, right: 20, bottom: 68, left: 104 };
 const MARGIN_NARROW = { ...MARGIN, right: 12, left: 96 };
 const NARROW = 480;
-const LEAST_RATE = 8e-6;
+const MIN_RATE = 8e-6;
 
 /**
- * `stops`: what the handle may stand on, `{fpir, similarity, fnmr}` by falling FPIR; `curve`: as the service gives it.
- * `words(stop)`: what the handle says; `onMove(stop)`: it was moved by hand. Returns the element, `focus()`, and `show(state)` with
- * `{stop, review, now, growth}`: where the handle is, the similarity from which answers are uncertain, today's
- * threshold, and whether the curve of ten times as many people is drawn.
+ * `stops`: positions of the handle, `{fpir, similarity, fnmr}` by falling FPIR. `curve`: from the service. `words(stop)`: text
+ * of the handle. `onMove(stop)`: called when the user moves it. Returns the element, `focus()`, and `show(state)` with
+ * `{stop, review, now, growth}`: position, review threshold, current threshold, and whether to draw the curve for ten times
+ * as many people.
  */
 export function riskChart({ curve, stops, words, onMove }) {
   const place = svg("svg", {
     class: "chart",
     role: "group",
-    "aria-label": "The risk by similarity, with a target to move",
+    "aria-label": "Risk by similarity, with a movable target",
   });
   const back = svg("g", { "aria-hidden": "true" });
   const front = svg("g", { "aria-hidden": "true" });
@@ -59,7 +59,7 @@ export function riskChart({ curve, stops, words, onMove }) {
       top,
       bottom,
       x: linear(domain, [left, right]),
-      y: logarithmic([1, LEAST_RATE], [top, bottom]),
+      y: logarithmic([1, MIN_RATE], [top, bottom]),
     };
     place.setAttribute("viewBox", `0 0 ${width} ${height}`);
     place.setAttribute("height", height);
@@ -94,7 +94,7 @@ export function riskChart({ curve, stops, words, onMove }) {
       label(oneIn(state.stop.fpir), x(at), y(state.stop.fpir), right),
     );
     handle.setAttribute("transform", `translate(${x(at)} ${y(state.stop.fpir)})`);
-    handle.setAttribute("aria-valuemax", String(stops.length - 1)); // an exact target becomes a stop, too
+    handle.setAttribute("aria-valuemax", String(stops.length - 1)); // exact targets become stops
     handle.setAttribute("aria-valuenow", String(stops.indexOf(state.stop)));
     handle.setAttribute("aria-valuetext", words(state.stop));
   }
@@ -168,12 +168,12 @@ function axes({ left, right, top, bottom, x, y }, domain, narrow) {
     svg(
       "text",
       { class: "tick", x: narrow ? 0 : left, y: bottom + 56 },
-      narrow ? "← names sooner" : "← names people more readily",
+      narrow ? "← more matches" : "← more matches, more errors",
     ),
     svg(
       "text",
       { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" },
-      narrow ? "asks for more →" : "asks for more likeness →",
+      "stricter →",
     ),
   ];
 }
@@ -183,7 +183,7 @@ const today = (at, top, bottom) => [
   svg("text", { class: "tick", x: at, y: top - 7, "text-anchor": "middle" }, "in use"),
 ];
 
-/** Beside the handle, where the curve, which falls, is not: above it on the right, or below it on the left. */
+/** A label beside the handle, away from the falling curve: above on the right, or below on the left. */
 function label(text, x, y, right) {
   const over = x < right - 120;
   const place = over ? { x: x + 18, y: y - 12 } : { x: x - 18, y: y + 28, "text-anchor": "end" };
@@ -192,7 +192,7 @@ function label(text, x, y, right) {
 
 const line = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-/** From the last point that was counted on. */
+/** The extrapolated part of the curve, from the last counted point. */
 function beyond(curve) {
   const first = curve.findIndex((point) => point.extrapolated);
   return first === -1 ? [] : curve.slice(Math.max(0, first - 1));

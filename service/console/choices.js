@@ -1,4 +1,4 @@
-// What several pages let a person choose: a gallery, how strict to be, somebody who is enrolled.
+// Fields that several pages share: gallery, strictness and enrolled person.
 
 import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
@@ -12,9 +12,7 @@ const RISK = "kith-risk";
 export const rememberedGallery = () => read("localStorage", GALLERY);
 export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
-/**
- * The galleries that the key is for; null where it may not list them. Throws Problem.
- */
+/** The galleries of the key; null if it may not list them. Throws Problem. */
 export async function galleries(signal) {
   try {
     return await all("/v1/galleries", "galleries", { signal });
@@ -24,10 +22,7 @@ export async function galleries(signal) {
   }
 }
 
-/**
- * A field to choose a gallery: a list, or a text field where the key may not see the list (`known` null).
- * `onChange(name)`; the element has `value`.
- */
+/** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`. */
 export function galleryField(known, onChange, { label = "Gallery", chosen } = {}) {
   const wanted = chosen ?? rememberedGallery();
   const change = (name) => {
@@ -37,7 +32,7 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
   if (known === null) {
     const input = h("input", { type: "text", value: wanted ?? "", autocomplete: "off", spellcheck: false, required: true });
     input.addEventListener("change", () => input.value.trim() && change(input.value.trim()));
-    const element = field(label, input, "This key may not list the galleries. Type the name of yours.");
+    const element = field(label, input, "This key cannot list galleries. Type the name of your gallery.");
     Object.defineProperty(element, "value", { get: () => input.value.trim() });
     return element;
   }
@@ -49,14 +44,13 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
   return element;
 }
 
-/** How strict a search is. `own`: the gallery's risk, in words; null where there is none to fall back on. `pairs`: the
- * presets in other words, of a comparison: what is chosen for searches is not taken for it. `chosen`: the preset that somebody
- * chose already. */
+/** A strictness field. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
+ * comparisons, which do not share the choice for searches. `chosen`: the preselected preset. */
 export function riskField(onChange, { own = null, label = "How strict", hint, pairs, chosen } = {}) {
   const select = h(
     "select",
     {},
-    own !== null && h("option", { value: "" }, `As the gallery says: ${own}`),
+    own !== null && h("option", { value: "" }, `Gallery setting: ${own}`),
     (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
   );
   const remembered = pairs ? null : read("sessionStorage", RISK);
@@ -73,17 +67,17 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
 /** A gallery's own risk for `riskField`. */
 export const ownRisk = (gallery) => (gallery ? riskBriefly(gallery.risk) : "its own risk");
 
-const MOST = 2000;
+const MAX_PEOPLE = 2000;
 
 /**
- * A field to find somebody who is enrolled, by name or id. The element has `find()`, which resolves to the subject or
- * null (then `unfound` says why), and `load(gallery)`, which rejects with AbortError once another gallery is loaded.
+ * A field to find an enrolled person by name or id. `find()` resolves to the subject, or to null with a reason in
+ * `unfound`. `load(gallery)` rejects with AbortError when another gallery is loaded.
  */
 export function personField(label, signal, { onPick } = {}) {
   const list = h("datalist", { id: unique("people") });
   const input = h("input", { type: "text", autocomplete: "off", spellcheck: false });
   input.setAttribute("list", list.id);
-  const element = field(label, input, "Begin to type a name or an id.");
+  const element = field(label, input, "Type a name or an id.");
   element.append(list);
   let gallery = null;
   let people = [];
@@ -95,7 +89,7 @@ export function personField(label, signal, { onPick } = {}) {
     gallery = name;
     people = [];
     fill(list);
-    const options = { query: { limit: 1000 }, signal: AbortSignal.any([signal, until]), most: MOST };
+    const options = { query: { limit: 1000 }, signal: AbortSignal.any([signal, until]), most: MAX_PEOPLE };
     const listed = await all(`${galleryPath(name)}/subjects`, "subjects", options).catch((error) => {
       if (error.code !== "forbidden") throw error;
       return [];
@@ -111,9 +105,9 @@ export function personField(label, signal, { onPick } = {}) {
     const named = people.find((one) => shown(one) === text || one.id === text);
     if (named) return named;
     const inBrackets = /\(([^()]+)\)$/.exec(text)?.[1];
-    const alike = people.filter((one) => called(one).toLowerCase() === text.toLowerCase());
-    if (alike.length === 1) return alike[0];
-    element.unfound = unfound(alike.length, people.length < MOST ? null : people.length);
+    const matches = people.filter((one) => called(one).toLowerCase() === text.toLowerCase());
+    if (matches.length === 1) return matches[0];
+    element.unfound = unfound(matches.length, people.length < MAX_PEOPLE ? null : people.length);
     if (idRefusal(inBrackets ?? text)) return null;
     try {
       return await call("GET", subjectPath(gallery, inBrackets ?? text), { signal });

@@ -1,19 +1,18 @@
-// Elements without a framework: what is shown is built by calls, never by strings of HTML, so that nothing that a
-// person typed is ever read as markup (the page's security policy forbids it, too).
+// DOM elements without a framework. They are built by calls, never from HTML strings, so that user input cannot become
+// markup. The content security policy forbids it too.
 
 const SVG = "http://www.w3.org/2000/svg";
-const READ_ONLY = ["list", "form"]; // properties that only an attribute sets
+const READ_ONLY = ["list", "form"]; // read-only properties with an attribute
 
 /**
- * An element. `props`: `class`, `on…` listeners, `dataset`, `style` (an object), properties such as `value` or
- * `disabled`, and attributes for all else; what is null or undefined is left out, and false
- * but of properties that are true or false.
+ * An HTML element. `props`: `class`, `on…` listeners, `dataset`, `style` (an object), properties such as `value`, and
+ * attributes. Null and undefined are skipped, and false unless the property is boolean.
  */
 export function h(tag, props = {}, ...children) {
   return build(document.createElement(tag), props, children);
 }
 
-/** The same of SVG. */
+/** An SVG element. */
 export function svg(tag, props = {}, ...children) {
   return build(document.createElementNS(SVG, tag), props, children);
 }
@@ -33,18 +32,18 @@ function build(element, props, children) {
   return element;
 }
 
-/** What may be shown, flat: text, elements, lists of these; nothing for null, undefined and false. */
+/** Flatten nested lists of text and elements, without null, undefined and false. */
 function nodes(children) {
   return children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false);
 }
 
-/** Put these in the place of all that `element` holds. */
+/** Replace the children of `element`. */
 export function fill(element, ...children) {
   element.replaceChildren(...nodes(children));
   return element;
 }
 
-/** An icon of the set below, for sighted people alone: the words beside it say the same. */
+/** An icon from the set below, hidden from screen readers, because its label says the same. */
 export function icon(name) {
   return svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }

@@ -1,9 +1,9 @@
-// Files that the service makes, saved by the browser: fetched with the key, which a link could not send.
+// Downloads of files from the service. They need the API key, which a link cannot send.
 
 import { send } from "./api.js";
 import { h } from "./dom.js";
 
-/** Save what a GET answers as a file called `name`. It is held in memory until it is whole. */
+/** Download `path` as a file called `name`. The content is held in memory. */
 export async function download(path, name, options) {
   const response = await send("GET", path, options);
   save(await response.blob(), name);

@@ -1,4 +1,4 @@
-// A gallery's settings as fields: what most people decide first, what few ever change folded away.
+// Fields of a gallery's settings: common ones first, the others under “Advanced”.
 
 import { h } from "./dom.js";
 import { field } from "./ui.js";
@@ -18,27 +18,27 @@ const DEFAULT = {
   quality_gate: { min_eye_distance_px: 12, min_sharpness: 2, min_brightness: 25, max_brightness: 235, min_contrast: 10, max_abs_yaw: 0.75 },
 };
 const FUSION = [
-  ["quality_weighted", "All, better photos counting more"],
-  ["centroid", "All, each counting the same"],
-  ["mean_top_k", "The three most alike"],
-  ["max", "The most alike alone"],
+  ["quality_weighted", "All photos, weighted by quality"],
+  ["centroid", "All photos, equal weight"],
+  ["mean_top_k", "The three most similar photos"],
+  ["max", "The most similar photo"],
 ];
 const INDEX = [
-  ["auto", "Chosen by the gallery’s size"],
-  ["exact", "Every photo is compared"],
-  ["compact", "Compact codes first (large galleries)"],
-  ["graph", "A graph of neighbors (large galleries)"],
+  ["auto", "Automatic, by gallery size"],
+  ["exact", "Exact: compare every photo"],
+  ["compact", "Compact codes (large galleries)"],
+  ["graph", "Neighbor graph (large galleries)"],
 ];
 const GATE = [
-  ["min_eye_distance_px", "Smallest distance between the eyes, in pixels"],
-  ["min_sharpness", "Least sharpness"],
-  ["min_brightness", "Darkest face, of 255"],
-  ["max_brightness", "Brightest face, of 255"],
-  ["min_contrast", "Least contrast"],
-  ["max_abs_yaw", "Farthest turned aside (0 to the front, 1 in profile)"],
+  ["min_eye_distance_px", "Minimum eye distance, in pixels"],
+  ["min_sharpness", "Minimum sharpness"],
+  ["min_brightness", "Minimum brightness (0 to 255)"],
+  ["max_brightness", "Maximum brightness (0 to 255)"],
+  ["min_contrast", "Minimum contrast"],
+  ["max_abs_yaw", "Maximum turn (0 frontal, 1 profile)"],
 ];
 
-/** Fields for the settings `from`. The result has `elements` and `read()`, which gives what was changed of them. */
+/** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
 export function galleryForm(from = DEFAULT) {
   const options = (pairs, value) => {
     const select = h("select", {}, pairs.map(([name, words]) => h("option", { value: name }, words)));
@@ -50,11 +50,11 @@ export function galleryForm(from = DEFAULT) {
 
   const preset = PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
   const risk = options(
-    [...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]), ...(preset ? [] : [["as-it-is", `As it is: ${riskBriefly(from.risk)}`]]), ["own", "Another number…"]],
+    [...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]), ...(preset ? [] : [["as-it-is", `Current: ${riskBriefly(from.risk)}`]]), ["own", "Another number…"]],
     preset ?? "as-it-is",
   );
   const rate = number("", { min: 2, max: 1e12, step: 1, placeholder: "5000" });
-  const own = field("One stranger in", rate, "How many searches for strangers it takes until one is taken for somebody.");
+  const own = field("One stranger in", rate, "Searches for strangers per wrong match.");
   const showOwn = () => {
     own.hidden = risk.value !== "own";
     rate.required = !own.hidden;
@@ -64,7 +64,7 @@ export function galleryForm(from = DEFAULT) {
   const crops = checked(from.keep_crops);
   const days = number(from.retention_days, { min: 1, max: 36_500, step: 1, placeholder: "never" });
   const live = checked(from.liveness === "required");
-  const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "the model’s own" });
+  const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
   const fusion = options(FUSION, from.fusion);
   const review = number(from.review_factor, { min: 1, max: 1000, required: true });
   const margin = number(from.min_margin, { min: 0, max: 1, required: true });
@@ -90,23 +90,23 @@ export function galleryForm(from = DEFAULT) {
     "details",
     { class: "details" },
     h("summary", {}, "Advanced"),
-    tick(live, "Only people before the camera", "Refuses pictures of people. Needs a model that can tell."),
-    field("Least liveness", liveFrom, "0 to 1. Empty: what the model’s makers say."),
-    field("Of somebody’s photos, count", fusion),
-    field("“Not sure” up to so many times the risk", review, "1: never “not sure” for want of similarity."),
-    field("Two people nearer than this are not told apart", margin),
-    h("fieldset", { class: "stack" }, h("legend", {}, "Faces that are good enough"), gate.map(([, label, input]) => field(label, input))),
-    field("How it searches", index),
-    field("How often such a search must find the right one", recall, "Of 1; less often, and every photo is compared."),
+    tick(live, "Only live people", "Refuses pictures of people. Needs a pack with a liveness model."),
+    field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
+    field("Photos of a person to compare", fusion),
+    field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
+    field("Minimum margin between two people", margin),
+    h("fieldset", { class: "stack" }, h("legend", {}, "Quality limits"), gate.map(([, label, input]) => field(label, input))),
+    field("Index", index),
+    field("Minimum recall of the index", recall, "0.5 to 1. Below it, every photo is compared."),
   );
-  // The browser can show what is wrong with a field only where that is to be seen; the event does not bubble.
+  // The browser shows validation errors only on visible fields. The event does not bubble.
   advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });
   return {
     elements: [
-      field("How strict", risk, "Of so many strangers who are searched for, one may be taken for somebody of this gallery. Stricter means that people of the gallery are missed more often."),
+      field("How strict", risk, "The number of strangers per wrong match. Stricter settings miss enrolled people more often."),
       own,
-      tick(crops, "Keep a small picture of each enrolled face", "So that you can move to a better model later without asking everybody for a new photo. It is stored encrypted. Without it no picture is kept at all."),
-      field("Forget photos after so many days", days, "Whoever has none left is deleted. Empty: never."),
+      tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. Without this setting no picture is stored."),
+      field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
       advanced,
     ],
     read() {

@@ -1,4 +1,4 @@
-// The shell: which page the address names, the way to the others, the key, and light or dark.
+// The shell: routing, navigation, API key and color theme.
 
 import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
@@ -20,8 +20,8 @@ import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
 
-// A page is a module with `title(params)` and `render(params, signal)`, which returns an element; `signal` is aborted
-// when another page takes its place. Parts of an address that begin with ":" are its params.
+// A page is a module with `title(params)` and `render(params, signal)`, which returns an element. `signal` is aborted when
+// another page opens. Path segments that start with ":" are params.
 const PAGES = [
   ["/identify", identify],
   ["/enroll", enroll],
@@ -49,7 +49,7 @@ const PLACES = [
 const THEME = "kith-theme";
 const main = document.getElementById("main");
 let leaving = new AbortController();
-let worked = false; // there is something on the page that somebody typed, chose or brought
+let worked = false; // the page has unsaved input
 
 function matched(path) {
   const parts = path.split("/");
@@ -61,7 +61,7 @@ function matched(path) {
     try {
       names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
     } catch {
-      return null; // a % that escapes nothing
+      return null; // invalid percent encoding
     }
     return [page, params];
   }
@@ -79,9 +79,9 @@ function show(focus = true) {
   try {
     const [page, params] = matched(path) ?? [null, {}];
     if (page === null) {
-      document.title = "No such page · Kith";
-      const text = "The address names no page of this console: it may have been cut, or written for another version.";
-      content = h("div", { class: "page" }, heading("There is no such page", text), linkButton("To the first page", "#/identify"));
+      document.title = "Page not found · Kith";
+      const text = "The address may be incomplete, or from another version.";
+      content = h("div", { class: "page" }, heading("Page not found", text), linkButton("Go to the start page", "#/identify"));
     } else {
       Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
       document.title = `${page.title(params)} · Kith`;
@@ -93,14 +93,14 @@ function show(focus = true) {
   fill(main, content);
   if (focus) {
     scrollTo(0, 0);
-    const first = main.querySelector("h1") ?? main; // whose reading aloud says where one has come to
+    const first = main.querySelector("h1") ?? main; // screen readers announce the new page
     first.tabIndex = -1;
     first.focus({ preventScroll: true });
   }
 }
 
-/** Another key, or none. What somebody has in hand stays with a new one: what was refused asks again by itself, or has its
- * “Try again”. Without a key nothing stays that was seen by one. */
+/** React to a new or removed key. A new key keeps unsaved input, and refused requests are repeated. Without a key all loaded
+ * data is removed. */
 function rekeyed() {
   if (key() === null) {
     clearDesk();
@@ -117,8 +117,8 @@ function markPlace(path) {
   }
 }
 
-/** What of a key may be shown: the id by which `kith keys list` names it. */
-const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the operator’s";
+/** The public part of a key: its id in `kith keys list`. */
+const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the operator’s key";
 
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
@@ -127,8 +127,8 @@ function askForKey(problem) {
     autocomplete: "off",
     spellcheck: false,
     required: true,
-    pattern: "\\s*[!-~]+\\s*", // a header carries nothing else
-    title: "Letters, digits and signs, without spaces between",
+    pattern: "\\s*[!-~]+\\s*", // the characters that a header can carry
+    title: "Letters, digits and symbols, without spaces",
   });
   const remember = h("input", { type: "checkbox" });
   const box = dialog(
@@ -142,10 +142,10 @@ function askForKey(problem) {
           box.close();
         },
       },
-      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not take this key: it is mistyped, revoked or expired."),
-      h("p", {}, "This service answers those who have a key. Whoever runs it gives them out."),
+      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not accept this key. It is mistyped, revoked or expired."),
+      h("p", {}, "This service needs an API key. Ask its operator for one."),
       !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
-      field("Key", input, "It stays in this tab until you close it."),
+      field("Key", input, "This tab keeps it until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),
       h(
         "div",
@@ -187,9 +187,9 @@ EVENTS.addEventListener("key", rekeyed);
 EVENTS.addEventListener("work", () => (worked = true));
 for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
 addEventListener("hashchange", () => show());
-// Another tab remembered or forgot one.
+// Another tab stored or removed a key.
 addEventListener("storage", (event) => event.key === KEY && EVENTS.dispatchEvent(new Event("key")));
-// A photo that misses its place must not take the place of the console.
+// A photo dropped elsewhere must not replace the console.
 for (const name of ["dragover", "drop"])
   addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
 document.querySelector(".skip").addEventListener("click", (event) => {

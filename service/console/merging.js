@@ -1,18 +1,18 @@
-// Filing one person's photos under another, and taking that back, which is several requests: what was done before
-// something failed stays done, and is told.
+// Merge of two people, and its undo, which takes several requests. After an error the completed requests stay, and the
+// error reports them.
 
 import { all, call, subjectPath, templatePath } from "./api.js";
 import { parsed } from "./words.js";
 
-/** An act that was done in part: `moved` of `all` photos; `problem`: why the first that was not could not be. */
+/** A partial move: `moved` of `all` photos. `problem`: the first error. */
 class Partly extends Error {
   constructor(moved, all, problem) {
     super(`${moved} of ${all} photos were moved. ${problem.message}`);
-    this.remedy = problem.remedy || "Look again, and repeat it: what was moved stays where it is.";
+    this.remedy = problem.remedy || "Look again, and repeat it. Moved photos stay moved.";
   }
 }
 
-/** File templates of `from` under `to`, in turn. Throws Partly. */
+/** Move templates of `from` to `to`, one after another. Throws Partly. */
 async function moveAll(gallery, from, to, templates) {
   let moved = 0;
   let problem = null;
@@ -28,9 +28,8 @@ async function moveAll(gallery, from, to, templates) {
 }
 
 /**
- * File everything of `from` under `to`, and erase `from`. Returns a function that takes it back: the person is made
- * again, by the same name but since that moment, and gets the photos that it had; `to` loses what it got, and keeps what
- * was said of it since.
+ * Move all data of `from` to `to`, and erase `from`. Returns an undo function. It creates the person again, with a new
+ * creation time, and moves the photos back. `to` loses the merged data and keeps later changes.
  */
 export async function merge(gallery, from, to) {
   const person = await call("GET", subjectPath(gallery, from), { parse: parsed });
@@ -39,7 +38,7 @@ export async function merge(gallery, from, to) {
   await call("POST", `${subjectPath(gallery, from)}/merge`, { json: { into: to } });
   let made = false;
   return async () => {
-    // Somebody may have been given the id since; who repeats this is not to be stopped by what they made themselves.
+    // Another person may have the id now. A repeated undo must accept the person that the first attempt created.
     const headers = made ? {} : { "If-None-Match": "*" };
     await call("PUT", subjectPath(gallery, from), { json: described(person), headers });
     made = true;
@@ -57,8 +56,8 @@ export async function merge(gallery, from, to) {
 const described = ({ name, metadata, tags }) => ({ name, metadata, tags });
 
 /**
- * What is to be said of somebody who is `now` so that nothing of `gone` is left that `kept` got by the merge (see
- * service/storage/repositories/subject_merging.py); fields that lack stay as they are. All three as `parsed` reads them.
+ * The changes that remove from `now` what `kept` got from `gone` in the merge
+ * (service/storage/repositories/subject_merging.py). Missing fields stay. All three come from `parsed`.
  */
 export function apart(now, kept, gone) {
   const got = ([entry, value]) =>
@@ -75,7 +74,7 @@ export function apart(now, kept, gone) {
   };
 }
 
-/** File one template under another person. Returns a function that takes it back. */
+/** Move one template to another person. Returns an undo function. */
 export async function move(gallery, template, from, to) {
   await call("PATCH", templatePath(gallery, from, template), { json: { subject: to } });
   return () => call("PATCH", templatePath(gallery, to, template), { json: { subject: from } });

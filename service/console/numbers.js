@@ -1,12 +1,11 @@
-// Rates, durations and sizes as people say them, and the numbers behind the pages of reports. Nothing here knows of a
-// page.
+// Formats of rates, durations and sizes, and the math of reports. Pure functions without DOM access.
 
-/** So many significant digits, without the noise of binary fractions. */
+/** Round to significant digits. */
 const digits = (value, count) => Number(value.toPrecision(count));
 
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
-/** "1 in 3,000" of a probability; two digits, as no rate here is known better. */
+/** A probability as "1 in 3,000", with two significant digits. */
 export function oneIn(rate) {
   if (rate >= 0.7) return "nearly all";
   if (rate <= 0) return "never";
@@ -14,14 +13,14 @@ export function oneIn(rate) {
   return `1 in ${times < 10 && times % 1 ? times.toFixed(1) : whole(times)}`;
 }
 
-/** "27 in 100" of a share, finer where it is small; that none was counted does not say that there is none. */
+/** A share as "27 in 100", finer if it is small. A count of zero does not prove a share of zero. */
 export function inHundred(share) {
   if (share >= 0.995) return share < 1 ? "nearly all" : "all";
   if (share >= 0.0095) return `${Math.round(share * 100)} in 100`;
   return share >= 0.0005 ? `${Math.round(share * 1000)} in 1,000` : "hardly any";
 }
 
-/** "97 of 100" of a share of things that were all counted. */
+/** A share of completely counted items as "97 of 100". */
 export const ofHundred = (share) => (share === 0 ? "none" : inHundred(share).replace(" in ", " of "));
 
 export function duration(seconds) {
@@ -45,20 +44,20 @@ export function bytes(count) {
 const MINUTE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const SECOND = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-/** A moment in the reader's own time. */
+/** A time in the user's time zone. */
 export const when = (text) => MINUTE.format(new Date(text));
 
-/** The same with its second and its zone, for what is set beside other records. */
+/** The same with seconds and zone, for comparison with other records. */
 export const toTheSecond = (text) => SECOND.format(new Date(text));
 
-/** How often something comes that comes once in 1 / `rate` times, `daily` times a day. */
+/** How often an event of probability `rate` occurs with `daily` trials a day. */
 export function everySo(rate, daily) {
   const days = 1 / (rate * daily);
   if (days >= 1.5) return `once in ${duration(days * 86_400)}`;
   return `about ${counted(Math.round(1 / days), "time")} a day`;
 }
 
-/** The risks a handle stops at, from the largest: each is a round "1 in N". */
+/** The positions of the handle, from the largest risk: each a round "1 in N". */
 export const STOPS = [
   3,
   5,
@@ -67,10 +66,10 @@ export const STOPS = [
   1e5,
 ].map((n) => digits(1 / n, 3));
 
-/** The FPIR of `people` times as many, of the same kind: 1 - (1 - FPIR)^people, exact for tiny rates. */
+/** The FPIR for `times` as many people: 1 - (1 - FPIR)^times, exact for tiny rates. */
 export const grown = (fpir, times) => (fpir >= 1 ? 1 : -Math.expm1(times * Math.log1p(-fpir)));
 
-/** FPIR at a similarity, exponential between the curve's points, which have it falling; its ends beyond them. */
+/** FPIR at a similarity, interpolated exponentially, constant beyond the ends of the curve. */
 export function fpirAt(curve, similarity) {
   const after = curve.findIndex((point) => point.similarity >= similarity);
   if (after === 0) return curve[0].fpir;
@@ -80,13 +79,13 @@ export function fpirAt(curve, similarity) {
   return a.fpir * (b.fpir / a.fpir) ** part;
 }
 
-/** Where a similarity lies beyond the curve, which then does not tell its risk; else null. */
+/** A text if a similarity lies beyond the curve, otherwise null. */
 export function beyondCurve(curve, similarity) {
-  if (similarity < curve[0].similarity) return "more often than the curve shows";
-  return similarity > curve.at(-1).similarity ? "more seldom than the curve shows" : null;
+  if (similarity < curve[0].similarity) return "a larger risk than the curve shows";
+  return similarity > curve.at(-1).similarity ? "a smaller risk than the curve shows" : null;
 }
 
-/** The similarity at which the curve falls to `fpir`; its ends beyond them. */
+/** The similarity at which the curve reaches `fpir`, limited to its ends. */
 export function similarityAt(curve, fpir) {
   const after = curve.findIndex((point) => point.fpir <= fpir);
   if (after === 0) return curve[0].similarity;
@@ -96,19 +95,19 @@ export function similarityAt(curve, fpir) {
   return a.similarity + part * (b.similarity - a.similarity);
 }
 
-/** A straight scale from `domain` to `range`, which may fall. */
+/** A linear scale from `domain` to `range`. */
 export const linear =
   ([from, to], [first, last]) =>
   (value) =>
     first + ((value - from) / (to - from || 1)) * (last - first);
 
-/** The same of logarithms. */
+/** A logarithmic scale. */
 export function logarithmic([from, to], range) {
   const scale = linear([Math.log(from), Math.log(to)], range);
   return (value) => scale(Math.log(Math.max(value, Number.MIN_VALUE)));
 }
 
-/** Round values over `domain`, at most about `count` of them. */
+/** About `count` round values in `domain`. */
 export function ticks([from, to], count) {
   const rough = (to - from) / count;
   const unit = 10 ** Math.floor(Math.log10(rough));

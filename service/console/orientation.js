@@ -1,9 +1,9 @@
-// How a WebP is to be turned. Browsers turn JPEG, PNG and AVIF upright as EXIF says, and WebP as it lies; the service turns
-// them all, and its boxes lie on the upright photo.
+// EXIF orientation of WebP. Browsers apply it to JPEG, PNG and AVIF only. The service applies it to all formats, and its
+// boxes refer to the upright photo.
 
 const ORIENTATION = 0x0112;
 
-/** EXIF's orientation, 1 to 8, of a WebP (`bytes`: an ArrayBuffer; RFC 9649); 1 where there is none. */
+/** The EXIF orientation, 1 to 8, of a WebP (`bytes`: an ArrayBuffer; RFC 9649); 1 if it has none. */
 export function orientationOfWebp(bytes) {
   const view = new DataView(bytes);
   const name = (at) => String.fromCharCode(...new Uint8Array(bytes, at, 4));
@@ -18,7 +18,7 @@ export function orientationOfWebp(bytes) {
 
 function orientationOfExif(view) {
   try {
-    const start = view.getUint32(0) === 0x45786966 ? 6 : 0; // some write "Exif\0\0" before it, as JPEG has it
+    const start = view.getUint32(0) === 0x45786966 ? 6 : 0; // some encoders write the "Exif\0\0" of JPEG
     const little = view.getUint16(start) === 0x4949;
     const first = start + view.getUint32(start + 4, little);
     for (let entry = 0; entry < view.getUint16(first, little); entry += 1) {
@@ -28,12 +28,12 @@ function orientationOfExif(view) {
       return found >= 1 && found <= 8 ? found : 1;
     }
   } catch (error) {
-    if (!(error instanceof RangeError)) throw error; // cut short: as if there were none
+    if (!(error instanceof RangeError)) throw error; // truncated EXIF counts as none
   }
   return 1;
 }
 
-/** The matrix (as of a canvas' `setTransform`) that lays `width` x `height` pixels upright; from 5 on sides are swapped. */
+/** The matrix for a canvas' `setTransform` that turns `width` x `height` pixels upright. From 5 on the sides are swapped. */
 export function upright(orientation, width, height) {
   return {
     1: [1, 0, 0, 1, 0, 0],

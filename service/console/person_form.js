@@ -1,16 +1,16 @@
-// What is known of a person besides their face: name, tags, and whatever else is to be kept with them.
+// Fields of a person: name, tags and metadata.
 
 import { fill, h, icon } from "./dom.js";
 import { button, field } from "./ui.js";
 import { readTyped, tags, typed, typedTags } from "./words.js";
 
-/** Fields of a person, `from` what is known. The result has `elements`, `name` (the input), `read()` and
- * `changed()`, which gives what was edited alone, so that what others wrote meanwhile stays. */
+/** Fields with the values `from`. The result has `elements`, `name` (the input), `read()`, and `changed()` for the edited
+ * fields only, so that concurrent changes by other users stay. */
 export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLabel = "Name" } = {}) {
   const name = h("input", { type: "text", value: from.name ?? "", autocomplete: "off", maxLength: 500 });
   const labels = h("input", { type: "text", value: typedTags(from.tags), autocomplete: "off" });
   const rows = h("div", { class: "stack tight" });
-  const held = new Map(); // a row's entry as it was given, and the texts that stand for it
+  const held = new Map(); // row: original entry and its texts
   const add = (key = "", value = "") => {
     const row = h(
       "div",
@@ -33,8 +33,8 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
   const more = h(
     "details",
     { class: "details", open: Object.keys(from.metadata).length > 0 },
-    h("summary", {}, "More about them"),
-    h("p", { class: "hint" }, "Anything that you want kept with the person. A search can ask for it."),
+    h("summary", {}, "More fields"),
+    h("p", { class: "hint" }, "Store more data with the person. Searches can filter by it."),
     rows,
     button("Add a line", () => add().firstChild.focus(), { icon: "plus", kind: "quiet" }),
   );
@@ -45,7 +45,7 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
   });
   return {
     name,
-    elements: [field(nameLabel, name), field("Tags", labels, "With commas between, such as: engineering, night shift. One with a comma stands in quotes."), more],
+    elements: [field(nameLabel, name), field("Tags", labels, "Separate tags with commas: engineering, night shift. Quote tags that contain a comma."), more],
     read,
     changed() {
       const now = read();

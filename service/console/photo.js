@@ -1,20 +1,20 @@
-// Photos: how they come (drop, paste, file, camera), and how they are shown with what was found in them.
+// Photos: input (drop, paste, file, camera) and display with the detected faces.
 
 import { EVENTS, call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
-/** What one page gives to the next: a photo with the box of a face to enroll; and the photos to come back to, of which
- * number `at` was looked at. */
+/** Data passed between pages: a photo with the box of a face to enroll, and the photos to return to with the current
+ * number `at`. */
 export const DESK = { photo: null, box: null, back: null };
 export const clearDesk = () => Object.assign(DESK, { photo: null, box: null, back: null });
 
 const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
 
 /**
- * A photo, ready to be shown: `file`, `url`, and `width`, `height` in upright pixels. `drawable` is false where the
- * browser cannot show the format (HEIC, TIFF): the sizes are then null until the service says them.
+ * Return a photo for display: `file`, `url`, and `width`, `height` in upright pixels. `drawable` is false if the browser
+ * cannot show the format (HEIC, TIFF). The sizes are then null until the service returns them.
  */
 export async function open(file, signal) {
   EVENTS.dispatchEvent(new Event("work"));
@@ -29,7 +29,7 @@ export async function open(file, signal) {
   return { file, url, drawable, image, width: drawable ? image.naturalWidth : null, height: drawable ? image.naturalHeight : null };
 }
 
-/** A WebP upright, to be shown; the file itself is what is sent. */
+/** An upright copy of a WebP, for display. The original file is uploaded. */
 async function turned(file) {
   const orientation = orientationOfWebp(await file.arrayBuffer());
   if (orientation === 1) return file;
@@ -43,21 +43,21 @@ async function turned(file) {
   return await new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.95));
 }
 
-/** What a request of one photo has as its body. */
+/** The body of a request with one photo. */
 export function bodyOf(file, options) {
   const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
   return { body: file, type, query: options && { request: JSON.stringify(options) } };
 }
 
 /**
- * The sizes of a photo as the service sees it, in which its boxes are. Where the browser shows it otherwise it is not
- * shown: the boxes would lie elsewhere.
+ * Set the sizes from the service, which its boxes refer to. If the browser decodes other sizes, the photo is not shown,
+ * because the boxes would not fit.
  */
 export function measured(photo, { width, height }) {
   if (photo.width !== width || photo.height !== height) Object.assign(photo, { width, height, drawable: false });
 }
 
-/** The same, asked for where it is needed; where the key may not ask, from where the faces are. */
+/** Request missing sizes from the service. If that fails, estimate them from the faces. */
 export async function measure(photo, faces, signal) {
   if (photo.width) return;
   try {
@@ -70,13 +70,13 @@ export async function measure(photo, faces, signal) {
   }
 }
 
-/** A copy of which no side is longer than `most` pixels, as JPEG. */
+/** A JPEG copy with sides of at most `most` pixels. */
 export async function smaller(photo, most = 3000) {
   const scale = Math.min(1, most / Math.max(photo.width, photo.height));
   return await drawn(photo, [0, 0, photo.width, photo.height], scale);
 }
 
-/** One face with what surrounds it, as a photo of its own; other faces are painted over, so that it is the only one. */
+/** A photo of one face and its surroundings. Other faces are painted over. */
 export async function cropped(photo, face, others) {
   const [x0, y0, x1, y1] = face.box;
   const room = 0.8 * Math.max(x1 - x0, y1 - y0);
@@ -96,14 +96,14 @@ async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}
   context.fillStyle = "#808080";
   for (const [a, b, c, d] of hidden) context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
   if (hidden.length) {
-    const [a, b, c, d] = shown; // where it overlaps one that was hidden
+    const [a, b, c, d] = shown; // restore overlaps with hidden faces
     context.drawImage(photo.image, a, b, c - a, d - b, (a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
   }
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
 }
 
-/** A face cut out, `size` pixels wide; a drawing where the photo cannot be shown. */
+/** A cropped face, `size` pixels wide, or an icon if the photo cannot be shown. */
 export function thumbnail(photo, box, size = 72) {
   if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
   const density = Math.min(3, devicePixelRatio || 1);
@@ -119,8 +119,8 @@ export function thumbnail(photo, box, size = 72) {
 }
 
 /**
- * The photo with its faces. `marks`: {face, outcome, label}; `onChoose(i)` makes each box a button, `onPoint(i, on)`
- * is told which one the pointer or the focus is at. The element has `point(i, on)` for the other way round.
+ * The photo with its faces. `marks`: {face, outcome, label}. `onChoose(i)` makes each box a button. `onPoint(i, on)` reports
+ * the box with pointer or focus; `point(i, on)` of the element highlights a box.
  */
 export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
   const share = (value, whole) => `${(value / whole) * 100}%`;
@@ -154,7 +154,7 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
     "figure",
     { class: `stage ${landmarks ? "with-landmarks" : ""}`, style: { "--ratio": photo.width / photo.height } },
     h("div", { class: "stage-frame" }, picture, dots, boxes),
-    !photo.drawable && h("figcaption", { class: "hint" }, "This browser cannot show such a file, so only the places of the faces are drawn. Kith has read it."),
+    !photo.drawable && h("figcaption", { class: "hint" }, "This browser cannot show this format. Kith can read it: the boxes show the faces."),
   );
   element.point = (i, on) => boxes[i]?.classList.toggle("pointed", on);
   element.showLandmarks = (on) => element.classList.toggle("with-landmarks", on);
@@ -162,11 +162,10 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
 }
 
 /**
- * Ways to give photos: drop them anywhere on the page, paste, choose files, or take one. `onPhotos(files)` is called
- * with each lot; `signal` ends the listening. `compact`: a single row. `within`: the element on which they are dropped, in
- * place of the page; pasting is the page's alone.
+ * Photo input: drop, paste, file dialog or camera. `onPhotos(files)` is called for each input. `signal` removes the
+ * listeners. `compact`: a single row. `within`: the drop target instead of the page; paste works only on the page.
  */
-export function picker(onPhotos, { signal, multiple = true, compact = false, within = document, title, label = title ?? "Give a photo" } = {}) {
+export function picker(onPhotos, { signal, multiple = true, compact = false, within = document, title, label = title ?? "Add a photo" } = {}) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -178,7 +177,7 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, wit
     { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
     !compact && icon("photo"),
     !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
-    !compact && h("p", { class: "hint" }, "Paste one with Ctrl+V, choose a file, or use the camera. Photos are looked at and not kept."),
+    !compact && h("p", { class: "hint" }, "Or paste with Ctrl+V, choose a file, or use the camera. Photos are processed, not stored."),
     h(
       "div",
       { class: "actions" },
@@ -219,13 +218,13 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, wit
   return element;
 }
 
-/** Look at the camera, and take a photo. */
+/** Take a photo with the camera. */
 async function camera(onPhotos) {
   if (!navigator.mediaDevices?.getUserMedia) {
-    tell(new Error("Browsers give the camera to pages of https addresses and of this computer alone. Choose a file instead."));
+    tell(new Error("Browsers allow the camera only on https pages and on this computer. Choose a file instead."));
     return;
   }
-  const video = h("video", { autoplay: true, muted: true, playsInline: true, class: "camera", "aria-label": "What the camera sees" });
+  const video = h("video", { autoplay: true, muted: true, playsInline: true, class: "camera", "aria-label": "Camera preview" });
   const shutter = h("button", { type: "button", class: "button primary", disabled: true }, icon("photo"), h("span", {}, "Take the photo"));
   const status = h("p", { class: "hint", role: "status" }, "Allow the camera in the browser, if it asks.");
   const box = dialog(
@@ -239,20 +238,20 @@ async function camera(onPhotos) {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "user", width: { ideal: 1920 } } });
   } catch (error) {
-    fill(status, error.name === "NotAllowedError" ? "The browser was told not to give the camera to this page." : "No camera was found, or another program has it.");
+    fill(status, error.name === "NotAllowedError" ? "The browser denies this page access to the camera." : "No camera was found, or another program uses it.");
     return;
   }
   if (!box.open) return stream.getTracks().forEach((track) => track.stop());
   video.srcObject = stream;
   await video.play();
-  fill(status, "Face the light. The photo is not kept.");
+  fill(status, "Face the light. The photo is not stored.");
   shutter.disabled = false;
   shutter.focus();
   shutter.addEventListener("click", async () => {
     const canvas = h("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
-    if (!box.open) return; // who gave it asked for a photo of theirs no more
+    if (!box.open) return; // the user canceled
     box.close();
     onPhotos([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
   });

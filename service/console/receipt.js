@@ -1,20 +1,20 @@
-// What a deletion is answered with: what went, and by what it can be proved.
+// The receipt of a deletion.
 
 import { h, icon } from "./dom.js";
 import { counted, when } from "./numbers.js";
 import { button, toast } from "./ui.js";
 
-// In this order; what else the service counts is told as it calls it.
+// Labels in display order. Other kinds keep the name of the service.
 const KINDS = {
   subjects: ["person", "people"],
   templates: ["photo"],
-  crops: ["kept picture"],
-  vectors: ["set of numbers of a face", "sets of numbers of faces"],
-  answers: ["remembered answer"],
-  job_items: ["line of jobs", "lines of jobs"],
+  crops: ["stored picture"],
+  vectors: ["embedding"],
+  answers: ["stored answer"],
+  job_items: ["job item"],
 };
 
-/** `document`: the API's receipt. Keep it: it is the proof. */
+/** Show a receipt of the API. The user must keep it as the proof. */
 export function receipt(document, title) {
   const kinds = new Set([...Object.keys(KINDS), ...Object.keys(document.removed)]);
   const went = [...kinds]
@@ -28,13 +28,13 @@ export function receipt(document, title) {
     "section",
     { class: "card receipt", role: "status" },
     h("h2", {}, icon("check"), title),
-    h("p", {}, went.length ? `Erased: ${went.join(", ")}.` : "There was nothing to erase besides the name."),
+    h("p", {}, went.length ? `Erased: ${went.join(", ")}.` : "Only the name was erased."),
     h(
       "dl",
       { class: "facts one" },
-      [["Receipt", h("code", {}, document.id)], ["At", when(document.at)], ["Line of the audit", String(document.line)], ["Its hash", h("code", {}, document.hash)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      [["Receipt", h("code", {}, document.id)], ["Time", when(document.at)], ["Audit line", String(document.line)], ["Hash", h("code", {}, document.hash)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
-    h("p", { class: "hint" }, "Keep it, if you may have to show that this was done. “kith erasures verify” tells whether a receipt holds."),
+    h("p", { class: "hint" }, "Keep it as proof of the deletion. “kith erasures verify” checks a receipt."),
     navigator.clipboard && h("div", { class: "actions" }, button("Copy the receipt", copy, { icon: "paste" })),
   );
 }

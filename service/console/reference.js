@@ -1,4 +1,4 @@
-// Swagger UI, on the API's description: by no server but this one, and without its badge, which asks another.
+// Swagger UI for the API's OpenAPI document. The validator badge is off, because it sends a request to another server.
 
 addEventListener("DOMContentLoaded", () => {
   globalThis.SwaggerUIBundle({

@@ -1,4 +1,4 @@
-// What the pages of a gallery share: where one is, and the way to its other pages; and how pages keep themselves fresh.
+// Shared parts of gallery pages: heading with navigation, and periodic refresh.
 
 import { EVENTS } from "./api.js";
 import { fill, h, icon } from "./dom.js";
@@ -13,7 +13,7 @@ const PLACES = [
   ["/settings", "Settings", "edit"],
 ];
 
-/** A gallery's page: its name, and its pages; `here` is this one's, without the slash. */
+/** The heading of a gallery page with links to the others. `here`: the path of this page, without the slash. */
 export function galleryHeading(gallery, here, lead, ...actions) {
   const base = `#/galleries/${encodeURIComponent(gallery)}`;
   const link = ([path, name, picture]) =>
@@ -25,7 +25,7 @@ export function galleryHeading(gallery, here, lead, ...actions) {
     );
   const tabs = h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link));
   requestAnimationFrame(() => {
-    const current = tabs.querySelector("[aria-current]"); // on a phone with large text it lies beyond the edge
+    const current = tabs.querySelector("[aria-current]"); // on a phone with large text it can be outside the view
     if (current) tabs.scrollLeft = current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.clientWidth) / 2;
   });
   return h(
@@ -37,46 +37,46 @@ export function galleryHeading(gallery, here, lead, ...actions) {
   );
 }
 
-const SOONEST_MS = 1000;
-const LATEST_MS = 20_000;
+const MIN_PAUSE_MS = 1000;
+const MAX_PAUSE_MS = 20_000;
 
 /**
- * Run `look` now and again: a second after it said that something is under way (by returning true), else ever more
- * seldom; not while the tab is hidden. Returns a function to look at once, which has `note`: an element that says since
- * when what is shown was not renewed, and why; nothing while it is, or before there was anything.
+ * Call `look` periodically: one second after it returned true (work in progress), otherwise with growing pauses, and not
+ * while the tab is hidden. Returns a function to refresh at once. Its `note` is an element that reports since when the
+ * refresh fails, and why.
  */
 export function watch(look, signal) {
-  let pause = SOONEST_MS;
+  let pause = MIN_PAUSE_MS;
   let timer;
   let looking = false;
   let renewed = null;
   const note = h("div", { role: "status" });
   const say = (error) => {
-    if (renewed === null) return; // the page has nothing to show, and says so in its place
-    const since = `Not renewed since ${renewed.toLocaleTimeString()}, because: ${inWords(error).text}`;
-    if (note.querySelector("p")?.textContent === since) return; // said, and read aloud, once
-    fill(note, h("div", { class: "notice row" }, icon("warning"), h("p", {}, since), button("Look again", now)));
+    if (renewed === null) return; // the page itself shows the first error
+    const since = `Not updated since ${renewed.toLocaleTimeString()}: ${inWords(error).text}`;
+    if (note.querySelector("p")?.textContent === since) return; // announce it once
+    fill(note, h("div", { class: "notice row" }, icon("warning"), h("p", {}, since), button("Refresh", now)));
   };
   const again = async () => {
     clearTimeout(timer);
     if (signal.aborted || document.hidden || looking) return;
     looking = true;
     try {
-      pause = (await look()) ? SOONEST_MS : Math.min(LATEST_MS, pause * 1.5);
+      pause = (await look()) ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pause * 1.5);
       renewed = new Date();
       fill(note);
     } catch (error) {
       if (error.name === "AbortError") return;
       say(error);
-      // Who is not allowed to is not asking again and again: each refusal stands in the audit.
+      // Do not repeat forbidden requests: the audit log records each refusal.
       if (error.status === 401 || error.status === 403) return;
-      pause = LATEST_MS;
+      pause = MAX_PAUSE_MS;
     } finally {
       looking = false;
     }
     if (!signal.aborted) timer = setTimeout(again, pause);
   };
-  const now = () => ((pause = SOONEST_MS), again());
+  const now = () => ((pause = MIN_PAUSE_MS), again());
   document.addEventListener("visibilitychange", now, { signal });
   EVENTS.addEventListener("key", now, { signal });
   signal.addEventListener("abort", () => clearTimeout(timer));
@@ -84,7 +84,7 @@ export function watch(look, signal) {
   return Object.assign(now, { note });
 }
 
-/** What was refused, and why. `refusals`: pairs of what it was and its problem. */
+/** A list of refused items and reasons. `refusals`: pairs of item and problem. */
 export const refusalList = (refusals) =>
   h(
     "ul",

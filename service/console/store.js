@@ -1,9 +1,8 @@
-// What this browser keeps for the console: in the tab, or on this computer. Where it keeps nothing (storage forbidden or
-// full), what was said holds as long as the page does.
+// Storage of the console in the browser. If storage is forbidden or full, values last as long as the page.
 
 const held = new Map();
 
-/** `kind`: "sessionStorage" (the tab) or "localStorage" (this computer). Null where nothing is kept. */
+/** Return a value or null. `kind`: "sessionStorage" (this tab) or "localStorage" (this computer). */
 export function read(kind, name) {
   try {
     return globalThis[kind].getItem(name) ?? held.get(kind + name) ?? null;
@@ -12,7 +11,7 @@ export function read(kind, name) {
   }
 }
 
-/** `value` null: forget it. */
+/** Store a value; null removes it. */
 export function write(kind, name, value) {
   held.delete(kind + name);
   try {

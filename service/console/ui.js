@@ -1,4 +1,4 @@
-// What every page is made of. One look, one way to say that something failed, one way to ask again before deleting.
+// Shared elements of all pages: headings, buttons, fields, dialogs, tables and messages.
 
 import { EVENTS } from "./api.js";
 import { fill, h, icon } from "./dom.js";
@@ -7,7 +7,7 @@ import { mayPass, problem as inWords } from "./words.js";
 let serial = 0;
 export const unique = (name) => `${name}-${++serial}`;
 
-/** A page's beginning: its name, a sentence on what it is for, and what can be done. */
+/** The head of a page: title, purpose and actions. */
 export function heading(title, lead, ...actions) {
   return h(
     "header",
@@ -17,7 +17,7 @@ export function heading(title, lead, ...actions) {
   );
 }
 
-/** A button. `kind`: primary, plain, quiet or danger. While `onClick` runs it is busy; what it throws is told. */
+/** A button. `kind`: primary, plain, quiet or danger. It is busy while `onClick` runs, and shows its errors. */
 export function button(label, onClick, { kind = "plain", icon: name, ...props } = {}) {
   const element = h("button", { type: "button", class: `button ${kind}`, ...props }, name && icon(name), h("span", {}, label));
   element.addEventListener("click", async (event) => {
@@ -39,7 +39,7 @@ export function linkButton(label, href, { kind = "plain", icon: name } = {}) {
   return h("a", { class: `button ${kind}`, href }, name && icon(name), h("span", {}, label));
 }
 
-/** A labeled control; `hint` is read with it. */
+/** A labeled control; screen readers read `hint` with it. */
 export function field(label, control, hint) {
   control.id ||= unique("field");
   const about = hint && h("p", { class: "hint", id: unique("hint") }, hint);
@@ -47,17 +47,17 @@ export function field(label, control, hint) {
   return h("div", { class: "field" }, h("label", { for: control.id }, label), control, about);
 }
 
-/** Nothing here yet: what would be here, and how to begin. */
+/** A placeholder for an empty page: explanation and first steps. */
 export function empty(name, title, text, ...actions) {
   return h("section", { class: "empty" }, icon(name), h("h2", {}, title), h("p", {}, text), h("div", { class: "actions" }, ...actions));
 }
 
-/** Something is being fetched. */
+/** A progress message. */
 export function waiting(text = "One moment…") {
   return h("p", { class: "waiting", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
 }
 
-/** What went wrong and what to do, with the code that the documents list. */
+/** An error with remedy and code. */
 export function problemBox(problem, retry) {
   const said = inWords(problem);
   return h(
@@ -67,7 +67,7 @@ export function problemBox(problem, retry) {
     h(
       "div",
       {},
-      h("h2", {}, said.title ?? "Something went wrong here"),
+      h("h2", {}, said.title ?? "Unexpected error"),
       h("p", {}, said.text),
       said.remedy && h("p", {}, said.remedy),
       h("p", { class: "code" }, h("code", {}, problem.code ?? problem.name)),
@@ -76,7 +76,7 @@ export function problemBox(problem, retry) {
   );
 }
 
-/** A short word in the corner; read aloud by screen readers. */
+/** A short message in the corner, announced by screen readers. */
 export function toast(text, kind = "ok") {
   const place = toasts();
   const line = h("div", { class: `toast ${kind}` }, icon(kind === "ok" ? "check" : "warning"), h("span", {}, text));
@@ -87,7 +87,7 @@ export function toast(text, kind = "ok") {
   leaves(line, kind === "ok" ? 6000 : 20_000);
 }
 
-/** Have `line` go after so long, but not while somebody is at it. */
+/** Remove `line` after `ms`, but not while the pointer or focus is in it. */
 function leaves(line, ms) {
   let timer;
   const wait = () => {
@@ -95,11 +95,11 @@ function leaves(line, ms) {
     if (!line.matches(":hover, :focus-within")) timer = setTimeout(() => line.remove(), ms);
   };
   for (const name of ["pointerenter", "pointerleave", "focusin"]) line.addEventListener(name, wait);
-  line.addEventListener("focusout", () => queueMicrotask(wait)); // until then the focus is where it was
+  line.addEventListener("focusout", () => queueMicrotask(wait)); // the focus moves after this event
   wait();
 }
 
-/** Where toasts go: what lies outside an open dialog is neither read aloud nor clickable. */
+/** The container of toasts: inside an open dialog, because everything outside it is inert. */
 function toasts() {
   const dialog = [...document.querySelectorAll("dialog[open]")].at(-1);
   if (!dialog) return document.querySelector("body > .toasts");
@@ -108,16 +108,14 @@ function toasts() {
   return place;
 }
 
-/** Tell an error that no page can show in its own place. */
+/** Show an error as a toast. */
 export function tell(error) {
   if (error.name === "AbortError") return;
   const { text, remedy } = inWords(error);
   toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
-/**
- * Ask before something that cannot be undone. Resolves to true or false. `typed`: what must be typed to go on.
- */
+/** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. */
 export function confirmed({ title, text, yes, danger = true, typed }) {
   return new Promise((resolve) => {
     const input = typed && h("input", { type: "text", autocomplete: "off", spellcheck: false });
@@ -129,7 +127,7 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
         "form",
         { method: "dialog", onSubmit: () => (box.returnValue = "yes") },
         h("p", {}, text),
-        input && field(`Type “${typed}” to go on`, input),
+        input && field(`Type “${typed}” to continue`, input),
         h(
           "div",
           { class: "actions end" },
@@ -142,12 +140,12 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
   });
 }
 
-/** A modal dialog, open; it leaves the page when it is closed. Escape, the backdrop and another page close it; one of the
- * class "stays" outlives the page, and one of the class "key", which asks for a key, the key too. */
+/** Open a modal dialog, and remove it when it closes. Escape, the backdrop and another page close it. The class "stays"
+ * keeps it on other pages, and the class "key" after a change of the key. */
 export function dialog(title, ...content) {
   const id = unique("dialog");
   const box = h("dialog", { class: "dialog", "aria-labelledby": id }, h("h2", { id }, title), ...content);
-  let outside = false; // a text that is selected from within the box to beyond it ends there, too, and closes nothing
+  let outside = false; // text selection that ends outside must not close the dialog
   box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
   box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
   box.addEventListener("close", () => box.remove());
@@ -156,7 +154,7 @@ export function dialog(title, ...content) {
   return box;
 }
 
-/** Close what belongs to the page that goes, or what was seen by the `key` that goes: whatever it asked is answered by no. */
+/** Close the dialogs of a page, or all dialogs if the `key` is removed. Open questions are answered with no. */
 export function closeDialogs({ key = false } = {}) {
   for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close("no");
 }
@@ -166,7 +164,7 @@ function within(box, event) {
   return event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
 }
 
-/** A table with a caption for screen readers. `rows`: lists of cells, each a text or an element. */
+/** A table with a caption for screen readers. `rows`: lists of cells, each text or an element. */
 export function table(caption, columns, rows) {
   return h(
     "div",
@@ -181,19 +179,19 @@ export function table(caption, columns, rows) {
   );
 }
 
-/** A figure with its name. */
+/** A number with its label. */
 export function stat(name, value, hint) {
   return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("dd", { class: "hint" }, hint));
 }
 
-/** Show what `load` makes, a word while it waits, and what went wrong, with a way to try again; what was refused for want
- * of a key, or of a better one, is asked for anew as soon as there is another. */
+/** Show a message while `load` runs, then its result or error with a retry button. A load that failed with 401 or 403 is
+ * repeated when the key changes. */
 export function loading(load, text) {
   const place = h("div", { class: "loading", tabindex: "-1" });
   const renew = () => place.isConnected && attempt();
   const attempt = async () => {
-    EVENTS.removeEventListener("key", renew); // what is asked for by hand meanwhile is not taken away again by a key
-    const again = place.contains(document.activeElement); // whose button goes: the place keeps the focus
+    EVENTS.removeEventListener("key", renew); // a manual retry replaces the retry after a key change
+    const again = place.contains(document.activeElement); // the focused button is removed: keep the focus here
     fill(place, waiting(text));
     if (again) place.focus();
     try {

@@ -1,8 +1,9 @@
-// Sending a large file, with its progress, which `fetch` does not tell.
+// Upload of a large file with progress, which `fetch` does not report.
 
 import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
 
-/** POST `file`; the answer's JSON. `onProgress(share)`: of what was sent. Throws Problem, or AbortError by `signal`. */
+/** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
+ * `signal`. */
 export function upload(path, file, { query = {}, type, onProgress, signal }) {
   const url = new URL(path, location.origin);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
@@ -20,8 +21,8 @@ export function upload(path, file, { query = {}, type, onProgress, signal }) {
       if (request.status === 401) EVENTS.dispatchEvent(Object.assign(new Event("refused"), { problem }));
       reject(problem);
     });
-    request.addEventListener("error", () => reject(unreachable("the upload broke off")));
-    request.addEventListener("abort", () => reject(new DOMException("The upload was called off.", "AbortError")));
+    request.addEventListener("error", () => reject(unreachable("the upload was interrupted")));
+    request.addEventListener("abort", () => reject(new DOMException("The upload was canceled.", "AbortError")));
     signal?.addEventListener("abort", () => request.abort(), { once: true });
     request.send(file);
   });

@@ -1,11 +1,11 @@
-// What the service's numbers mean, for people who know nothing of face recognition. Pure: no page is touched here, so
-// that every sentence can be tested by itself.
+// Sentences that explain results to people without knowledge of face recognition. Pure functions without DOM access, so
+// that each sentence can be tested.
 
 import { counted, whole } from "./numbers.js";
 
 const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 
-/** A probability as a person would say it: “about once in 3,300 searches”. Null where nothing is known. */
+/** A probability in words: “about once in 3,300 searches”. Null if it is unknown. */
 export function chance(probability, what = "searches") {
   if (probability === null || probability === undefined) return null;
   if (probability >= 0.9) return "nearly every time";
@@ -15,16 +15,16 @@ export function chance(probability, what = "searches") {
   return `about once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
 }
 
-/** 3300 as “3,300”, 3300000 as “3.3 million”: two figures are all that an estimate has. */
+/** 3300 as “3,300”, 3300000 as “3.3 million”. Estimates have two significant digits. */
 export function many(n) {
   if (n >= 999.5e6) return `${two.format(n / 1e9)} billion`;
   if (n >= 999.5e3) return `${two.format(n / 1e6)} million`;
   return two.format(n);
 }
 
-/** A probability in digits, for the details. */
+/** A probability in digits, for details. */
 export function exact(probability) {
-  if (probability === null || probability === undefined) return "not known";
+  if (probability === null || probability === undefined) return "unknown";
   if (probability >= 0.001 || probability === 0) return String(Number(probability.toPrecision(3)));
   const [digits, power] = probability.toExponential(1).split("e-");
   return `${digits} × 10⁻${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
@@ -32,20 +32,20 @@ export function exact(probability) {
 
 export const similarity = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
-/** Two similarities in as many digits as tell them apart: two, or up to four. */
+/** Two similarities with as many digits as they need to differ: two to four. */
 export function apart(one, other) {
   const digits = [2, 3].find((n) => one === other || one.toFixed(n) !== other.toFixed(n)) ?? 4;
   return [one.toFixed(digits), other.toFixed(digits)];
 }
 
-/** A gallery's, or a request's, risk. `risk` as the API has it: one of fpir, fmr, threshold. */
+/** The risk of a gallery or request. `risk`: one of fpir, fmr, threshold, as in the API. */
 export function risk(risk) {
-  if (risk.fpir !== undefined) return `takes one stranger in ${many(1 / risk.fpir)} for somebody`;
-  if (risk.fmr !== undefined) return `takes two strangers for one in ${many(1 / risk.fmr)} comparisons`;
-  return `calls a similarity of ${similarity(risk.threshold)} enough, whatever the risk`;
+  if (risk.fpir !== undefined) return `allows 1 wrong match per ${many(1 / risk.fpir)} strangers`;
+  if (risk.fmr !== undefined) return `allows 1 wrong match per ${many(1 / risk.fmr)} comparisons`;
+  return `accepts a similarity of ${similarity(risk.threshold)}, with unknown risk`;
 }
 
-/** The same, short, for a choice. */
+/** The same, short, for a list of options. */
 export function riskBriefly(risk) {
   if (risk.fpir !== undefined) return `one stranger in ${many(1 / risk.fpir)}`;
   if (risk.fmr !== undefined) return `one pair of strangers in ${many(1 / risk.fmr)}`;
@@ -63,8 +63,8 @@ export const OUTCOMES = {
   uncertain: { label: "Not sure", icon: "question" },
   unknown: { label: "Stranger", icon: "stranger" },
   no_face: { label: "No face", icon: "photo" },
-  rejected_quality: { label: "Cannot tell", icon: "warning" },
-  rejected_liveness: { label: "Not taken for a person", icon: "warning" },
+  rejected_quality: { label: "Not usable", icon: "warning" },
+  rejected_liveness: { label: "Not a live person", icon: "warning" },
   error: { label: "Failed", icon: "warning" },
   same: { label: "Same person", icon: "check" },
   different: { label: "Different people", icon: "stranger" },
@@ -72,96 +72,96 @@ export const OUTCOMES = {
 
 export const called = (one) => one.name || one.subject || one.id;
 
-/** The title and the sentence of one of the `results` of an identification. `subjects`: how many the gallery has, if known. */
+/** Title and sentence for one of the `results` of an identification. `subjects`: number of people in the gallery, if known. */
 export function identity(result, gallery, subjects) {
   const [first, second] = result.candidates ?? [];
   const likely = chance(result.false_alarm_probability);
-  const stranger = likely && `A stranger would look this much like somebody in “${gallery}” ${likely}.`;
+  const stranger = likely && `A stranger is this similar to a person in “${gallery}” ${likely}.`;
   switch (result.outcome) {
     case "identified":
-      return { title: called(result), text: join(stranger ?? `Enough alike to be ${called(result)}.`) };
+      return { title: called(result), text: join(stranger ?? `The similarity is high enough for ${called(result)}.`) };
     case "uncertain":
       if (second && result.similarity >= result.threshold)
         return {
           title: `${called(first)} or ${called(second)}`,
-          text: "Both look so much like this face that the photo cannot tell them apart. Somebody who knows them should look.",
+          text: "Both are too similar to this face to tell them apart. A person who knows them should check.",
         };
       return {
-        title: `Perhaps ${first ? called(first) : "somebody known"}`,
-        text: join("Alike, but not enough to say so at this risk.", stranger, "Somebody should look."),
+        title: `Perhaps ${first ? called(first) : "a known person"}`,
+        text: join("Similar, but not enough at this risk.", stranger, "A person should check."),
       };
     case "unknown":
       if ((result.reasons ?? []).includes("risk_out_of_reach"))
         return {
-          title: "Nobody can be named",
-          text: "The risk asked for is so small that no likeness is enough. Choose a less strict one.",
+          title: "No match is possible",
+          text: "The chosen risk is so small that no similarity is enough. Choose a less strict setting.",
         };
-      if (!first && subjects === 0) return { title: "Nobody to compare with", text: `“${gallery}” has nobody enrolled yet.` };
+      if (!first && subjects === 0) return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
       return {
-        title: "Nobody known here",
-        text: join(`Nobody in “${gallery}” looks enough like this face.`, likely && `Strangers come as near ${likely}.`),
+        title: "No match",
+        text: join(`No person in “${gallery}” is similar enough to this face.`, likely && `A stranger is this similar ${likely}.`),
       };
     case "rejected_quality":
-      return { title: "Not good enough to tell", text: "The face was not compared with anybody: an answer would be a guess." };
+      return { title: "Photo quality too low", text: "Kith did not search for this face: the answer would be a guess." };
     case "rejected_liveness":
-      return { title: "Perhaps a picture of a person", text: "This gallery looks only for people who stand before the camera." };
+      return { title: "Perhaps a picture of a person", text: "This gallery accepts only live people in front of the camera." };
     case "no_face":
       return {
         title: "No face found",
-        text: "Take a photo in which the face is upright, well lit and not tiny.",
+        text: "Take a photo with an upright, well lit and large face.",
       };
     default:
-      return { title: "This photo could not be used", text: result.error?.detail ?? "" };
+      return { title: "This photo is not usable", text: result.error?.detail ?? "" };
   }
 }
 
-/** The title and the sentence of a verification. `one`, `other`: what the two sides are called. */
+/** Title and sentence for a verification. `one`, `other`: names of the two sides. */
 export function pair(answer, one = "the first photo", other = "the second") {
   const likely = chance(answer.false_match_probability, "pairs");
-  const stranger = likely && `Two different people look this much alike ${likely}.`;
+  const stranger = likely && `Two different people are this similar ${likely}.`;
   switch (answer.outcome) {
     case "same":
-      return { title: "The same person", text: stranger ?? `The faces in ${one} and ${other} are enough alike.` };
+      return { title: "The same person", text: stranger ?? `The faces in ${one} and ${other} are similar enough.` };
     case "uncertain":
       return {
         title: "Perhaps the same person",
-        text: join("Alike, but not enough to say so at this risk.", stranger, "Somebody should look."),
+        text: join("Similar, but not enough at this risk.", stranger, "A person should check."),
       };
     case "different":
-      return { title: "Different people", text: join("Not alike enough to be one person.", stranger) };
+      return { title: "Different people", text: join("Not similar enough to be one person.", stranger) };
     case "no_face":
       return {
         title: "No face to compare",
         text: `There is no face in ${[answer.a, answer.b].map((side, i) => (side.faces_found === 0 ? [one, other][i] : null)).filter(Boolean).join(" and ")}.`,
       };
     case "rejected_quality":
-      return { title: "Not good enough to tell", text: "An answer would be a guess." };
+      return { title: "Photo quality too low", text: "The answer would be a guess." };
     default:
-      return { title: "Perhaps a picture of a person", text: "Only people who stand before the camera are compared here." };
+      return { title: "Perhaps a picture of a person", text: "This comparison accepts only live people in front of the camera." };
   }
 }
 
-/** A value that is out of bounds, in words; `face` has the value, `gate` the bound where it is known. */
+/** A quality value out of bounds, in words; `face` has the value, `gate` the bound if it is known. */
 export function reason(name, face, gate) {
   const q = face?.quality ?? {};
   const figure = (value, digits = 0) => (value === undefined ? "" : value.toFixed(digits));
   switch (name) {
     case "eye_distance_px":
-      return `The face is too small: ${figure(q.eye_distance_px)} pixels from eye to eye${gate ? `, and ${figure(gate.min_eye_distance_px)} are needed` : ""}. Come nearer, or use a larger photo.`;
+      return `The face is too small: ${figure(q.eye_distance_px)} pixels between the eyes${gate ? `, at least ${figure(gate.min_eye_distance_px)} are needed` : ""}. Move closer, or use a larger photo.`;
     case "sharpness":
       return "The face is blurred. Hold still, or let the camera focus.";
     case "brightness":
-      return q.brightness > 128 ? "The face is too bright. Turn away from the light." : "The face is too dark. Turn to the light.";
+      return q.brightness > 128 ? "The face is too bright. Use less light." : "The face is too dark. Use more light.";
     case "contrast":
-      return "The face is too flat: hardly any difference between light and dark.";
+      return "The contrast is too low. Use more even light.";
     case "yaw":
       return "The face is turned too far to the side. Look at the camera.";
     case "not_live":
-      return "It looks like a picture of a person, on paper or on a screen.";
+      return "The face looks like a picture on paper or on a screen.";
     case "not_judged":
-      return "Too little of the photo surrounds the face to tell whether a person stood there. Step back from the camera.";
+      return "The photo shows too little around the face to check for a live person. Step back from the camera.";
     case "risk_out_of_reach":
-      return "No likeness is enough for a risk so small. Choose a less strict one.";
+      return "No similarity is enough for this risk. Choose a less strict setting.";
     case "no_face":
       return "No face was found.";
     default:
@@ -169,7 +169,7 @@ export function reason(name, face, gate) {
   }
 }
 
-/** How good a photo of a face is for recognition, by the score of its quality, 0 to 1. */
+/** A quality score from 0 to 1, in words. */
 export function quality(score) {
   if (score >= 0.8) return "very good";
   if (score >= 0.55) return "good";
@@ -177,26 +177,26 @@ export function quality(score) {
   return "poor";
 }
 
-/** What a face's quality is made of: name, value, whether it is within bounds. */
+/** The parts of a face's quality: name, value, whether it is within bounds. */
 export function qualities(quality) {
   const within = (name) => !(quality.reasons ?? []).includes(name);
   return [
-    ["Size", `${Math.round(quality.eye_distance_px)} pixels from eye to eye`, within("eye_distance_px")],
+    ["Size", `${Math.round(quality.eye_distance_px)} pixels between the eyes`, within("eye_distance_px")],
     ["Sharpness", quality.sharpness.toFixed(1), within("sharpness")],
     ["Brightness", `${Math.round((quality.brightness / 255) * 100)} %`, within("brightness")],
     ["Contrast", quality.contrast.toFixed(1), within("contrast")],
-    ["Turned aside", turned(quality.yaw), within("yaw")],
+    ["Turned", turned(quality.yaw), within("yaw")],
     ["Tilted", `${Math.round(quality.roll_deg)}°`, true],
   ];
 }
 
 function turned(yaw) {
   const aside = Math.abs(yaw);
-  if (aside < 0.15) return "hardly";
+  if (aside < 0.15) return "not";
   return aside < 0.4 ? "a little" : "far";
 }
 
-/** Many faces in one line, for those who listen: “3 faces: 1 known, 2 strangers.” */
+/** A summary for screen readers: “3 faces: 1 known, 2 strangers.” */
 export function summary(results) {
   const faces = results.filter((one) => one.face);
   if (faces.length === 0) return "No face found.";
@@ -204,8 +204,8 @@ export function summary(results) {
     ["identified", "known", "known"],
     ["uncertain", "not sure", "not sure"],
     ["unknown", "stranger", "strangers"],
-    ["rejected_quality", "not good enough to tell", "not good enough to tell"],
-    ["rejected_liveness", "not taken for a person", "not taken for people"],
+    ["rejected_quality", "of low quality", "of low quality"],
+    ["rejected_liveness", "not a live person", "not live people"],
   ];
   const parts = kinds
     .map(([outcome, one, more]) => [faces.filter((face) => face.outcome === outcome).length, one, more])
@@ -214,51 +214,51 @@ export function summary(results) {
   return `${counted(faces.length, "face")}: ${parts.join(", ")}.`;
 }
 
-/** Whether the same request may do better later, or with another key. */
+/** Return whether the same request can succeed later or with another key. */
 export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || error.status >= 500 || !error.code;
 
-/** What a problem means to whoever sits before the console, where the API's own words speak to programs. */
+/** An API problem in words for console users. */
 export function problem(error) {
   return PROBLEMS[error.code]?.(error.document ?? {}) ?? { title: error.title, text: error.message, remedy: error.remedy };
 }
 
 const say = (title, text, remedy) => ({ title, text, remedy });
 const PROBLEMS = {
-  no_face: () => say("No face found", "The photo shows no face that could be recognized.", "Take one in which the face is upright, visible and not tiny."),
-  several_faces: () => say("Several faces", "The photo shows more than one person.", "Choose whose face it is."),
+  no_face: () => say("No face found", "The photo shows no usable face.", "Take a photo with an upright, visible and large face."),
+  several_faces: () => say("Several faces", "The photo shows more than one person.", "Choose the face to enroll."),
   duplicate_subject: (d) =>
     d.subject
-      ? say("Already here under another name", `This face looks like “${d.subject}”.`, "If it is the same person, add the photo there.")
-      : say("Already here under another name", "This face looks like somebody else who is enrolled.", "Ask somebody who may see who that is."),
+      ? say("Already enrolled under another name", `This face looks like “${d.subject}”.`, "If it is the same person, add the photo there.")
+      : say("Already enrolled under another name", "This face looks like another enrolled person.", "Ask a user whose key can read the gallery."),
   inconsistent_template: () =>
-    say("Unlike the other photos", "This face does not look like the photos that are here of this person.", "See whether it is the right person."),
+    say("Unlike the other photos", "This face does not look like this person’s other photos.", "Check that it is the right person."),
   low_quality: ({ reasons = [], quality: measured }) => {
     const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
     const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
     const why = reasons.map((name) => reason(name, { quality: measured }));
-    return say("Not a good photo", join(...(why.length ? why : ["A face like this would be recognized badly, or mistaken."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
+    return say("Not a good photo", join(...(why.length ? why : ["This face would often be missed or confused with others."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
   },
-  not_live: () => say("Perhaps a picture of a person", "This gallery enrolls people who stand before the camera.", "Take a photo of the person, with room around the face."),
-  image_format: () => say("Not a photo", "This file is no photo that Kith can read.", "Use JPEG, PNG, WebP, HEIC, AVIF, TIFF, BMP or GIF."),
-  image_damaged: () => say("A damaged photo", "The file is incomplete, or damaged.", "Copy it again from where it came."),
-  image_empty: () => say("An empty file", "There is nothing in this file.", "Choose another one."),
-  image_too_large: () => say("Too large a photo", "This photo has more bytes or pixels than the service takes.", "Use a smaller copy of it."),
-  overloaded: () => say("Busy just now", "Others are being served.", "Try again in a moment."),
-  rate_limited: () => say("Too many requests", "This key has asked as often as it may.", "Try again in a moment."),
-  deadline_exceeded: () => say("It took too long", "The service had too much to do to answer in time.", "Try again in a moment."),
+  not_live: () => say("Perhaps a picture of a person", "This gallery enrolls only live people in front of the camera.", "Take a photo of the person, with space around the face."),
+  image_format: () => say("Not a photo", "Kith cannot read this file as a photo.", "Use JPEG, PNG, WebP, HEIC, AVIF, TIFF, BMP or GIF."),
+  image_damaged: () => say("Damaged photo", "The file is incomplete or damaged.", "Copy it again from its source."),
+  image_empty: () => say("Empty file", "This file has no content.", "Choose another file."),
+  image_too_large: () => say("Photo too large", "This photo has more bytes or pixels than the service accepts.", "Use a smaller copy."),
+  overloaded: () => say("The service is busy", "It has too many requests.", "Try again in a moment."),
+  rate_limited: () => say("Too many requests", "This key has reached its rate limit.", "Try again in a moment."),
+  deadline_exceeded: () => say("Timeout", "The service did not answer in time.", "Try again in a moment."),
   forbidden: (d) =>
     d.scope
-      ? say("This key may not do that", `It takes a key with the right “${d.scope}”.`, "Use another key, or ask whoever runs the service for one.")
-      : say("This key may not do that", "It takes a key that is for all galleries.", "Use another key, or ask whoever runs the service for one."),
-  unauthorized: () => say("A key is needed", "This service answers those who have a key.", "Give one under “API key”."),
-  gallery_not_found: () => say("No such gallery", "There is no gallery of this name, or the key is not for it.", "Choose another one."),
-  subject_not_found: () => say("No such person", "Nobody is enrolled here under this id.", "Perhaps they were deleted. See the list of people."),
-  subject_exists: () => say("This id is taken", "Somebody has it already; nothing of them was changed.", "Choose another id, or add the photo there."),
-  gallery_exists: () => say("This name is taken", "There is a gallery of this name already.", "Use it, or choose another name."),
-  risk_uncalibrated: () => say("The risk cannot be told", "Nothing is known yet of how strangers look to this model.", "Enroll fifty people, or give the gallery a fixed threshold."),
+      ? say("This key lacks a permission", `The request needs a key with the scope “${d.scope}”.`, "Use another key, or ask the operator of the service for one.")
+      : say("This key lacks a permission", "The request needs a key for all galleries.", "Use another key, or ask the operator of the service for one."),
+  unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter one under “API key”."),
+  gallery_not_found: () => say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
+  subject_not_found: () => say("No such person", "No enrolled person has this id.", "The person may have been deleted. See the list of people."),
+  subject_exists: () => say("This id is taken", "Another person has this id. Nothing was changed.", "Choose another id, or add the photo there."),
+  gallery_exists: () => say("This name is taken", "A gallery with this name exists.", "Use it, or choose another name."),
+  risk_uncalibrated: () => say("The risk is unknown", "This model is not calibrated.", "Enroll fifty people, or set a fixed threshold."),
 };
 
-/** An id from a name: “Ada Lovelace” as `ada-lovelace`; letters of all scripts stay. */
+/** An id for a name: `ada-lovelace` for “Ada Lovelace”. Letters of all scripts stay. */
 export function idFrom(name) {
   return name
     .normalize("NFKD")
@@ -270,39 +270,39 @@ export function idFrom(name) {
     .slice(0, 64);
 }
 
-/** Why this can be nobody's id; null where it can. */
+/** The reason why a text cannot be an id; null if it can. */
 export function idRefusal(id) {
-  if (/[/\\]/.test(id)) return "An id has no slashes.";
-  if (id === "." || id === "..") return "An id is more than one dot or two.";
-  if (/\p{C}|[^\P{Z} ]/u.test(id)) return "An id has only signs that can be seen, and plain spaces.";
+  if (/[/\\]/.test(id)) return "An id cannot contain slashes.";
+  if (id === "." || id === "..") return "An id cannot be “.” or “..”.";
+  if (/\p{C}|[^\P{Z} ]/u.test(id)) return "An id can contain only visible characters and plain spaces.";
   return null;
 }
 
-/** Why nobody was found: so many have the name; `first`: so many alone are looked through by name, null for all. */
-export function unfound(alike, first) {
-  if (alike > 1) return "Several are called so: give the id.";
-  if (first !== null) return `Nobody has this id. By name only the first ${whole(first)} people are found: give the id.`;
-  return "Nobody is enrolled under this name or id.";
+/** Why no person was found. `matches`: people with this name. `first`: number of people searched by name, null for all. */
+export function unfound(matches, first) {
+  if (matches > 1) return "Several people have this name. Enter the id.";
+  if (first !== null) return `No person has this id. Only the first ${whole(first)} people can be found by name. Enter the id.`;
+  return "No enrolled person has this name or id.";
 }
 
 const TAG = /\s*(?:"((?:[^"]|"")*)"(?=\s*(?:,|$))|([^,]+))/g;
 
-/** Tags as they are typed, with commas between; in quotes what has commas of its own. */
+/** Tags from typed text, separated by commas. Tags with commas are quoted. */
 export function tags(text) {
   const found = [...text.matchAll(TAG)].map(([, quoted, plain]) => quoted?.replaceAll('""', '"') ?? plain.trim());
   return [...new Set(found.filter(Boolean))];
 }
 
-/** The text that `tags` reads these from. */
+/** The inverse of `tags`. */
 export const typedTags = (list) => list.map((one) => (/^"|,|^\s|\s$/.test(one) ? `"${one.replaceAll('"', '""')}"` : one)).join(", ");
 
-/** A value of metadata as it is typed: text as it is, unless it would be read as something else. */
+/** A metadata value as typed text: plain, or JSON if plain text would be read as another value. */
 export function typed(value) {
   const plain = typeof value === "string" && value === value.trim() && !/[\r\n]/.test(value);
   return plain && readTyped(value) === value ? value : JSON.stringify(value);
 }
 
-/** What was typed as a value: JSON where it is that (12, true, "12"), else text. */
+/** The inverse of `typed`: JSON if it parses (12, true, "12"), otherwise text. */
 export function readTyped(text) {
   try {
     return parsed(text);
@@ -311,8 +311,8 @@ export function readTyped(text) {
   }
 }
 
-/** As JSON.parse; numbers that would be written otherwise than they were (1.0, or more digits than a double has) stay as
- * they are, where the browser can do so. */
+/** JSON.parse that keeps the text of numbers which a double cannot represent (1.0, many digits), if the browser supports
+ * it. */
 export function parsed(text) {
   const kept = (_, value, context) =>
     typeof value === "number" && JSON.rawJSON && context?.source !== String(value) ? JSON.rawJSON(context.source) : value;

@@ -227,8 +227,8 @@ def tidied(page: Page, folder: Path) -> None:
 
 def remembered(page: Page, folder: Path) -> None:
     at("/galleries/guests/subjects/collins")(page, folder)
-    page.get_by_role("button", name="Show the kept pictures").click()
-    expect(page.get_by_role("img", name="The kept picture")).to_be_visible()
+    page.get_by_role("button", name="Show stored pictures").click()
+    expect(page.get_by_role("img", name="Stored picture")).to_be_visible()
 
 
 SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {

@@ -83,8 +83,8 @@ def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(vi
     page = visit(populated, viewport={"width": 360, "height": 800})
     page.goto(f"{populated}/console#/galleries/family/risk")
     settled(page)
-    sooner = page.locator(".chart text", has_text="names sooner").bounding_box()
-    more = page.locator(".chart text", has_text="asks for more").bounding_box()
+    sooner = page.locator(".chart text", has_text="more matches").bounding_box()
+    more = page.locator(".chart text", has_text="stricter").bounding_box()
     assert sooner is not None
     assert more is not None
     assert sooner["x"] + sooner["width"] + 8 <= more["x"]
@@ -129,7 +129,7 @@ def test_who_follows_a_link_is_at_the_new_page_s_name(visit: Opener, populated: 
 def test_the_first_tab_leads_past_the_menu(visit: Opener, populated: str) -> None:
     page = visit(populated)
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the page")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_be_focused()
 

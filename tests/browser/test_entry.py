@@ -35,7 +35,7 @@ def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, lock
     assert faults(page) == []
     dialog.get_by_label("Key", exact=True).fill("a-wrong-one")
     dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("does not take this key")
+    expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
     assert faults(page) == []
     dialog.get_by_label("Key", exact=True).fill(f" {KEY} ")
     page.keyboard.press("Enter")
@@ -113,8 +113,8 @@ def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) ->
 def test_an_address_that_names_no_page_says_so_and_leads_on(visit: Opener, populated: str, address: str) -> None:
     page = visit(populated)
     page.goto(f"{populated}/console#{address}")
-    expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
-    page.get_by_role("link", name="To the first page").click()
+    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
+    page.get_by_role("link", name="Go to the start page").click()
     expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
 
 
@@ -153,7 +153,7 @@ def test_a_page_of_something_between_is_told_as_such(visit: Opener, populated: s
     page.route("**/v1/galleries*", answer)
     page.get_by_role("link", name="Galleries").click()
     told = page.get_by_role("alert")
-    expect(told).to_contain_text("answered instead of it")
+    expect(told).to_contain_text("answered instead of the service")
     expect(told).to_contain_text("proxy or firewall")
     page.unroute_all()
     told.get_by_role("button", name="Try again").click()

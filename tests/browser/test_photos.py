@@ -42,7 +42,7 @@ def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
     picture = page.locator(".stage-frame").bounding_box()
     assert picture is not None
     assert picture["width"] / picture["height"] == pytest.approx(width / height, rel=0.02)
-    told = page.get_by_text("This browser cannot show such a file")
+    told = page.get_by_text("This browser cannot show this format")
     expect(told).to_have_count(0 if suffix in ("jpg", "png", "avif", "webp") else 1)
 
 
@@ -73,7 +73,7 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
         page.get_by_label("Name", exact=True).fill("Third")
         page.get_by_role("button", name="Enroll", exact=True).click()
         page.get_by_text("Third is enrolled").wait_for()
-        page.get_by_role("button", name="Enroll somebody else").click()
+        page.get_by_role("button", name="Enroll another person").click()
         page.locator("input[type=file]").set_input_files(photos["party"])
         page.get_by_role("button", name="Choose face 2").click()
         page.get_by_label("Name", exact=True).fill("Second")

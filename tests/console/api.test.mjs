@@ -1,4 +1,4 @@
-// Addresses that the console asks for. Run by tests/service/api/test_console.py.
+// Request paths of the console. Run by tests/service/api/test_console.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,14 +6,14 @@ import { galleryPath, Problem, subjectPath, templatePath } from "../../service/c
 
 const UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "a\\b", "a\nb", "\u001b[2J", "a\u0085"];
 
-test("an id that would be another address is refused before it is one", () => {
+test("ids that change the address are refused", () => {
   for (const id of UNADDRESSABLE) {
     for (const path of [() => galleryPath(id), () => subjectPath("g", id), () => templatePath("g", "ada", id)])
       assert.throws(path, (problem) => problem instanceof Problem && problem.code === "invalid_request", JSON.stringify(id));
   }
 });
 
-test("whatever else an id holds, it stays one part", () => {
+test("other ids stay one path segment", () => {
   for (const id of ["...", "%2e%2e", "%2F", "a?b#c", "Zoë 李", "-rf", ":", ". ."]) {
     const parts = new URL(subjectPath("g", id), "http://kith.example").pathname.split("/");
     assert.deepEqual([parts.length, decodeURIComponent(parts[5])], [6, id]);

@@ -6,7 +6,7 @@ import { EVENTS, OUTCOMES } from "../../service/console/audit_words.js";
 
 const DOCUMENT = readFileSync(new URL("../../docs/audit.md", import.meta.url), "utf8");
 
-test("every event that docs/audit.md names is called something, and so is every outcome", () => {
+test("all events and outcomes in docs/audit.md have labels", () => {
   const table = DOCUMENT.split("## What is recorded")[1].split("\n\n").find((part) => part.startsWith("| Events"));
   const cells = table.split("\n").slice(2).map((row) => row.split("|")[1]);
   const events = [];

@@ -1,4 +1,4 @@
-// Two people made one and taken apart again. Run by tests/service/api/test_console.py.
+// Merge of two people and its undo. Run by tests/service/api/test_console.py.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -8,19 +8,19 @@ const kept = { name: "Ada", metadata: { room: 12 }, tags: ["engine"] };
 const gone = { name: "The countess", metadata: { room: 13, house: "Ockham" }, tags: ["engine", "night"] };
 const both = { name: "Ada", metadata: { house: "Ockham", room: 12 }, tags: ["engine", "night"] };
 
-test("what the merge gave goes, and nothing else", () => {
+test("undo removes only the merged data", () => {
   assert.deepEqual(apart(both, kept, gone), { metadata: { room: 12 }, tags: ["engine"] });
   assert.deepEqual(apart(kept, kept, gone), {});
   assert.deepEqual(apart({ ...kept, name: "The countess" }, { ...kept, name: null }, gone), { name: null });
 });
 
-test("what was said since the merge stays", () => {
+test("undo keeps later changes", () => {
   const since = { name: "Ada L.", metadata: { house: "London", room: 14, floor: 2 }, tags: ["engine", "night", "day"] };
   assert.deepEqual(apart(since, kept, gone), { tags: ["engine", "day"] });
   assert.deepEqual(apart(since, { ...kept, name: null }, gone), { tags: ["engine", "day"] });
 });
 
-test("numbers come back as they were", async (t) => {
+test("undo keeps the text of numbers", async (t) => {
   const people = {
     countess: `{"name":null,"metadata":{"n":12345678901234567890123,"x":1.0},"tags":[]}`,
     ada: `{"name":"Ada","metadata":{"x":1.0},"tags":[]}`,

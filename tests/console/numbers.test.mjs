@@ -5,7 +5,7 @@ import * as numbers from "../../service/console/numbers.js";
 
 const CURVE = Array.from({ length: 21 }, (_, i) => ({ similarity: 0.5 + i / 50, fpir: 0.5 * 10 ** (-i / 5) }));
 
-test("a rate is said as one in so many", () => {
+test("a rate is formatted as 1 in N", () => {
   const said = [0.5, 0.333, 0.143, 0.0667, 0.001, 0.00033, 1e-5, 0, 0.9].map(numbers.oneIn);
   assert.deepEqual(said, [
     "1 in 2",
@@ -20,7 +20,7 @@ test("a rate is said as one in so many", () => {
   ]);
 });
 
-test("every stop is a round one in so many, and they fall", () => {
+test("stops are round and fall", () => {
   assert.equal(numbers.STOPS[0], 0.333);
   assert.equal(numbers.STOPS.at(-1), 1e-5);
   assert.ok(numbers.STOPS.every((fpir, i) => i === 0 || fpir < numbers.STOPS[i - 1]));
@@ -31,13 +31,13 @@ test("every stop is a round one in so many, and they fall", () => {
   );
 });
 
-test("a share is said of a hundred, finer where it is small", () => {
+test("a share is formatted per hundred, finer if it is small", () => {
   const said = [0, 0.0014, 0.0099, 0.141, 0.99, 0.999, 1].map(numbers.inHundred);
   assert.deepEqual(said, ["hardly any", "1 in 1,000", "1 in 100", "14 in 100", "99 in 100", "nearly all", "all"]);
   assert.deepEqual([0, 0.97, 0.999, 1].map(numbers.ofHundred), ["none", "97 of 100", "nearly all", "all"]);
 });
 
-test("durations, sizes and frequencies are said in the unit that suits them", () => {
+test("durations, sizes and frequencies have suitable units", () => {
   assert.deepEqual([0.2, 1, 89, 90, 7200, 86_400 * 3, 86_400 * 365 * 4].map(numbers.duration), [
     "1 second",
     "1 second",
@@ -52,7 +52,7 @@ test("durations, sizes and frequencies are said in the unit that suits them", ()
   assert.equal(numbers.everySo(0.1, 100), "about 10 times a day");
 });
 
-test("the curve is read both ways, and its ends hold beyond it", () => {
+test("the curve is interpolated in both directions and constant beyond its ends", () => {
   for (const { similarity, fpir } of CURVE) {
     assert.ok(Math.abs(numbers.fpirAt(CURVE, similarity) / fpir - 1) < 1e-9);
     assert.ok(Math.abs(numbers.similarityAt(CURVE, fpir) - similarity) < 1e-9);
@@ -68,25 +68,25 @@ test("the curve is read both ways, and its ends hold beyond it", () => {
   );
 });
 
-test("beyond the curve it is said on which side", () => {
+test("a threshold beyond the curve is reported with its side", () => {
   assert.deepEqual(
     [0.49, 0.5, 0.9, 0.91].map((at) => numbers.beyondCurve(CURVE, at)),
-    ["more often than the curve shows", null, null, "more seldom than the curve shows"],
+    ["a larger risk than the curve shows", null, null, "a smaller risk than the curve shows"],
   );
 });
 
-test("ten times the people ask for ten times the risk where it is small, and never for more than all", () => {
+test("ten times as many people have ten times a small risk, at most 1", () => {
   assert.ok(Math.abs(numbers.grown(1e-9, 10) / 1e-8 - 1) < 1e-6);
   assert.ok(Math.abs(numbers.grown(0.1, 10) - (1 - 0.9 ** 10)) < 1e-12);
   assert.equal(numbers.grown(1, 10), 1);
 });
 
-test("ticks are round and lie within", () => {
+test("ticks are round and in the domain", () => {
   assert.deepEqual(numbers.ticks([0.863, 0.973], 6), [0.88, 0.9, 0.92, 0.94, 0.96]);
   assert.deepEqual(numbers.ticks([0, 1], 2), [0, 0.5, 1]);
 });
 
-test("a scale of logarithms lays equal ratios equally far apart, and takes a rate of nothing", () => {
+test("a logarithmic scale maps equal ratios to equal distances, and accepts 0", () => {
   const scale = numbers.logarithmic([1, 1e-4], [0, 100]);
   assert.ok(Math.abs(scale(0.01) - 50) < 1e-9);
   assert.ok(scale(0) > 1000);

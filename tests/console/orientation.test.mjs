@@ -1,4 +1,4 @@
-// How a WebP is to be turned.
+// EXIF orientation of WebP.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -25,18 +25,18 @@ function webp(orientation, { little = true, prefix = "", keep = Infinity } = {})
   return cut.buffer.slice(cut.byteOffset, cut.byteOffset + cut.length);
 }
 
-test("it is read in both byte orders, with and without what JPEG puts before it", () => {
+test("orientation is read in both byte orders, with and without the JPEG prefix", () => {
   for (const little of [true, false]) for (const prefix of ["", "Exif\0\0"]) assert.equal(orientationOfWebp(webp(6, { little, prefix })), 6);
 });
 
-test("what is no WebP, has none, or is cut short lies as it lies", () => {
+test("orientation is 1 without WebP, without EXIF and if truncated", () => {
   assert.equal(orientationOfWebp(new ArrayBuffer(0)), 1);
   assert.equal(orientationOfWebp(new ArrayBuffer(64)), 1);
   assert.equal(orientationOfWebp(webp(9)), 1);
   for (let keep = 0; keep < 58; keep += 1) assert.ok([1, 6].includes(orientationOfWebp(webp(6, { keep }))));
 });
 
-test("every corner of the photo comes to a corner of the upright one", () => {
+test("corners map to corners", () => {
   const [width, height] = [40, 30];
   for (let orientation = 1; orientation <= 8; orientation += 1) {
     const [a, b, c, d, e, f] = upright(orientation, width, height);

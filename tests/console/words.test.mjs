@@ -21,7 +21,7 @@ const found = (changes) => ({
   ...changes,
 });
 
-test("a chance is said as a person would say it", () => {
+test("a chance is put in words", () => {
   const said = [0.95, 0.6, 0.4, 0.25, 0.04, 0.0003, 3e-7, 1.2e-9, 1e-12].map((p) => words.chance(p));
   assert.deepEqual(said, [
     "nearly every time",
@@ -38,41 +38,41 @@ test("a chance is said as a person would say it", () => {
   assert.equal(words.many(999_600), "1 million");
 });
 
-test("its exact figure stands in the details", () => {
+test("details have exact figures", () => {
   assert.equal(words.exact(0.012345), "0.0123");
   assert.equal(words.exact(0.00015), "1.5 × 10⁻⁴");
-  assert.equal(words.exact(null), "not known");
+  assert.equal(words.exact(null), "unknown");
 });
 
-test("a similarity and what is needed are told apart", () => {
+test("a similarity and a threshold get enough digits to differ", () => {
   assert.deepEqual(words.apart(0.8872, 0.8689), ["0.89", "0.87"]);
   assert.deepEqual(words.apart(0.8872, 0.8891), ["0.887", "0.889"]);
   assert.deepEqual(words.apart(0.88721, 0.88724), ["0.8872", "0.8872"]);
   assert.deepEqual(words.apart(0.5, 0.5), ["0.50", "0.50"]);
 });
 
-test("who is identified is named, with how seldom a stranger would look so", () => {
+test("an identified person is named, with the probability for strangers", () => {
   const said = words.identity(found({}), "staff");
   assert.equal(said.title, "Ada Lovelace");
-  assert.equal(said.text, "A stranger would look this much like somebody in “staff” about once in 3,300 searches.");
+  assert.equal(said.text, "A stranger is this similar to a person in “staff” about once in 3,300 searches.");
   assert.equal(words.identity(found({ name: null }), "staff").title, "ada");
 });
 
-test("uncertain says whether it is too little, or two people", () => {
+test("uncertain means low similarity or two similar people", () => {
   const little = words.identity(found({ outcome: "uncertain", similarity: 0.75 }), "staff");
   assert.equal(little.title, "Perhaps Ada Lovelace");
   const two = words.identity(found({ outcome: "uncertain", similarity: 0.9 }), "staff");
   assert.equal(two.title, "Ada Lovelace or grace");
 });
 
-test("unknown says why nobody is named", () => {
-  assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /looks enough like/);
-  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /nobody enrolled yet/);
-  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 7).text, /looks enough like/);
+test("unknown has a reason", () => {
+  assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /similar enough to/);
+  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /no enrolled people yet/);
+  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 7).text, /similar enough to/);
   assert.match(words.identity(found({ outcome: "unknown", reasons: ["risk_out_of_reach"] }), "staff").text, /so small/);
 });
 
-test("every outcome of the API has a word, an icon and a sentence", () => {
+test("each outcome of the API has a label, an icon and a sentence", () => {
   for (const outcome of ["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness", "error"]) {
     assert.ok(words.OUTCOMES[outcome].label && words.OUTCOMES[outcome].icon);
     assert.ok(words.identity(found({ outcome, error: { detail: "damaged" } }), "staff").text);
@@ -83,59 +83,59 @@ test("every outcome of the API has a word, an icon and a sentence", () => {
   }
 });
 
-test("two faces are compared in words", () => {
+test("a comparison is described in words", () => {
   const sides = { a: { faces_found: 1 }, b: { faces_found: 0 } };
   const same = words.pair({ outcome: "same", false_match_probability: 0.0001, ...sides });
-  assert.deepEqual(same, { title: "The same person", text: "Two different people look this much alike about once in 10,000 pairs." });
+  assert.deepEqual(same, { title: "The same person", text: "Two different people are this similar about once in 10,000 pairs." });
   assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
 });
 
-test("a risk is told of a gallery, and briefly in a choice", () => {
-  assert.equal(words.risk({ fpir: 0.001 }), "takes one stranger in 1,000 for somebody");
+test("a risk has a long and a short description", () => {
+  assert.equal(words.risk({ fpir: 0.001 }), "allows 1 wrong match per 1,000 strangers");
   assert.equal(words.riskBriefly({ fmr: 1e-6 }), "one pair of strangers in 1 million");
-  assert.equal(words.risk({ threshold: 0.7 }), "calls a similarity of 0.70 enough, whatever the risk");
+  assert.equal(words.risk({ threshold: 0.7 }), "accepts a similarity of 0.70, with unknown risk");
 });
 
-test("a value of metadata is the same after it was shown and read", () => {
+test("metadata values survive display and parsing", () => {
   for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"']) assert.deepEqual(words.readTyped(words.typed(value)), value);
 });
 
-test("what is wrong with a face is said with what to do", () => {
+test("a quality problem comes with a remedy", () => {
   const { face } = found({});
   assert.equal(
     words.reason("eye_distance_px", face, { min_eye_distance_px: 12 }),
-    "The face is too small: 9 pixels from eye to eye, and 12 are needed. Come nearer, or use a larger photo.",
+    "The face is too small: 9 pixels between the eyes, at least 12 are needed. Move closer, or use a larger photo.",
   );
   assert.match(words.reason("brightness", face), /too dark/);
   assert.match(words.reason("brightness", { quality: { brightness: 250 } }), /too bright/);
 });
 
-test("several faces are summed up", () => {
+test("several faces have a summary", () => {
   assert.equal(words.summary([found({}), found({ outcome: "unknown" }), found({ outcome: "unknown" })]), "3 faces: 1 known, 2 strangers.");
   assert.equal(words.summary([{ outcome: "no_face" }]), "No face found.");
 });
 
-test("an id comes of a name in any script", () => {
+test("an id is derived from a name in any script", () => {
   assert.equal(words.idFrom("  Ada  Lovelace "), "ada-lovelace");
   assert.equal(words.idFrom("Zoë Łęcka"), "zoe-łecka");
   assert.equal(words.idFrom("山田 がく"), "山田-がく");
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
-test("problems speak to people; what is not known is said as the service says it", () => {
+test("problems have texts for users; unknown ones keep the text of the service", () => {
   assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
   assert.match(words.problem({ code: "forbidden", document: { scope: "enroll" } }).text, /“enroll”/);
   assert.equal(words.problem({ code: "new", title: "T", message: "M", remedy: "R" }).text, "M");
 });
 
-test("tags with commas and spaces of their own stand in quotes", () => {
+test("tags with commas and outer spaces are quoted", () => {
   const list = ["a,b", " x ", 'say "hi"', '"q"', '5"', "c"];
   assert.deepEqual(words.tags(words.typedTags(list)), list);
   assert.equal(words.typedTags(["a", "b"]), "a, b");
   assert.deepEqual(words.tags('"a, b'), ['"a', "b"]);
 });
 
-test("numbers that a double does not hold, and spaces at the ends, are kept", () => {
+test("numbers beyond a double and outer spaces are kept", () => {
   for (const text of ["12345678901234567890123", "1.0", "12"]) {
     assert.equal(JSON.stringify(words.parsed(`{"n":${text}}`)), `{"n":${text}}`);
     assert.equal(words.typed(words.parsed(text)), text);
@@ -144,21 +144,21 @@ test("numbers that a double does not hold, and spaces at the ends, are kept", ()
   for (const value of [" x ", "a\nb"]) assert.equal(words.readTyped(words.typed(value).trim()), value);
 });
 
-test("what can be nobody's id is told", () => {
+test("invalid ids are refused with a reason", () => {
   for (const id of ["a/b", "a\\b", ".", "..", "a\u0000b", "a\u200bb", "a\u00a0b"]) assert.notEqual(words.idRefusal(id), null);
   for (const id of ["ada", "...", "ada lovelace", "山田", "<b>"]) assert.equal(words.idRefusal(id), null);
 });
 
-test("who is not found is told why", () => {
+test("a failed lookup has a reason", () => {
   assert.match(words.unfound(2, null), /Several/);
   assert.match(words.unfound(0, 2000), /first 2,000/);
-  assert.match(words.unfound(0, null), /Nobody is enrolled/);
+  assert.match(words.unfound(0, null), /No enrolled person/);
 });
 
-test("a photo that is refused for its quality says which value, and what to do", () => {
+test("a refusal for quality names the value and a remedy", () => {
   const quality = { eye_distance_px: 8.4, sharpness: 1.23, brightness: 100, contrast: 30, yaw: 0, roll_deg: 0 };
   const said = words.problem({ code: "low_quality", document: { reasons: ["eye_distance_px", "sharpness"], quality } });
-  assert.match(said.text, /too small: 8 pixels.*blurred.*Size: 8 pixels from eye to eye; Sharpness: 1\.2/);
+  assert.match(said.text, /too small: 8 pixels.*blurred.*Size: 8 pixels between the eyes; Sharpness: 1\.2/);
   assert.doesNotMatch(said.text, /Contrast/);
-  assert.match(words.problem({ code: "low_quality", document: {} }).text, /recognized badly/);
+  assert.match(words.problem({ code: "low_quality", document: {} }).text, /missed or confused/);
 });

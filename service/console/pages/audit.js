@@ -1,4 +1,4 @@
-// What was done, when and by whom: the audit's latest lines.
+// The latest lines of the audit log, with filters.
 
 import { call, galleryPath } from "../api.js";
 import { EVENTS, OUTCOMES } from "../audit_words.js";
@@ -38,9 +38,9 @@ export function render(params, signal) {
     "form",
     { class: "filters", onSubmit: (submitted) => (submitted.preventDefault(), show()), onChange: show },
     field("What", event),
-    field("In gallery", gallery, "Empty: everywhere"),
+    field("In gallery", gallery, "Empty: all galleries"),
     field("Since", since),
-    field("Until", until, "The end of that day."),
+    field("Until", until, "Including this day."),
   );
   show();
   return h(
@@ -48,7 +48,7 @@ export function render(params, signal) {
     { class: "page" },
     heading(
       "Audit",
-      "What was done, when and by whom. Lines are only ever added, and each vouches for all before it. People are named by a code that only their gallery can tell.",
+      "Who did what, and when. The log is append-only, and each line has the hash of the previous line. People appear as codes that only their gallery can resolve.",
       linkButton("Back to health", "#/health"),
     ),
     form,
@@ -56,7 +56,7 @@ export function render(params, signal) {
   );
 }
 
-/** The beginning of a day of the reader's own, `later` days on; null where none is given. */
+/** The start of a local day, plus `later` days; null without a date. */
 function midnight(date, later = 0) {
   if (!date) return null;
   const at = new Date(`${date}T00:00`);
@@ -65,18 +65,18 @@ function midnight(date, later = 0) {
 }
 
 async function lines({ event, gallery, since, until }, signal) {
-  // A key for some galleries reads theirs, and nothing else.
+  // Keys for some galleries can read only those.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
   const query = { event: event || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
   const place = h("div", { class: "stack audit" });
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
     if (page.lines.length === 0 && !cursor)
-      return empty("docs", "No such line", "Nothing of the kind was done, or not then.");
+      return empty("docs", "No matching lines", "Change the filters.");
     place.querySelector(":scope > .actions")?.remove();
     place.append(
       table(
-        "Lines of the audit, the latest first",
+        "Audit lines, newest first",
         ["When", "What", "Outcome", "By", "Gallery", "Person", "Details"],
         page.lines.map(row),
       ),
@@ -86,7 +86,7 @@ async function lines({ event, gallery, since, until }, signal) {
         h(
           "div",
           { class: "actions" },
-          button("Show earlier lines", () => more(page.next)),
+          button("Show older lines", () => more(page.next)),
         ),
       );
     return place;
@@ -104,7 +104,7 @@ const row = (line) => [
   particulars(line.details),
 ];
 
-/** In one line where they fit, else behind a word that opens them. */
+/** Details in one line if they fit, otherwise folded. */
 function particulars(details) {
   const said = Object.entries(details).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
   const text = said.join(", ");

@@ -9,16 +9,16 @@ import { badge, facts, meter } from "./identify.js";
 export const title = () => "Compare";
 
 const PAIRS = [
-  ["strict", "Strict: one pair of strangers in 10,000"],
-  ["standard", "Standard: one in 1,000"],
-  ["relaxed", "Relaxed: one in 100"],
+  ["strict", "Strict: 1 wrong match per 10,000 pairs"],
+  ["standard", "Standard: 1 per 1,000"],
+  ["relaxed", "Relaxed: 1 per 100"],
 ];
 
 export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Compare", "Whether two photos show one person, or a photo shows somebody who is enrolled."),
+    heading("Compare", "Check whether two photos show the same person, or whether a photo shows an enrolled person."),
     loading(async () => desk(await galleries(signal), params, signal)),
   );
 }
@@ -29,18 +29,18 @@ function desk(known, params, signal) {
   const risks = h("div", {});
   const sides = [side("First", known, signal, compare), side("Second", known, signal, compare)];
   let strictness;
-  let chosen; // how strict, where somebody said so: whoever else is compared, it stays
+  let chosen; // the user's choice of strictness, kept for other sides
   let own;
   let asking = null;
   strict();
 
-  /** Who is compared with somebody enrolled is judged as their gallery says, where it says so of a comparison. */
+  /** Offer the risk of the gallery for comparisons with one enrolled person, if it is a risk per comparison. */
   function strict() {
     const galleries = sides.map((one) => one.gallery()).filter((one) => one !== null);
     const now = galleries.length === 1 ? riskOf(known, galleries[0]) : null;
     if (strictness && now === own) return;
     own = now;
-    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint: "How many pairs of strangers are taken for one person." })));
+    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint: "Wrong matches per pair of different people." })));
   }
 
   function choose() {
@@ -48,7 +48,7 @@ function desk(known, params, signal) {
     compare();
   }
 
-  /** As soon as both sides are there, and again whenever one changes. */
+  /** Compare when both sides are complete, and after each change. */
   async function compare() {
     strict();
     asking?.abort();
@@ -87,17 +87,17 @@ function desk(known, params, signal) {
   return h("div", { class: "stack wide" }, h("div", { class: "pair-of-sides" }, sides.map((one) => one.element)), h("div", { class: "choices" }, risks), live, answer);
 }
 
-/** The risk of a comparison with somebody of a gallery, in words; null where its own is of searches. `known`: the galleries,
- * or null where the key may not list them. */
+/** The gallery's risk per comparison in words; null if its risk is per search. `known`: the galleries, or null if the key
+ * cannot list them. */
 function riskOf(known, name) {
-  if (known === null) return "its own risk, where it has one of comparisons";
+  if (known === null) return "its risk per comparison, if it has one";
   const risk = known.find((one) => one.name === name)?.risk;
   return risk && risk.fpir === undefined ? words.riskBriefly(risk) : null;
 }
 
-const invitation = () => h("section", { class: "card" }, h("h2", {}, "Give both sides"), h("p", {}, "The answer is one of three: the same person, different people, or not sure. It says how often two strangers look so much alike."));
+const invitation = () => h("section", { class: "card" }, h("h2", {}, "Choose both sides"), h("p", {}, "The answer is: same person, different people, or not sure. It says how often two different people are this similar."));
 
-/** One of the two: a photo, or somebody enrolled. */
+/** One side: a photo or an enrolled person. */
 function side(name, known, signal, onChange) {
   let photo = null;
   let person = null;
@@ -105,10 +105,10 @@ function side(name, known, signal, onChange) {
   const group = unique("side");
   const asPhoto = h("input", { type: "radio", name: group, checked: true });
   const asPerson = h("input", { type: "radio", name: group });
-  const find = personField("Who", signal, { onPick: look });
+  const find = personField("Person", signal, { onPick: look });
   let looks = 0;
   const gallery = galleryField(known, (chosen) => {
-    looks += 1; // whoever is still being looked for is another gallery's
+    looks += 1; // cancel the lookup in the previous gallery
     person = null;
     onChange();
     find.load(chosen).then(look).catch(tell);
@@ -145,7 +145,7 @@ function side(name, known, signal, onChange) {
     fill(
       place,
       picture,
-      seen?.faces_found > 1 && h("p", { class: "hint" }, `Of ${seen.faces_found} faces the largest was compared.`),
+      seen?.faces_found > 1 && h("p", { class: "hint" }, `Kith compared the largest of ${seen.faces_found} faces.`),
       h("div", { class: "actions" }, button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" })),
     );
   }
@@ -159,16 +159,16 @@ function side(name, known, signal, onChange) {
   fill(
     element,
     h("legend", { class: "side-name" }, name),
-    known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "Somebody enrolled")),
+    known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "An enrolled person")),
     place,
   );
   return {
     take,
     element,
-    /** Whose person this side is; null of a photo. */
+    /** The gallery of the person on this side; null for a photo. */
     gallery: () => (asPerson.checked ? gallery.value : null),
     given: () => (asPerson.checked ? person !== null : photo !== null),
-    called: () => (asPerson.checked ? `what is known of ${words.called(person)}` : `the ${name.toLowerCase()} photo`),
+    called: () => (asPerson.checked ? `the enrollment of ${words.called(person)}` : `the ${name.toLowerCase()} photo`),
     put(form, options, letter) {
       if (asPerson.checked) options[letter] = { subject: { gallery: gallery.value, subject: person.id } };
       else form.append(letter, photo.file);

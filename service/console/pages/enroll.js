@@ -13,27 +13,27 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Enroll", "Show Kith a person, so that it knows them the next time. Two or three different photos are better than one."),
+    heading("Enroll", "Add photos of a person, so that searches find them. Two or three different photos are better than one."),
     loading(async () => {
       const known = await galleries(signal);
       if (known?.length === 0)
         return empty(
           "gallery",
-          "First, a gallery",
-          "People are enrolled in a gallery: a staff, a club, a family. Make one, and come back.",
-          linkButton("Make a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
+          "Create a gallery first",
+          "People are enrolled in a gallery, such as a staff, a club or a family.",
+          linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
         );
       return desk(known, params, signal);
-    }, "Looking for your galleries…"),
+    }, "Loading galleries…"),
   );
 }
 
-// What may be said in spite of a refusal, and what it means to say it.
+// Overrides of refusals: option, label, question, consequence.
 const ANYWAY = {
-  duplicate_subject: ["allow_duplicate", "They are two people: enroll anyway", "Are they two different people?", "Both would be enrolled. If they are one person, searches will find two names for one face."],
-  inconsistent_template: ["allow_inconsistent", "It is the same person: enroll anyway", "Is it the same person?", "A photo of somebody else under this name makes Kith take the one for the other."],
-  low_quality: ["allow_low_quality", "Enroll it all the same", "Enroll a poor photo?", "People are found less often by poor photos, and are mistaken more often."],
-  not_live: ["allow_not_live", "Enroll it all the same", "Enroll a picture of a person?", "Do so for a passport’s or an archive’s photo that you trust."],
+  duplicate_subject: ["allow_duplicate", "They are two people: enroll anyway", "Are they two different people?", "Both are enrolled. If they are one person, searches find two names for one face."],
+  inconsistent_template: ["allow_inconsistent", "It is the same person: enroll anyway", "Is it the same person?", "A photo of another person under this name makes Kith confuse the two."],
+  low_quality: ["allow_low_quality", "Enroll anyway", "Enroll a photo of low quality?", "Low quality causes more missed and more wrong matches."],
+  not_live: ["allow_not_live", "Enroll anyway", "Enroll a picture of a person?", "Do this only for trusted photos, such as a passport photo."],
 };
 
 function desk(known, params, signal) {
@@ -55,7 +55,7 @@ function desk(known, params, signal) {
     pick.classList.add("compact");
   }
 
-  /** Where the faces are, before anything is kept; a key that may only enroll goes without. */
+  /** Detect the faces before enrollment. Keys that can only enroll skip this step. */
   async function look(item) {
     try {
       const request = { ...bodyOf(item.photo.file), signal };
@@ -75,7 +75,7 @@ function desk(known, params, signal) {
 
   function choose({ faces, photo, wanted }) {
     if (faces.length <= 1) return faces.length - 1;
-    if (!photo.drawable) return largest(faces); // nothing can be cut out of it
+    if (!photo.drawable) return largest(faces); // it cannot be cropped
     const same = wanted ? faces.findIndex((face) => nearlySame(face.box, wanted)) : -1;
     return same === -1 ? null : same;
   }
@@ -99,7 +99,7 @@ function desk(known, params, signal) {
       go.disabled = true;
       pick.classList.remove("compact");
     }
-    if (focused) after.querySelector("button")?.focus(); // the focus went with its row
+    if (focused) after.querySelector("button")?.focus(); // the focused row is removed
   }
 
   function row(item) {
@@ -112,14 +112,14 @@ function desk(known, params, signal) {
     if (state === "busy") return line(waitLine("Enrolling…"));
     if (state === "enrolled") return line(h("p", {}, h("span", { class: "outcome identified" }, icon("check"), "Enrolled"), ` A ${words.quality(item.score)} photo.`));
     if (state === "refused") return line(refusal(item, drop));
-    if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show one upright, visible and not tiny."), h("div", { class: "actions" }, drop));
+    if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show an upright, visible and large face."), h("div", { class: "actions" }, drop));
     if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
-    if (faces.length > 1 && chosen === null) return [h("h2", {}, `${faces.length} faces. Whose is to be enrolled?`), chooser(item), h("div", { class: "actions" }, drop)];
+    if (faces.length > 1 && chosen === null) return [h("h2", {}, `${faces.length} faces. Which one do you want to enroll?`), chooser(item), h("div", { class: "actions" }, drop)];
     const { quality } = faces[chosen];
     const another = faces.length > 1 && photo.drawable && button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
     another && another.classList.add("small");
     return line(
-      h("p", {}, `A ${words.quality(quality.score)} photo of a face.`, faces.length > 1 && !photo.drawable && " It is the largest of several; this browser cannot show the file for you to choose."),
+      h("p", {}, `A ${words.quality(quality.score)} photo of a face.`, faces.length > 1 && !photo.drawable && " It is the largest face. This browser cannot show the file, so you cannot choose another one."),
       quality.reasons.length > 0 && h("ul", { class: "bullets" }, quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen])))),
       h("div", { class: "actions" }, another, drop),
     );
@@ -148,7 +148,7 @@ function desk(known, params, signal) {
       h(
         "div",
         { class: "actions" },
-        other && small(linkButton(`See “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
+        other && small(linkButton(`Show “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
         other && small(button(`It is “${other}”: enroll it there`, () => ((item.state = "busy"), enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })))),
         problem.code === "several_faces" && small(button("Enroll the largest", () => ((item.allowed.face = "largest"), again(item)))),
         allow &&
@@ -173,7 +173,7 @@ function desk(known, params, signal) {
     for (const item of items.filter((one) => one.state === "ready" && one.ready)) {
       if (signal.aborted) return;
       await enrollOne(item, person);
-      if (item.state === "ready") return; // the id is somebody's: it is not the photos that have to be others
+      if (item.state === "ready") return; // the id is taken: change the id, not the photos
     }
     const left = items.filter((one) => one.state !== "enrolled").length;
     const taken = items.length - left;
@@ -182,7 +182,7 @@ function desk(known, params, signal) {
   }
 
   async function enrollOne(item, person) {
-    if (item.problem && !words.mayPass(item.problem)) item.key = null; // another request than the one refused
+    if (item.problem && !words.mayPass(item.problem)) item.key = null; // the repeated request differs from the refused one
     item.key ??= attemptKey();
     Object.assign(item, { state: "busy", problem: null, person, gallery: person.gallery });
     show(item);
@@ -192,7 +192,7 @@ function desk(known, params, signal) {
     try {
       const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
-      // Without `signal`: who leaves the page now leaves a photo that is whole, and a person who has their name.
+      // Without `signal`: leaving the page must not interrupt the enrollment before the name is set.
       const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
       const request = { ...bodyOf(file, options), headers };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
@@ -211,19 +211,19 @@ function desk(known, params, signal) {
     show(item);
   }
 
-  /** Whoever this desk made is new to none of its photos, those that were refused before included. */
+  /** Mark the person as existing for all photos on this page, also for refused ones. */
   function made(person) {
     if (person.fresh) for (const one of [person, ...same(person)]) one.fresh = false;
   }
 
-  /** What the photos here have of the same person: each press of “Enroll” reads the form anew. */
+  /** The person objects of all photos with the same person. Each click on “Enroll” reads the form again. */
   const same = ({ gallery, id }) => items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
 
-  /** Say what was typed of them; what cannot be said now is said with the next photo, or by the button. */
+  /** Save the typed data of the person. After an error it is saved with the next photo, or by the button. */
   async function describe(person) {
     try {
       if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
-      for (const one of [person, ...same(person)]) one.about = null; // what was typed before it is out of date
+      for (const one of [person, ...same(person)]) one.about = null; // older input is outdated
       who.know(person);
     } catch (error) {
       who.owes(person);
@@ -238,7 +238,7 @@ function desk(known, params, signal) {
       await describe(person);
       toast("Saved.");
     } finally {
-      done.querySelector("button, a").focus(); // the button pressed is another one now
+      done.querySelector("button, a").focus(); // the clicked button was replaced
     }
   }
 
@@ -254,9 +254,9 @@ function desk(known, params, signal) {
         h(
           "div",
           {},
-          h("h2", {}, owed ? `${person.label} is enrolled without what you typed` : `${person.label} is enrolled`),
-          h("p", {}, owed ? `“${person.gallery}” knows their face by the id “${person.id}”; name, tags and the rest are not there yet.` : `“${person.gallery}” knows them from now on.`),
-          h("div", { class: "actions" }, owed && button("Save what you typed", () => repeat(person), { kind: "primary" }), linkButton("See them", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enroll somebody else", next)),
+          h("h2", {}, owed ? `${person.label} is enrolled without the other data` : `${person.label} is enrolled`),
+          h("p", {}, owed ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.` : `Searches in “${person.gallery}” now find this person.`),
+          h("div", { class: "actions" }, owed && button("Save the other data", () => repeat(person), { kind: "primary" }), linkButton("Show person", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enroll another person", next)),
         ),
       ),
     );
@@ -272,7 +272,7 @@ function desk(known, params, signal) {
   const pick = picker(take, { signal, title: "Drop photos of one person here" });
   if (DESK.photo) {
     const { photo, box } = DESK;
-    DESK.photo = DESK.box = null; // what there is to come back to stays
+    DESK.photo = DESK.box = null; // keep the photos to return to
     queueMicrotask(async () => {
       await take([photo.file]);
       items[0].wanted = box;
@@ -282,11 +282,11 @@ function desk(known, params, signal) {
     "div",
     { class: "columns" },
     h("div", { class: "stack" }, pick, list),
-    h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Who it is" }, h("h2", {}, "Who is it?"), who.element, h("div", { class: "actions" }, go)), told, done),
+    h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Person" }, h("h2", {}, "Person"), who.element, h("div", { class: "actions" }, go)), told, done),
   );
 }
 
-/** Who is enrolled: somebody new, or more photos of somebody who is there. */
+/** The person form: a new or an enrolled person. */
 function whoForm(known, params, signal) {
   const about = personForm();
   const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
@@ -325,32 +325,32 @@ function whoForm(known, params, signal) {
     return null;
   };
 
-  /** Whoever has the id already; null where nobody has, or the key may not see who. */
+  /** The person with this id; null if there is none, or if the key cannot read it. */
   const holder = ({ gallery: into, id: wanted }) =>
     call("GET", subjectPath(into, wanted), { signal }).catch((error) => {
       if (error.code === "subject_not_found" || error.code === "forbidden") return null;
       throw error;
     });
 
-  /** Say that the id is somebody's, of whom nothing was changed. */
+  /** Report that the id is taken. Nothing was changed. */
   async function taken(wanted) {
     const name = (await holder(wanted))?.name;
-    return refuse(`Somebody here has the id “${wanted.id}” already${name ? `: ${name}` : ""}.`, id, "Is it them? Then choose “Somebody enrolled already”. If not, give another id.");
+    return refuse(`The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}.`, id, "If it is the same person, choose “Enrolled person”. Otherwise enter another id.");
   }
 
-  let owed = null; // somebody made here, of whom what was typed is not there yet: to go on with them takes no other id
+  let owed = null; // a person created here whose typed data is not saved yet; the next attempt reuses the id
 
   return {
     element: h(
       "div",
       { class: "stack" },
-      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Make another gallery")),
-      h("fieldset", {}, h("legend", { class: "unseen" }, "New or known"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "Somebody new"), h("label", { class: "check" }, there, "Somebody enrolled already"))),
+      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Create another gallery")),
+      h("fieldset", {}, h("legend", { class: "unseen" }, "New or enrolled"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "New person"), h("label", { class: "check" }, there, "Enrolled person"))),
       newFields,
       person,
       problem,
     ),
-    /** {gallery, id, label, fresh, about}, or null once it is said what lacks. */
+    /** {gallery, id, label, fresh, about}, or null after a message about missing input. */
     async person() {
       fill(problem);
       const into = gallery.value;
@@ -361,7 +361,7 @@ function whoForm(known, params, signal) {
       }
       const told = about.read();
       const chosen = id.value.trim();
-      if (!chosen) return refuse("Say who it is: a name, or an id.", about.name);
+      if (!chosen) return refuse("Enter a name or an id.", about.name);
       const unfit = words.idRefusal(chosen);
       if (unfit) return refuse(unfit, id);
       const wanted = { gallery: into, id: chosen, label: told.name ?? chosen, name: told.name, fresh: true, about: given(told) };
@@ -369,17 +369,17 @@ function whoForm(known, params, signal) {
       return (await holder(wanted)) ? taken(wanted) : wanted;
     },
     taken,
-    /** Tell what went wrong beside the form; a toast would lie over the button that is to be pressed again. */
+    /** Show an error beside the form: a toast would cover the button. */
     failed(error) {
       if (error.name === "AbortError") return;
       const said = words.problem(error);
       fill(problem, icon("warning"), h("span", {}, said.text, " ", said.remedy));
     },
-    /** What was typed of them could not be said, and stays in the form. */
+    /** Keep typed data that could not be saved. */
     owes(who) {
       owed = who;
     },
-    /** What comes next is more of them. */
+    /** Add the next photos to the same person. */
     know(who) {
       owed = null;
       if (!fresh.checked) return;
@@ -398,7 +398,7 @@ function whoForm(known, params, signal) {
   };
 }
 
-/** What was typed, and nothing of what was left empty: null where all was. */
+/** The typed fields without empty ones; null if all are empty. */
 function given(about) {
   const said = Object.entries(about).filter(([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0));
   return said.length > 0 ? Object.fromEntries(said) : null;
@@ -411,5 +411,5 @@ const waitLine = (text) => h("p", { class: "wait-line", role: "status" }, h("spa
 
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);
-/** The same face seen by two requests: batches may differ in the last digits. */
+/** Compare boxes of two requests, which can differ by rounding. */
 const nearlySame = (one, other) => one.every((value, i) => Math.abs(value - other[i]) < 3);

@@ -14,14 +14,14 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Galleries", "Groups of people who are searched together, each with the risk that it accepts.", make()),
+    heading("Galleries", "A gallery is a group of people who are searched together, with its own accepted risk.", make()),
     loading(async () => {
       const found = await all("/v1/galleries", "galleries", { signal });
       if (found.length === 0)
         return empty(
           "gallery",
           "No gallery yet",
-          "A gallery holds the people whom Kith shall know: a staff, a club, a family. Searches look through one gallery, and what happens in one is nobody’s business in another.",
+          "A gallery holds people to recognize, such as a staff, a club or a family. Each search uses one gallery. Galleries are independent.",
           make(),
         );
       return h("ul", { class: "cards" }, found.map(card));
@@ -46,8 +46,8 @@ function createGallery() {
   const name = h("input", { type: "text", required: true, maxLength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*", autocomplete: "off", spellcheck: false, placeholder: "staff" });
   const settings = galleryForm();
   const wrong = h("div", {});
-  const go = h("button", { type: "submit", class: "button primary" }, "Make it");
-  history.replaceState(null, "", "#/galleries"); // asked for once
+  const go = h("button", { type: "submit", class: "button primary" }, "Create");
+  history.replaceState(null, "", "#/galleries"); // open the dialog only once
   const box = dialog(
     "New gallery",
     h(
@@ -61,7 +61,7 @@ function createGallery() {
             const made = await call("POST", "/v1/galleries", { json: { name: name.value, ...settings.read() } });
             rememberGallery(made.name);
             box.close();
-            toast(`“${made.name}” is there. Enroll somebody next.`);
+            toast(`Created “${made.name}”. Now enroll people.`);
             location.hash = `#/galleries/${encodeURIComponent(made.name)}`;
           } catch (error) {
             wrong.replaceChildren(problemBox(error));

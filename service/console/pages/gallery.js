@@ -8,8 +8,8 @@ import * as words from "../words.js";
 export const title = ({ gallery }) => gallery;
 
 const PAGE = 100;
-const MOST = 1000; // that the service gives at once
-const LISTED = 500; // rows that a browser draws in no time
+const MAX_PAGE = 1000; // limit of the service
+const LISTED = 500; // rows that a browser draws quickly
 
 export function render({ gallery, tag }, signal) {
   const enroll = `#/enroll?gallery=${encodeURIComponent(gallery)}`;
@@ -19,18 +19,18 @@ export function render({ gallery, tag }, signal) {
     galleryHeading(
       gallery,
       "",
-      "The people who are searched here, and how to add to them.",
+      "The people in this gallery.",
       linkButton("Enroll", enroll, { kind: "primary", icon: "enroll" }),
       linkButton("Identify", `#/identify?gallery=${encodeURIComponent(gallery)}`, { icon: "search" }),
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? nobody(enroll) : people(gallery, found, tag, signal)];
+      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
     }),
   );
 }
 
-/** Says that the gallery's retention waits for a confirmation, and how to give it. */
+/** A notice if the gallery's retention waits for a confirmation. */
 async function heldNotice({ name, retention_days: days }, signal) {
   if (days === null) return null;
   const due = await call("GET", `${galleryPath(name)}/retention`, { signal });
@@ -43,19 +43,19 @@ async function heldNotice({ name, retention_days: days }, signal) {
     h(
       "div",
       {},
-      h("h2", {}, "Retention waits for a confirmation"),
-      h("p", {}, `${counts} are older than ${counted(days, "day", "days")}. So many are not erased at once: a wrong clock makes everybody look old. The server's clock says ${when(due.now)}.`),
-      h("p", {}, "If that is right, erase them: ", h("code", {}, `kith gallery retention ${name} --erase`)),
+      h("h2", {}, "Retention waits for confirmation"),
+      h("p", {}, `${counts} are older than ${counted(days, "day", "days")}. Kith does not erase this many without a confirmation, because the clock may be wrong. The server's time is ${when(due.now)}.`),
+      h("p", {}, "If this is correct, erase them: ", h("code", {}, `kith gallery retention ${name} --erase`)),
     ),
   );
 }
 
-const BESIDE = "what searches find, beside the calibration";
+const COMPARED = "compared with the calibration";
 const DRIFT = {
-  ok: ["as expected", BESIDE],
-  watch: ["worth watching", BESIDE],
-  drifted: ["no longer as expected", BESIDE],
-  too_few: ["too few", "searches to tell"],
+  ok: ["as expected", COMPARED],
+  watch: ["slightly changed", COMPARED],
+  drifted: ["drifted", COMPARED],
+  too_few: ["unknown", "too few searches"],
 };
 
 function figures(gallery) {
@@ -64,21 +64,21 @@ function figures(gallery) {
     { class: "stats card" },
     stat("People", whole(gallery.subjects)),
     stat("Photos", whole(gallery.templates)),
-    stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "strangers taken for somebody"),
-    gallery.drift && stat("Lately", ...DRIFT[gallery.drift.state]),
+    stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "wrong matches of strangers"),
+    gallery.drift && stat("Recent results", ...DRIFT[gallery.drift.state]),
   );
 }
 
-const nobody = (enroll) =>
+const noPeople = (enroll) =>
   empty(
     "people",
-    "Nobody is enrolled yet",
-    "Enroll a person with two or three photos, or many people at once from a zip with a folder for each. Then ask who is in a photo.",
-    linkButton("Enroll the first", enroll, { kind: "primary", icon: "enroll" }),
-    linkButton("Many at once", "#/jobs", { icon: "jobs" }),
+    "No people yet",
+    "Enroll a person with two or three photos, or many people from a zip with one folder per person. Then identify photos.",
+    linkButton("Enroll a person", enroll, { kind: "primary", icon: "enroll" }),
+    linkButton("Enroll many people", "#/jobs", { icon: "jobs" }),
   );
 
-/** The people, a page at a time; found by name or id among those shown, by tag among all. */
+/** The list of people in pages. Name and id filter the loaded people, tags filter all. */
 function people(gallery, { subjects }, tag, signal) {
   const loaded = [];
   let next = null;
@@ -99,25 +99,25 @@ function people(gallery, { subjects }, tag, signal) {
       return show();
     }
     await load(PAGE);
-    listed = Math.max(listed, hits + PAGE); // of those found, what was just read is listed, too
+    listed = Math.max(listed, hits + PAGE); // also list matches on the new page
     show();
   });
-  const every = button("Load all, to search them", async () => {
+  const every = button("Load all people", async () => {
     const mine = reading;
     while (next && mine === reading && !signal.aborted) {
-      await load(MOST);
+      await load(MAX_PAGE);
       told.textContent = `${counted(loaded.length, "person", "people")} so far…`;
     }
     show();
   }, { kind: "quiet" });
 
-  let reading = 0; // which of the tags asked for, one after another, is on its way
+  let reading = 0; // number of the current query
 
   async function load(limit) {
     const [mine, cursor] = [reading, next];
     const wanted = words.tags(tagged.value);
     const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit, cursor, tag: wanted }, signal });
-    if (mine !== reading || cursor !== next) return; // other tags were asked for since, or this page is there already
+    if (mine !== reading || cursor !== next) return; // the query changed, or this page is loaded
     loaded.push(...page.subjects);
     next = page.next;
   }
@@ -131,10 +131,10 @@ function people(gallery, { subjects }, tag, signal) {
       list,
       hits > 0
         ? rows(shown.slice(0, listed))
-        : h("p", { class: "card" }, narrowed ? "Nobody here fits that." : "Nobody is enrolled."),
+        : h("p", { class: "card" }, narrowed ? "No person matches." : "No people are enrolled."),
     );
     const of = narrowed ? "" : ` of ${whole(Math.max(subjects, loaded.length))}`;
-    told.textContent = `${counted(shown.length, "person", "people")}${of}${text && next ? ` among the first ${whole(loaded.length)}` : ""}${hits > listed ? `, of whom ${whole(listed)} are listed` : ""}.`;
+    told.textContent = `${counted(shown.length, "person", "people")}${of}${text && next ? ` among the first ${whole(loaded.length)}` : ""}${hits > listed ? `, ${whole(listed)} listed` : ""}.`;
     more.hidden = next === null && hits <= listed;
     every.hidden = next === null;
   }
@@ -154,7 +154,7 @@ function people(gallery, { subjects }, tag, signal) {
   search.addEventListener("input", show);
   tagged.addEventListener("change", restart);
   const first = loading(async () => (await load(PAGE), show(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
-  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("With the tags", tagged, "Those who have all of them; commas between. One with a comma stands in quotes.")), first);
+  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma.")), first);
 }
 
 function row(gallery, one) {

@@ -1,4 +1,4 @@
-// Whether the service is well, what runs on which device and why, and what lies where; it looks again by itself.
+// Status of the service, its models, devices and galleries. The page refreshes itself.
 
 import { all, call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
@@ -6,7 +6,7 @@ import { bytes, counted, duration, whole } from "../numbers.js";
 import { watch } from "../reports.js";
 import { button, heading, linkButton, loading, problemBox, stat, table } from "../ui.js";
 
-const MOST_GALLERIES = 200;
+const MAX_GALLERIES = 200;
 const CHECKS = {
   database: "Database",
   devices: "Networks",
@@ -18,9 +18,9 @@ const CHECKS = {
 };
 const DRIFTS = {
   ok: ["as expected", "identified", "check"],
-  watch: ["watch it", "uncertain", "question"],
+  watch: ["slightly changed", "uncertain", "question"],
   drifted: ["drifted", "failed", "warning"],
-  too_few: ["too few searches to tell", "", "question"],
+  too_few: ["too few searches", "", "question"],
 };
 
 export const title = () => "Health";
@@ -33,12 +33,12 @@ export function render(params, signal) {
   const body = h(
     "div",
     { class: "stack wide" },
-    loading(() => new Promise(() => {}), "Asking how it is…"),
+    loading(() => new Promise(() => {}), "Loading the status…"),
   );
   let forbidden = false;
   const look = watch(async () => {
     const ready = await readiness(signal);
-    // Asked for again and again, a refusal would fill the audit.
+    // Repeated refusals would fill the audit log.
     const status = forbidden
       ? null
       : await allowed(
@@ -46,7 +46,7 @@ export function render(params, signal) {
           ({ status: refused }) => (forbidden = refused === 401 || refused === 403),
         );
     const said = JSON.stringify([ready.version, ready.problem?.document]);
-    if (said !== told) fill(well, verdict(ready)); // an alert is read aloud, once
+    if (said !== told) fill(well, verdict(ready)); // announce an alert once
     told = said;
     fill(seen, status === null ? unseen() : figures(status));
     if (now.parentElement !== body) {
@@ -54,8 +54,8 @@ export function render(params, signal) {
       fill(
         body,
         now,
-        loading(() => models(signal), "Asking what is served…"),
-        loading(() => stores(signal), "Asking for the galleries…"),
+        loading(() => models(signal), "Loading models…"),
+        loading(() => stores(signal), "Loading galleries…"),
       );
     }
     return false;
@@ -65,16 +65,16 @@ export function render(params, signal) {
     { class: "page" },
     heading(
       "Health",
-      "Whether the service is well, what it runs on, and how full it is. It looks again by itself.",
+      "Status, devices and capacity of the service. This page refreshes itself.",
       linkButton("API keys", "#/keys", { icon: "key" }),
       linkButton("Audit", "#/audit", { icon: "docs" }),
-      button("Look now", look),
+      button("Refresh", look),
     ),
     body,
   );
 }
 
-/** Ready, with its version; or the problem that says why not. */
+/** Readiness with the version, or the problem. */
 async function readiness(signal) {
   try {
     return { ...(await call("GET", "/readyz", { signal })), problem: null };
@@ -84,7 +84,7 @@ async function readiness(signal) {
   }
 }
 
-/** What the key may see; null where it may not, or nothing comes. */
+/** The result of `ask`; null if it fails or the key lacks the scope. */
 async function allowed(ask, onRefused = () => {}) {
   try {
     return await ask();
@@ -104,13 +104,13 @@ const verdict = ({ problem, version }) =>
         h(
           "div",
           {},
-          h("h2", {}, "All is well"),
-          h("p", {}, `Kith ${version} answers, and everything that it needs does, too.`),
+          h("h2", {}, "The service is ready"),
+          h("p", {}, `Kith ${version} and all its dependencies work.`),
         ),
       )
     : problemBox(problem);
 
-const unseen = () => h("p", { class: "hint" }, "A key for all galleries with the scope read sees more here.");
+const unseen = () => h("p", { class: "hint" }, "A key for all galleries with the scope “read” shows more here.");
 
 function figures(status) {
   const { audit, disk, jobs } = status;
@@ -119,30 +119,30 @@ function figures(status) {
     h(
       "dl",
       { class: "stats card" },
-      stat("Running for", duration(status.uptime_s), `version ${status.version}`),
+      stat("Uptime", duration(status.uptime_s), `version ${status.version}`),
       stat(
-        "Requests under way",
+        "Active requests",
         whole(status.requests_in_progress),
-        waiting === 0 ? "none waits for a network" : `${whole(waiting)} wait for a network`,
+        waiting === 0 ? "no faces in queues" : `${counted(waiting, "face")} in queues`,
       ),
       jobs &&
         stat(
           "Jobs",
           whole((jobs.running ?? 0) + (jobs.queued ?? 0)),
-          `under way; ${whole(jobs.failed ?? 0)} failed in two weeks`,
+          `active; ${whole(jobs.failed ?? 0)} failed in two weeks`,
         ),
       disk && stat("Disk", bytes(disk.free_bytes), `free of ${bytes(disk.size_bytes)}`),
       stat(
         "Audit",
-        audit.lost > 0 ? `${whole(audit.lost)} lost` : whole(audit.waiting),
-        audit.lost > 0 ? "lines could not be written" : "lines wait to be written",
+        whole(audit.lost > 0 ? audit.lost : audit.waiting),
+        audit.lost > 0 ? "lines lost" : "lines waiting",
       ),
     ),
     h("div", { class: "columns" }, checks([...status.checks, ...retention(status.retention)]), queues(status.queues)),
   ];
 }
 
-/** As checks: the clock, and galleries whose retention waits for a confirmation. */
+/** The clock and galleries with retention that waits for confirmation, as checks. */
 const retention = (found) =>
   found === null
     ? []
@@ -151,8 +151,8 @@ const retention = (found) =>
         ...Object.entries(found.held ?? {}).map(([gallery, due]) => ({
           name: `Retention of ${gallery}`,
           ok: false,
-          detail: `${whole(due.due_subjects)} of ${whole(due.subjects)} people are past their age: too many to erase without a confirmation.`,
-          remedy: `If the clock is right: kith gallery retention ${gallery} --erase`,
+          detail: `${whole(due.due_subjects)} of ${whole(due.subjects)} people are past the retention age. The share is too large to erase without confirmation.`,
+          remedy: `If the clock is correct: kith gallery retention ${gallery} --erase`,
         })),
       ];
 
@@ -160,7 +160,7 @@ const checks = (found) =>
   h(
     "section",
     { class: "card" },
-    h("h2", {}, "What it needs"),
+    h("h2", {}, "Dependencies"),
     h(
       "ul",
       { class: "checks" },
@@ -172,7 +172,7 @@ const checks = (found) =>
             "span",
             { class: `outcome ${ok ? "identified" : "failed"}` },
             icon(ok ? "check" : "warning"),
-            ok ? "well" : "not well",
+            ok ? "ready" : "failed",
           ),
           h(
             "div",
@@ -205,14 +205,14 @@ const queues = (found) =>
             h(
               "p",
               {},
-              queue.waiting === 0 ? "nothing waits" : `${counted(queue.waiting, "face")} wait`,
+              queue.waiting === 0 ? "empty" : `${counted(queue.waiting, "face")} waiting`,
               queue.seconds_per_item > 0 && `, ${(queue.seconds_per_item * 1000).toFixed(1)} ms each`,
             ),
             queue.refused > 0 &&
               h(
                 "p",
                 { class: "hint" },
-                `${counted(queue.refused, "request")} refused since the start: too many at once.`,
+                `${counted(queue.refused, "request")} refused since the start because of overload.`,
               ),
           ),
         ),
@@ -220,10 +220,10 @@ const queues = (found) =>
     ),
   );
 
-/** "detector/kith-compact": what it does, and whose it is. */
+/** A label for a network such as "detector/kith-compact". */
 function sayNetwork(name) {
   const [role, pack] = name.split("/");
-  const does = { detector: "Finding faces", recognizer: "Recognizing them", liveness: "Telling people from pictures" }[
+  const does = { detector: "Detection", recognizer: "Recognition", liveness: "Liveness" }[
     role
   ];
   return does ? `${does} (${pack})` : name;
@@ -258,11 +258,11 @@ async function models(signal) {
             h(
               "p",
               { class: "hint" },
-              "Nothing is known of how alike strangers are to it: risks cannot be asked for, only bare similarities. Calibrate it by kith calibrate.",
+              "This model has no calibration, so you can choose similarities but no risks. Run “kith-train calibrate”.",
             ),
-          network("Finding faces", model.detection),
-          network("Recognizing them", model.recognition),
-          model.liveness && network("Telling people from pictures", model.liveness),
+          network("Detection", model.detection),
+          network("Recognition", model.recognition),
+          model.liveness && network("Liveness", model.liveness),
           h(
             "details",
             {},
@@ -271,9 +271,9 @@ async function models(signal) {
               "dl",
               { class: "pairs" },
               [
-                ["Finding faces", model.detection],
-                ["Recognizing them", model.recognition],
-                ["Telling people from pictures", model.liveness],
+                ["Detection", model.detection],
+                ["Recognition", model.recognition],
+                ["Liveness", model.liveness],
               ].map(([does, role]) => role && [h("dt", {}, does), h("dd", {}, role.why)]),
               h("dt", {}, "Fingerprint"),
               h("dd", {}, h("code", {}, model.recognizer)),
@@ -300,7 +300,7 @@ const network = (does, { engine, precision, providers }) =>
   );
 
 async function stores(signal) {
-  const found = await allowed(() => all("/v1/galleries", "galleries", { signal, most: MOST_GALLERIES }));
+  const found = await allowed(() => all("/v1/galleries", "galleries", { signal, most: MAX_GALLERIES }));
   if (found === null || found.length === 0) return h("div", {});
   const rows = found.map((gallery) => {
     const index = h("span", { class: "hint" }, "…");
@@ -319,12 +319,12 @@ async function stores(signal) {
     { class: "stack" },
     h("h2", {}, "Galleries"),
     table("Galleries", ["Gallery", "People", "Photos", "Index", "Decisions"], rows),
-    found.length >= MOST_GALLERIES &&
-      h("p", { class: "hint" }, `These are the first ${whole(found.length)}. The others are under “Galleries”.`),
+    found.length >= MAX_GALLERIES &&
+      h("p", { class: "hint" }, `The first ${whole(found.length)} galleries. “Galleries” lists all.`),
   );
 }
 
-/** One after the other would take long, and all at once would be many: each is asked for when it comes into view. */
+/** Load the details of a gallery when its row becomes visible, to limit the number of requests. */
 function about(gallery, index, drift, signal) {
   const seen = new IntersectionObserver(async ([entry]) => {
     if (!entry.isIntersecting) return;
@@ -338,7 +338,7 @@ function about(gallery, index, drift, signal) {
         index,
         stats.index.kind,
         stats.index.memory_bytes > 0 && `, ${bytes(stats.index.memory_bytes)}`,
-        stats.index.recall && `, finds ${(100 * stats.index.recall.at_1).toFixed(1)} %`,
+        stats.index.recall && `, recall ${(100 * stats.index.recall.at_1).toFixed(1)} %`,
       );
       index.title = stats.index.reason;
       const [said, tone, picture] = DRIFTS[found?.state] ?? DRIFTS.too_few;

@@ -1,4 +1,4 @@
-// What deserves a look in a gallery, what it means, and what can be done about it with one click.
+// Findings of the hygiene check, with actions.
 
 import { call, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
@@ -9,23 +9,23 @@ import { galleryHeading } from "../reports.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
-const MORE = 1000; // as many as the service gives at once
+const MORE = 1000; // limit of the service
 const KINDS = {
   duplicate_subjects: [
-    "Perhaps one person, enrolled twice",
-    "Two names whose photos are so alike that hardly two people are. Whoever is enrolled twice is told apart from nobody: searches answer that it may be either.",
+    "Possible duplicates",
+    "Two people with very similar photos. If they are one person, searches cannot decide between the two names.",
   ],
   mislabeled_template: [
-    "Perhaps filed under the wrong person",
-    "A photo unlike all others of the person it is filed under. Everybody who looks like it gets that person's name.",
+    "Possibly wrong person",
+    "A photo unlike all other photos of its person. Similar faces get the wrong name.",
   ],
   inconsistent_subject: [
-    "Photos that disagree",
-    "Photos of one person that do not look like one person, and nothing says which are right.",
+    "Inconsistent photos",
+    "Photos of one person that do not look like one person. Kith cannot decide which are correct.",
   ],
   lookalikes: [
     "Lookalikes",
-    "Two people, as far as can be told, who are alike enough to be taken for each other. A smaller risk or better photos of both help.",
+    "Two different people who are similar enough to be confused. Use a smaller risk, or better photos of both.",
   ],
 };
 
@@ -36,7 +36,7 @@ export function render({ gallery }, signal) {
   const show = (limit) =>
     fill(
       body,
-      loading(() => report(gallery, limit, signal, show), "Comparing everybody with everybody…"),
+      loading(() => report(gallery, limit, signal, show), "Comparing all people…"),
     );
   show(FIRST);
   return h(
@@ -45,7 +45,7 @@ export function render({ gallery }, signal) {
     galleryHeading(
       gallery,
       "hygiene",
-      "People enrolled twice, photos of somebody else, lookalikes. Look at the photos before you change anything.",
+      "Duplicates, mislabeled photos and lookalikes. Look at the photos before you change anything.",
     ),
     body,
   );
@@ -60,9 +60,9 @@ async function report(gallery, limit, signal, again) {
   if (settings.subjects < 2)
     return empty(
       "hygiene",
-      "Nobody to compare yet",
-      "As soon as two people are enrolled, everybody is compared with everybody here.",
-      linkButton("Enroll somebody", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
+      "Too few people",
+      "The check compares all people of the gallery. Enroll at least two.",
+      linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
     );
   const aside = new Aside(gallery);
   if (found.next === null) aside.keepOf(found.findings);
@@ -77,30 +77,30 @@ async function report(gallery, limit, signal, again) {
         "p",
         {},
         `${counted(settings.subjects, "person", "people")} and ${counted(settings.templates, "photo")} were compared: `,
-        h("strong", {}, all === 0 ? "nothing looks wrong" : `${counted(all, "finding")}`),
-        hidden > 0 ? `, ${whole(hidden)} of them set aside here.` : ".",
+        h("strong", {}, all === 0 ? "no findings" : `${counted(all, "finding")}`),
+        hidden > 0 ? `, ${whole(hidden)} dismissed.` : ".",
       ),
       h(
         "div",
         { class: "actions" },
-        hidden > 0 && button("Show what was set aside", () => (aside.clear(), again(limit)), { kind: "quiet" }),
-        button("Look again", () => again(limit)),
+        hidden > 0 && button("Show dismissed findings", () => (aside.clear(), again(limit)), { kind: "quiet" }),
+        button("Refresh", () => again(limit)),
       ),
     ),
     open.length === 0 &&
       empty(
         "check",
         "Nothing to do",
-        "Nobody seems to be enrolled twice, and every photo agrees with the others of its person. Look again after people were added.",
+        "There are no duplicates, and all photos of each person agree. Check again after new enrollments.",
       ),
     open.length > 0 &&
       !settings.keep_crops &&
       h(
         "p",
         { class: "hint" },
-        "This gallery keeps no faces to show. With “Keep a small picture of each enrolled face” in its ",
+        "This gallery stores no pictures. Turn on “Keep a small picture of each enrolled face” in the ",
         h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/settings` }, "settings"),
-        ", it does from the next photo on.",
+        " to store them for new photos.",
       ),
     kinds.map((kind) =>
       section(
@@ -121,7 +121,7 @@ async function report(gallery, limit, signal, again) {
   ];
 }
 
-/** The report with the first `limit` of its findings; `next` is null where these are all. */
+/** The report with the first `limit` findings; `next` is null if these are all. */
 async function reported(gallery, limit, signal) {
   const found = { findings: [], next: null };
   do {
@@ -193,14 +193,14 @@ function card(gallery, finding, settings, aside) {
       acting,
       button(
         finding.kind === "mislabeled_template" || finding.kind === "inconsistent_subject"
-          ? "It is right as it is"
+          ? "This is correct"
           : "They are two people",
         () => {
           const before = [...place.childNodes];
           aside.add(finding);
           fill(
             place,
-            finished("Set aside, on this computer alone: the service goes on reporting it.", () => {
+            finished("Dismissed on this computer. The service still reports it.", () => {
               aside.remove(finding);
               fill(place, before);
             }),
@@ -234,8 +234,8 @@ function told({ kind, subjects, chance, similarity, own_similarity: own, belongs
   const rare =
     chance === null
       ? ""
-      : `Of pairs of different people, ${chance < 1e-9 ? "fewer than 1 in 1,000,000,000" : oneIn(chance)} is so alike. `;
-  const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its own ${own}`]
+      : `${chance < 1e-9 ? "Fewer than 1 in 1,000,000,000" : oneIn(chance)} pairs of different people are this similar. `;
+  const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its person ${own}`]
     .filter(Boolean)
     .join(", ");
   const other =
@@ -243,7 +243,7 @@ function told({ kind, subjects, chance, similarity, own_similarity: own, belongs
   const text = {
     duplicate_subjects: rare,
     lookalikes: rare,
-    mislabeled_template: other === null ? "It is like nobody else here either. " : `It looks like ${other}. ${rare}`,
+    mislabeled_template: other === null ? "It is not similar to any other person. " : `It looks like ${other}. ${rare}`,
     inconsistent_subject: `${counted(templates.length, "photo")} of this person do not agree. `,
   }[kind];
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];
@@ -255,15 +255,15 @@ function actions(gallery, finding, run) {
     const into = (to, from) =>
       button(`Keep ${called(to)}`, async () => {
         const yes = await confirmed({
-          title: "File both under one name?",
-          text: `All photos and tags of ${called(from)} are filed under ${called(to)}, with what else is known of them, and ${called(from)} is deleted. Where both say something of the same, what is said of ${called(to)} stays and the other goes, the name too. You can take it back as long as this page is open; ${called(from)} is then made anew, and counts as here since that moment.`,
+          title: "Merge both people?",
+          text: `All photos, tags and fields of ${called(from)} move to ${called(to)}, and ${called(from)} is deleted. If both have a name or the same field, that of ${called(to)} stays. You can undo the merge while this page is open. Undo creates ${called(from)} again, with a new creation time.`,
           yes: `Keep ${called(to)}`,
           danger: false,
         });
         if (yes)
           await run(
             () => merge(gallery, from.subject, to.subject),
-            `${called(from)} is now ${called(to)}. Undo makes ${called(from)} anew, here since that moment.`,
+            `${called(from)} was merged into ${called(to)}. Undo creates ${called(from)} again, with a new creation time.`,
           );
       });
     return [h("span", {}, "One person:"), into(first, second), into(second, first)];
@@ -273,14 +273,14 @@ function actions(gallery, finding, run) {
       label,
       async () => {
         const yes = await confirmed({
-          title: "Delete this photo's template?",
-          text: "It is erased, and cannot be brought back: only the same photo, enrolled again, can.",
+          title: "Delete this photo?",
+          text: "This cannot be undone. To restore it, enroll the same photo again.",
           yes: "Delete it",
         });
         if (yes)
           await run(
             async () => void (await call("DELETE", templatePath(gallery, subject, template))),
-            "It was deleted.",
+            "Deleted.",
           );
       },
       { kind: "danger", icon: "trash" },
@@ -291,14 +291,14 @@ function actions(gallery, finding, run) {
       button(
         `Move it to ${called(belongs)}`,
         () =>
-          run(() => move(gallery, one.template, one.subject, belongs.subject), `It was moved to ${called(belongs)}.`),
+          run(() => move(gallery, one.template, one.subject, belongs.subject), `Moved to ${called(belongs)}.`),
         { icon: "move" },
       ),
     remove(one, finding.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo"),
   ]);
 }
 
-/** The kept faces of everybody in a finding; those in question are marked. The audit notes who looked. */
+/** The stored faces of a finding's people, with marks on the photos in question. The audit log records the access. */
 async function faces(gallery, { subjects, templates }) {
   const held = await Promise.all(subjects.map(({ subject }) => call("GET", `${subjectPath(gallery, subject)}/export`)));
   const number = new Map(templates.map(({ template }, i) => [template, i + 1]));
@@ -312,7 +312,7 @@ async function faces(gallery, { subjects, templates }) {
         {},
         h("figcaption", { class: "hint" }, called(subjects[i])),
         kept.length === 0
-          ? h("p", { class: "hint" }, "No face was kept.")
+          ? h("p", { class: "hint" }, "No stored pictures.")
           : h(
               "div",
               { class: "faces" },

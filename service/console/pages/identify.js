@@ -14,25 +14,25 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Identify", "Who is in this photo, and how sure that is."),
+    heading("Identify", "Find out who is in a photo, and how certain the answer is."),
     loading(async () => {
       const known = await galleries(signal);
       if (known?.length === 0) return noGallery();
       return desk(known, params, signal);
-    }, "Looking for your galleries…"),
+    }, "Loading galleries…"),
   );
 }
 
 function noGallery() {
   return empty(
     "gallery",
-    "First, a gallery",
-    "A gallery holds the people that photos are compared with: a staff, a club, a family. Make one, enroll somebody, and come back.",
-    linkButton("Make a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
+    "Create a gallery first",
+    "A gallery holds the people to recognize, such as a staff, a club or a family. Create one and enroll people.",
+    linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
   );
 }
 
-/** The page once there is somebody to ask: what is chosen above, the photo beside what it says below. */
+/** The page with at least one gallery: options, then the photo beside the results. */
 function desk(known, params, signal) {
   const shots = [];
   let shown = null;
@@ -44,7 +44,7 @@ function desk(known, params, signal) {
   let strictness;
   const chosen = galleryField(known, () => (strict(), again()), { chosen: params.gallery });
   const strict = () => {
-    strictness = riskField(again, { own: ownRisk(galleryOf(chosen.value)), hint: "How many strangers are taken for somebody." });
+    strictness = riskField(again, { own: ownRisk(galleryOf(chosen.value)), hint: "Wrong matches per stranger." });
     fill(risks, strictness);
   };
   strict();
@@ -65,7 +65,7 @@ function desk(known, params, signal) {
     next();
   }
 
-  /** One photo after another: the service is others', too. */
+  /** Send one photo at a time, to leave capacity for other users. */
   async function next() {
     if (shots.some((shot) => shot.state === "asking")) return;
     const shot = shots.find((one) => one.state === "waiting");
@@ -83,7 +83,7 @@ function desk(known, params, signal) {
         () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),
         until,
         (seconds) => {
-          shot.pause = `Others are being served. Trying again in ${seconds} s…`;
+          shot.pause = `The service is busy. Next attempt in ${seconds} s…`;
           refresh(shot);
         },
       );
@@ -92,7 +92,7 @@ function desk(known, params, signal) {
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
-      if (signal.aborted || shot.stop !== stop) return; // gone, or asked anew
+      if (signal.aborted || shot.stop !== stop) return; // left the page, or requested again
       if (shot.state === "asking") shot.state = error.name === "AbortError" ? "stopped" : "failed";
       shot.problem = error;
     }
@@ -108,7 +108,7 @@ function desk(known, params, signal) {
   function refresh(shot) {
     const at = [...strip.children].indexOf(document.activeElement);
     fill(strip, shots.length > 1 && shots.map((one, i) => chip(one, i, one === shown, () => show(one))));
-    strip.children[at]?.focus(); // the same photo's, made anew
+    strip.children[at]?.focus(); // the new element of the same photo
     if (shot !== shown) return;
     fill(place, view(shot));
     if (shot.state === "done") live.textContent = told(shot);
@@ -118,10 +118,10 @@ function desk(known, params, signal) {
     const back = () => ((shot.state = "waiting"), show(shot), next());
     if (shot.state === "waiting" || shot.state === "asking") {
       const stop = button("Cancel", () => (shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort()));
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Looking for faces, and comparing them…"), h("div", { class: "actions" }, stop)));
+      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Detecting and comparing faces…"), h("div", { class: "actions" }, stop)));
     }
     if (shot.state === "stopped")
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Stopped before there was an answer."), button("Ask again", back)));
+      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Canceled."), button("Try again", back)));
     if (shot.state === "failed") {
       const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
       const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
@@ -133,7 +133,7 @@ function desk(known, params, signal) {
 
   const pick = picker(take, { signal });
   fill(place, sample());
-  // Who goes to enroll one of the faces comes back to the photos, and sees what has become of it.
+  // Keep the photos for the return from the enrollment page.
   signal.addEventListener("abort", () => {
     DESK.back = DESK.photo && { files: shots.map((one) => one.photo.file), at: shots.indexOf(shown) };
   });
@@ -148,14 +148,14 @@ function desk(known, params, signal) {
   return h("div", { class: "stack wide" }, h("div", { class: "choices" }, chosen, risks), pick, live, strip, place);
 }
 
-/** An answer for those who listen: of which photo, how many, and who. */
+/** A result for screen readers: file, number of faces, names. */
 const told = ({ photo, results, gallery }) => {
   const seen = results.filter((one) => one.face);
   return [`${photo.file.name}.`, words.summary(results), ...seen.map((one) => `${words.identity(one, gallery).title}.`)].join(" ");
 };
 
 function chip(shot, i, current, onClick) {
-  const told = { waiting: "waiting", asking: "being looked at", stopped: "stopped", failed: "failed", done: words.summary(shot.results) }[shot.state];
+  const told = { waiting: "waiting", asking: "in progress", stopped: "canceled", failed: "failed", done: words.summary(shot.results) }[shot.state];
   const best = shot.state === "done" ? (shot.results.find((one) => one.outcome === "identified") ?? shot.results[0])?.outcome : "";
   return h(
     "button",
@@ -168,7 +168,7 @@ function chip(shot, i, current, onClick) {
 const bare = (photo) =>
   photo.drawable ? stage(photo, [], { alt: photo.file.name }) : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
 
-/** The photo with its faces, and a card for each; what is pointed at in one is marked in the other. */
+/** The photo with its faces, and a card per face. Pointing at one highlights the other. */
 function answered(shot, gallery) {
   const { photo, results } = shot;
   const seen = results.filter((one) => one.face);
@@ -203,7 +203,7 @@ function answered(shot, gallery) {
   return h(
     "div",
     { class: "columns" },
-    h("div", { class: "beside" }, picture, h("label", { class: "check" }, dots, "Show eyes, nose and mouth as Kith found them")),
+    h("div", { class: "beside" }, picture, h("label", { class: "check" }, dots, "Show detected landmarks")),
     h("div", { class: "stack" }, h("h2", {}, words.summary(results)), cards),
   );
 }
@@ -242,30 +242,30 @@ function card(result, i, shot, gallery) {
       "div",
       { class: "actions" },
       result.outcome === "unknown" && enroll("Enroll this face", "primary"),
-      result.outcome === "identified" && enroll("Right: add this photo", "plain", result.subject),
+      result.outcome === "identified" && enroll("Correct: add this photo", "plain", result.subject),
       result.outcome === "uncertain" && nearest && enroll(`It is ${words.called(nearest)}: add this photo`, "plain", nearest.subject),
-      ["identified", "uncertain"].includes(result.outcome) && enroll("Somebody else", "quiet"),
+      ["identified", "uncertain"].includes(result.outcome) && enroll("Another person", "quiet"),
     ),
     details(result, person, refused),
   );
 }
 
-/** A word on the photo, where it may be why. */
+/** A note about low quality or liveness. */
 function quality({ quality: { score }, liveness: judged }) {
-  const poor = score < 0.55 && `For recognition this is a ${words.quality(score)} photo of a face.`;
+  const poor = score < 0.55 && `The photo quality is ${words.quality(score)}.`;
   return (poor || judged) && h("p", { class: "hint" }, poor, " ", judged && liveness(judged));
 }
 
 function liveness(judged) {
-  return { live: "It was taken for a person before the camera.", not_live: "It was taken for a picture of a person.", not_judged: "Whether a person stood there could not be told." }[judged.verdict];
+  return { live: "Liveness: a live person.", not_live: "Liveness: a picture of a person.", not_judged: "Liveness: unknown." }[judged.verdict];
 }
 
-/** The similarity between what is needed and what is worth a look; a number is said, not only drawn. */
+/** A meter of similarity, threshold and review threshold, with a text for screen readers. */
 export function meter({ similarity, threshold, review_threshold: review }) {
   const from = meterStart(similarity, review);
   const at = (value) => `${(Math.max(0, Math.min(1, value) - from) / (1 - from)) * 100}%`;
   const [reached, needed] = words.apart(similarity, threshold);
-  const told = `Similarity ${reached} of 1. ${needed} is needed to be sure, ${words.similarity(review)} to be worth a look.`;
+  const told = `Similarity ${reached}. The threshold is ${needed}, the review threshold ${words.similarity(review)}.`;
   const kind = similarity >= threshold ? "enough" : similarity >= review ? "near" : "far";
   return h(
     "div",
@@ -298,9 +298,9 @@ function details(result, person, refused) {
         ["Threshold", words.similarity(result.threshold)],
         ["Review threshold", words.similarity(result.review_threshold)],
         ["False-alarm probability", words.exact(result.false_alarm_probability)],
-        ["Risk asked for", result.risk && Object.entries(result.risk).filter(([name]) => ["fpir", "fmr", "threshold"].includes(name)).map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0]],
-        ["Evidence", result.risk && { pack: "the model’s calibration", gallery: "this gallery’s people", both: "the model’s calibration and this gallery’s people", explicit: "none: a fixed threshold" }[result.risk.source] + (result.risk.extrapolated ? ", extended beyond what could be counted" : "")],
-        ["Ahead of the next by", result.margin !== undefined && words.similarity(result.margin)],
+        ["Requested risk", result.risk && Object.entries(result.risk).filter(([name]) => ["fpir", "fmr", "threshold"].includes(name)).map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0]],
+        ["Evidence", result.risk && { pack: "the model’s calibration", gallery: "this gallery’s people", both: "the model’s calibration and this gallery’s people", explicit: "none (fixed threshold)" }[result.risk.source] + (result.risk.extrapolated ? ", extrapolated" : "")],
+        ["Margin to the next person", result.margin !== undefined && words.similarity(result.margin)],
       ].filter(([, value]) => value);
   return h(
     "details",
@@ -309,17 +309,17 @@ function details(result, person, refused) {
     pairs.length > 0 && facts(pairs),
     result.candidates.length > 0 &&
       table(
-        "Who was nearest",
-        ["Nearest", "Similarity", "By chance"],
-        result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "not known"]),
+        "Nearest people",
+        ["Person", "Similarity", "By chance"],
+        result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "unknown"]),
       ),
-    facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Sure that it is a face", result.face.score.toFixed(2)]]),
+    facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Detection score", result.face.score.toFixed(2)]]),
   );
 }
 
 export const facts = (pairs) => h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
-/** What will be here: a drawing, so that nobody's face is needed to say it. */
+/** An example as a drawing, without a real face. */
 function sample() {
   return h(
     "section",
@@ -337,12 +337,12 @@ function sample() {
     h(
       "div",
       { class: "stack" },
-      h("h2", {}, "What you will see"),
+      h("h2", {}, "Possible answers"),
       h("ul", { class: "legend" }, [
-        ["identified", "Somebody of the gallery, and how seldom a stranger looks so much alike."],
-        ["uncertain", "Alike, but not enough for the risk chosen: for a person to decide."],
-        ["unknown", "Nobody of the gallery. You can enroll the face."],
-        ["rejected_quality", "Too small, dark or blurred; it says which."],
+        ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
+        ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
+        ["unknown", "No person of the gallery. You can enroll the face."],
+        ["rejected_quality", "Too small, dark or blurred; the answer says which."],
       ].map(([outcome, text]) => h("li", {}, badge(outcome), h("span", {}, text)))),
     ),
   );

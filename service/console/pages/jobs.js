@@ -1,4 +1,4 @@
-// Long work: how far it is, what became of its items, calling it off; and enrolling many people from one archive.
+// Jobs: progress, items, cancellation, and enrollment of many people from an archive.
 
 import { call, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
@@ -22,28 +22,28 @@ import { upload } from "../upload.js";
 
 const SHOWN = 50;
 const ITEMS = 50;
-const MOST = 1000; // that the service gives at once
+const MAX_PAGE = 1000; // limit of the service
 const KINDS = {
-  enrollment: "Enrolling people from an archive",
-  migrate: "Teaching the gallery to another recognizer",
-  drop_vectors: "Clearing away vectors that answer no more",
+  enrollment: "Enrollment from an archive",
+  migrate: "Migration to another recognizer",
+  drop_vectors: "Deletion of old embeddings",
 };
 const STATES = {
-  queued: ["waits", "uncertain", "jobs"],
+  queued: ["queued", "uncertain", "jobs"],
   running: ["running", "unknown", "jobs"],
   succeeded: ["done", "identified", "check"],
   failed: ["failed", "failed", "warning"],
-  cancelled: ["called off", "", "close"],
+  cancelled: ["canceled", "", "close"],
 };
 const REASONS = {
   enrolled: "enrolled",
-  already_enrolled: "were here already",
+  already_enrolled: "already enrolled",
   no_face: "without a face",
   several_faces: "with several faces",
-  image_format: "that are no photos",
+  image_format: "not photos",
   image_damaged: "damaged",
-  low_quality: "of too low quality",
-  duplicate_subject: "of somebody enrolled under another name",
+  low_quality: "of low quality",
+  duplicate_subject: "enrolled under another name",
   inconsistent_template: "unlike the person's other photos",
 };
 const TYPES = {
@@ -63,10 +63,10 @@ export function render(params, signal) {
   const body = h(
     "div",
     {},
-    loading(() => new Promise(() => {}), "Asking for the jobs…"),
+    loading(() => new Promise(() => {}), "Loading jobs…"),
   );
   let shown = SHOWN;
-  const more = button("Show more", async () => ((shown = Math.min(MOST, shown + SHOWN)), await look()));
+  const more = button("Show more", async () => ((shown = Math.min(MAX_PAGE, shown + SHOWN)), await look()));
   const beyond = h("div", { class: "actions" }, more);
   const look = watch(async () => {
     let jobs;
@@ -85,7 +85,7 @@ export function render(params, signal) {
     first = false;
     show(jobs);
     beyond.hidden = next === null;
-    if (shown === MOST) fill(beyond, h("p", { class: "hint" }, `These are the latest ${whole(MOST)}; there are more.`));
+    if (shown === MAX_PAGE) fill(beyond, h("p", { class: "hint" }, `The latest ${whole(MAX_PAGE)} of more jobs.`));
     return jobs.some(active);
   }, signal);
 
@@ -100,7 +100,7 @@ export function render(params, signal) {
       cards.get(job.id).update(job);
     }
     const wanted = jobs.map((job) => cards.get(job.id).element);
-    // What stands right is not touched: it may have the focus, or be open.
+    // Keep unchanged elements: they can be focused or open.
     if (wanted.some((element, i) => list.children[i] !== element) || list.children.length !== wanted.length)
       fill(list, wanted);
     if (list.parentElement !== body) fill(body, list, beyond);
@@ -111,10 +111,10 @@ export function render(params, signal) {
     { class: "page" },
     heading(
       "Jobs",
-      "Long work, which goes on by itself: you may close this page. Finished jobs are listed for two weeks.",
-      button("Enroll many at once", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
+      "Long tasks that run on the server. You can close this page. Finished jobs are listed for two weeks.",
+      button("Enroll many people", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
     ),
-    params.gallery && h("p", { class: "row" }, `Those of ${params.gallery} alone.`, linkButton("Show all", "#/jobs")),
+    params.gallery && h("p", { class: "row" }, `Jobs of ${params.gallery}.`, linkButton("Show all", "#/jobs")),
     look.note,
     body,
   );
@@ -125,18 +125,18 @@ const active = (job) => job.state === "queued" || job.state === "running";
 const nothing = (start) =>
   empty(
     "jobs",
-    "No job yet",
-    "Enrolling a whole folder of people takes a while, and so it is a job: a zip with a folder for each person, named as the person is.",
-    button("Enroll many at once", start, { kind: "primary", icon: "upload" }),
+    "No jobs yet",
+    "Enroll many people from a zip with one folder per person. The folder name is the name of the person.",
+    button("Enroll many people", start, { kind: "primary", icon: "upload" }),
   );
 
-// One job, kept up to date in its place
+// One job, updated in place
 
 class JobCard {
   constructor(id, look, signal) {
     this.id = id;
-    this.turn = 0; // how often the list of what was refused was begun
-    this.listed = null; // how many of them are shown
+    this.turn = 0; // number of restarts of the list of refused items
+    this.listed = null; // number of shown items
     this.next = null;
     this.look = look;
     this.signal = signal;
@@ -147,7 +147,7 @@ class JobCard {
     this.became = h("p", { class: "hint" });
     this.problem = h("div", {});
     this.refused = h("div", {});
-    this.cancel = button("Call it off", () => this.callOff(), { kind: "danger" });
+    this.cancel = button("Cancel the job", () => this.callOff(), { kind: "danger" });
     this.items = h(
       "details",
       { class: "items", onToggle: () => this.items.open && this.begin() },
@@ -181,7 +181,7 @@ class JobCard {
       h("a", { href: `#/galleries/${encodeURIComponent(job.gallery)}` }, job.gallery),
     );
     this.state.className = `outcome ${tone}`;
-    fill(this.state, icon(picture), job.cancelling ? "ending" : said);
+    fill(this.state, icon(picture), job.cancelling ? "stopping" : said);
     this.bar.hidden = !active(job);
     if (job.total === null) this.bar.removeAttribute("value");
     else this.bar.value = part;
@@ -198,27 +198,27 @@ class JobCard {
         ),
     );
     this.items.hidden = job.failed === 0;
-    this.items.querySelector("summary").textContent = `What was refused (${whole(job.failed)})`;
+    this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed)})`;
     this.cancel.hidden = !active(job) || job.cancelling;
     if (this.items.open && this.listed !== null) this.offer();
   }
 
   async callOff() {
     const yes = await confirmed({
-      title: "Call this job off?",
-      text: "What it has done stays. To do the rest, send the same archive again: what is enrolled already is passed over.",
-      yes: "Call it off",
+      title: "Cancel this job?",
+      text: "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
+      yes: "Cancel the job",
     });
     if (!yes) return;
     await call("DELETE", `/v1/jobs/${part(this.id)}`);
     this.look();
   }
 
-  /** List what was refused from its beginning, at least so many. */
+  /** List refused items from the start, at least `least`. */
   begin(least = ITEMS) {
     this.turn += 1;
     this.listed = null;
-    return this.more(null, Math.min(MOST, least), (rows) => fill(this.refused, rows));
+    return this.more(null, Math.min(MAX_PAGE, least), (rows) => fill(this.refused, rows));
   }
 
   async more(cursor, limit, show) {
@@ -227,21 +227,21 @@ class JobCard {
       query: { failed: true, limit, cursor },
       signal: this.signal,
     }).catch(tell);
-    if (!page || mine !== this.turn) return; // begun anew meanwhile
+    if (!page || mine !== this.turn) return; // the list was restarted
     show(refusalList(page.items.map(({ item, problem }) => [item, problem])));
     this.listed = (this.listed ?? 0) + page.items.length;
     this.next = page.next;
     this.offer();
   }
 
-  /** Further ones, and such as came since. */
+  /** Offer more items, also new ones. */
   offer() {
     const more = this.next
       ? () => this.more(this.next, ITEMS, (rows) => this.refused.append(rows))
       : () => this.begin(this.listed + ITEMS);
     const wanted = this.next !== null || this.job.failed > this.listed;
     const shown = this.refused.querySelector(".more");
-    if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // may have the focus
+    if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // it can be focused
     shown?.remove();
     if (wanted) this.refused.append(Object.assign(h("div", { class: "actions more" }, button("Show more", more)), { next: this.next }));
   }
@@ -249,10 +249,10 @@ class JobCard {
 
 function far(job) {
   const of = job.total === null ? counted(job.done, "item") : `${whole(job.done)} of ${counted(job.total, "item")}`;
-  if (job.state === "queued" && job.done === 0) return "It begins as soon as a server has a hand free.";
+  if (job.state === "queued" && job.done === 0) return "Waits for a free worker.";
   if (!active(job)) return `${of}, ${when(job.updated_at)}`;
   const left = job.remaining_s === null ? "" : `, about ${duration(job.remaining_s)} left`;
-  return `${of}${job.rate === null ? "" : `, ${whole(job.rate)} a second`}${left}`;
+  return `${of}${job.rate === null ? "" : `, ${whole(job.rate)} per second`}${left}`;
 }
 
 function became(job) {
@@ -267,7 +267,7 @@ function became(job) {
 async function begin(signal, look, chosen) {
   const known = await galleries(signal);
   if (known !== null && known.length === 0) {
-    toast("There is no gallery to enroll anybody in yet. Make one first.", "error");
+    toast("Create a gallery first.", "error");
     location.hash = "#/galleries";
     return;
   }
@@ -277,8 +277,8 @@ async function begin(signal, look, chosen) {
   const largest = h("input", { type: "checkbox" });
   const poor = h("input", { type: "checkbox" });
   const told = h("div", { role: "status" });
-  const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Sent" });
-  const submit = h("button", { type: "submit", class: "button primary" }, "Begin");
+  const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload" });
+  const submit = h("button", { type: "submit", class: "button primary" }, "Start");
   const send = async (event) => {
     event.preventDefault();
     const [archive] = file.files;
@@ -296,7 +296,7 @@ async function begin(signal, look, chosen) {
             { class: "hint" },
             share < 1
               ? `${bytes(share * archive.size)} of ${bytes(archive.size)} sent`
-              : "Sent. The server looks into it…",
+              : "Sent. The server reads the archive…",
           ),
         );
       };
@@ -307,7 +307,7 @@ async function begin(signal, look, chosen) {
         signal: leaving.signal,
       });
       box.close();
-      toast("The job has begun. You may close this page: it goes on.");
+      toast("The job is queued. You can close this page.");
       look();
     } catch (error) {
       bar.hidden = true;
@@ -317,14 +317,14 @@ async function begin(signal, look, chosen) {
     }
   };
   const box = dialog(
-    "Enroll many at once",
+    "Enroll many people",
     h(
       "form",
       { onSubmit: send },
       h(
         "p",
         {},
-        "An archive with a folder for each person, named as the person is to be called. Every photo in it is of that person.",
+        "Choose an archive with one folder per person. The folder name is the name of the person.",
       ),
       h(
         "pre",
@@ -333,8 +333,8 @@ async function begin(signal, look, chosen) {
       ),
       where,
       field("Archive", file, "zip, tar, tar.gz or tar.zst"),
-      h("label", { class: "check" }, largest, " Where a photo shows several people, take the largest face"),
-      h("label", { class: "check" }, poor, " Take photos of low quality, too"),
+      h("label", { class: "check" }, largest, " Use the largest face of photos with several people"),
+      h("label", { class: "check" }, poor, " Accept photos of low quality"),
       bar,
       told,
       h(

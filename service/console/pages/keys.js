@@ -1,4 +1,4 @@
-// API keys: who may do what. A token is told once, when it is made.
+// API keys and their scopes. A token is shown once, when it is created.
 
 import { all, call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
@@ -8,12 +8,12 @@ import { button, confirmed, dialog, empty, field, heading, linkButton, loading, 
 
 const DAY_MS = 86_400_000;
 const SCOPES = {
-  identify: "Find and compare faces in photos",
-  read: "See people, settings, risks and jobs",
+  identify: "Detect, identify and compare faces",
+  read: "Read people, settings, risks and jobs",
   enroll: "Add, change and delete people",
   admin: "Everything: galleries, audit, exports, keys",
 };
-const LIVES = { 30: "a month", 365: "a year", "": "until it is revoked" };
+const LIVES = { 30: "a month", 365: "a year", "": "unlimited time" };
 
 export const title = () => "API keys";
 
@@ -23,7 +23,7 @@ export function render(params, signal) {
   const show = () =>
     fill(
       body,
-      loading(async () => list(await keys(ended, signal), again, tell), "Asking for the keys…"),
+      loading(async () => list(await keys(ended, signal), again, tell), "Loading keys…"),
     );
   const again = () => show();
   const tell = (made, text) => {
@@ -38,12 +38,12 @@ export function render(params, signal) {
     { class: "page" },
     heading(
       "API keys",
-      "Who may ask the service what. Give each program and each person a key of their own, with no more than they need.",
+      "Keys control access to the service. Create one key per program or person, with only the scopes it needs.",
       linkButton("Back to health", "#/health"),
-      button("Make a key", begin, { kind: "primary", icon: "plus" }),
+      button("Create a key", begin, { kind: "primary", icon: "plus" }),
     ),
     body,
-    h("label", { class: "check" }, others, " Show those that were revoked or have expired, too"),
+    h("label", { class: "check" }, others, " Show revoked and expired keys"),
   );
 }
 
@@ -53,8 +53,8 @@ function list(found, again, tell) {
   if (found.length === 0)
     return empty(
       "key",
-      "No key yet",
-      "As long as there is none, the service answers everybody on this computer, and nobody else. The first key closes it: from then on every request needs one.",
+      "No keys yet",
+      "Without keys the service answers only requests from this computer. After you create the first key, each request needs one.",
     );
   return h(
     "ul",
@@ -67,14 +67,14 @@ function card(one, again, tell) {
   const active = one.state === "active";
   const mine = ownKey()?.includes(one.id);
   const facts = [
-    `made ${when(one.created_at)}`,
+    `created ${when(one.created_at)}`,
     one.used_at ? `last used ${when(one.used_at)}` : "never used",
     one.revoked_at
       ? `revoked ${when(one.revoked_at)}`
       : one.expires_at
-        ? `ends ${when(one.expires_at)}`
-        : "does not end",
-    one.rate !== null && `${one.rate} requests a second`,
+        ? `expires ${when(one.expires_at)}`
+        : "does not expire",
+    one.rate !== null && `${one.rate} requests per second`,
   ];
   return h(
     "li",
@@ -98,26 +98,26 @@ function card(one, again, tell) {
         { class: "actions" },
         active &&
           !one.revoked_at &&
-          button("Replace it", async () => {
+          button("Replace", async () => {
             const yes = await confirmed({
               title: `Replace the key “${one.name}”?`,
-              text: "Another token is made for the same rights. The old one works for another day, so that programs can be changed over.",
-              yes: "Replace it",
+              text: "A new token gets the same scopes. The old token works for one more day.",
+              yes: "Replace",
               danger: false,
             });
             if (yes)
               tell(
                 await call("POST", `/v1/keys/${part(one.id)}/rotate`, { json: {} }),
-                "The old token works for another day.",
+                "The old token works for one more day.",
               );
           }),
         button(
-          "Revoke it",
+          "Revoke",
           async () => {
             const yes = await confirmed({
               title: `Revoke the key “${one.name}”?`,
-              text: `The next request with it is refused, for good.${mine ? " It is the key that you use now: this page will ask for another." : ""}`,
-              yes: "Revoke it",
+              text: `The service refuses this key from now on. This cannot be undone.${mine ? " You use this key now: the page will ask for another one." : ""}`,
+              yes: "Revoke",
             });
             if (!yes) return;
             await call("DELETE", `/v1/keys/${part(one.id)}`);
@@ -130,7 +130,7 @@ function card(one, again, tell) {
   );
 }
 
-/** In a dialog, which stays where the page is drawn anew for the new key. */
+/** Show the token in a dialog that stays open when the page reloads for the new key. */
 function showToken(made, text) {
   const input = h("input", { type: "text", readOnly: true, value: made.token, onFocus: () => input.select() });
   const copy = async () => {
@@ -139,16 +139,16 @@ function showToken(made, text) {
   };
   const box = dialog(
     `The token of “${made.name}”`,
-    h("p", {}, `Copy it now: it is told here and never again. ${text}`),
+    h("p", {}, `Copy it now: it is shown only once. ${text}`),
     h("div", { class: "token" }, field("Token", input)),
     h(
       "div",
       { class: "actions end" },
       button("Copy", copy, { icon: "paste" }),
-      button("I have it", () => box.close(), { kind: "primary" }),
+      button("Done", () => box.close(), { kind: "primary" }),
     ),
   );
-  // A slip beside it, or another page, would lose the token for good.
+  // An accidental click or another page must not lose the token.
   box.classList.add("stays");
   box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
   input.focus();
@@ -182,18 +182,18 @@ async function create(signal, tell) {
       galleries: names.length ? names : null,
       expires_at: lives.value ? new Date(Date.now() + lives.value * DAY_MS).toISOString() : null,
     };
-    go.disabled = true; // a second press would make a second key
+    go.disabled = true; // a second click would create a second key
     try {
       if (json.scopes.length === 0)
-        throw Object.assign(new Error("Choose at least one thing that the key may do."), {
-          title: "A key for nothing",
+        throw Object.assign(new Error("Choose at least one scope."), {
+          title: "No scope",
         });
       const made = await call("POST", "/v1/keys", { json });
       form.close();
       if (first) setKey(made.token);
       tell(
         made,
-        first ? "It was the first: the service asks everybody for a key from now on. This tab uses it already." : "",
+        first ? "It is the first key: each request needs a key now. This tab already uses it." : "",
       );
     } catch (error) {
       fill(told, problemBox(error));
@@ -201,7 +201,7 @@ async function create(signal, tell) {
       go.disabled = false;
     }
   };
-  const go = h("button", { type: "submit", class: "button primary" }, "Make it");
+  const go = h("button", { type: "submit", class: "button primary" }, "Create");
   const line = (control, text, hint) =>
     h(
       "label",
@@ -210,7 +210,7 @@ async function create(signal, tell) {
       h("span", {}, ` ${text}`, hint && h("span", { class: "hint" }, ` ${hint}`)),
     );
   const form = dialog(
-    first ? "The first key" : "Make a key",
+    first ? "Create the first key" : "Create a key",
     h(
       "form",
       { onSubmit: send },
@@ -218,13 +218,13 @@ async function create(signal, tell) {
         h(
           "p",
           {},
-          "The first key closes the service, and may do everything: with it the others are made. Keep it in a safe place.",
+          "The first key has all scopes. Use it to create the others, and keep it safe. From then on each request needs a key.",
         ),
-      field("Whose it is", name, "A person or a program, such as “door 3”"),
+      field("Owner", name, "A person or a program, such as “door 3”"),
       h(
         "fieldset",
         {},
-        h("legend", {}, "What it may do"),
+        h("legend", {}, "Scopes"),
         scopes.map((one) => line(one, one.value, SCOPES[one.value])),
       ),
       !first &&
@@ -232,15 +232,15 @@ async function create(signal, tell) {
         h(
           "fieldset",
           { class: "many" },
-          h("legend", {}, "In which galleries"),
+          h("legend", {}, "Galleries"),
           h(
             "p",
             { class: "hint" },
-            `None chosen: in all, also those to come. There ${where.length === 1 ? "is" : "are"} ${counted(where.length, "gallery", "galleries")}.`,
+            `Without a choice: all galleries, also future ones. There ${where.length === 1 ? "is" : "are"} ${counted(where.length, "gallery", "galleries")}.`,
           ),
           where.map((one) => line(one, one.value)),
         ),
-      field("For how long", lives),
+      field("Valid for", lives),
       told,
       h(
         "div",

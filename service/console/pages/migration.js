@@ -1,4 +1,4 @@
-// Which recognizer a gallery's searches use, and how it moves to another one without a pause.
+// Recognizer of a gallery, and migration to another one without downtime.
 
 import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
@@ -7,11 +7,11 @@ import { galleryHeading, watch } from "../reports.js";
 import { button, confirmed, empty, loading, problemBox, table, toast } from "../ui.js";
 
 const STATES = {
-  none: "One recognizer answers, and no other is being made ready.",
+  none: "One recognizer serves this gallery. No migration is active.",
   shadow:
-    "Another recognizer is being made ready behind the one that answers. Searches by photo are asked of both, and only the old one's answer counts.",
-  cut_over: "The new recognizer answers. The one before is kept, so that you can go back.",
-  set_aside: "You went back to the recognizer before. What was made for the other is kept.",
+    "A new recognizer is in preparation. Both process photo searches, and the answers come from the current one.",
+  cut_over: "The new recognizer is active. The old one is kept, so that you can roll back.",
+  set_aside: "You rolled back to the old recognizer. The embeddings of the new one are kept.",
 };
 
 export const title = ({ gallery }) => `Recognizer of ${gallery}`;
@@ -21,7 +21,7 @@ export function render({ gallery }, signal) {
   const body = h(
     "div",
     { class: "stack wide" },
-    loading(() => new Promise(() => {}), "Asking which recognizer answers…"),
+    loading(() => new Promise(() => {}), "Loading the recognizer…"),
   );
   let served = null;
   let parts = null;
@@ -52,15 +52,14 @@ export function render({ gallery }, signal) {
     galleryHeading(
       gallery,
       "recognizer",
-      "Which network tells these people apart, and how they move to a better one while searches go on.",
+      "The recognizer of this gallery, and migration to another one during operation.",
     ),
     look.note,
     body,
   );
 }
 
-/** The page in parts, of which each is made anew only where what it tells is another: the buttons keep the focus while
- * the numbers above them rise. */
+/** Parts of the page. Each is redrawn only if its content changes, so that buttons keep the focus. */
 class Parts {
   constructor(served, act) {
     this.served = served;
@@ -78,8 +77,8 @@ class Parts {
     this.found = found;
     this.part(this.state, state, () => [icon("risk"), h("p", {}, STATES[state])]);
     this.part(this.generations, [state, current, other], () => [
-      generation("Answers now", current),
-      other && generation(state === "shadow" ? "Being made ready" : "Kept beside it", other),
+      generation("Active", current),
+      other && generation(state === "shadow" ? "In preparation" : "Inactive", other),
     ]);
     this.comparison.hidden = !found.shadow;
     this.part(this.comparison, found.shadow, () => found.shadow && shadow(found.shadow));
@@ -104,21 +103,21 @@ function generation(role, one) {
       "p",
       { class: "row" },
       h("span", { class: "tag" }, one.model ?? one.recognizer.slice(0, 8)),
-      !one.served && h("span", { class: "outcome failed" }, icon("warning"), "this server does not have it"),
+      !one.served && h("span", { class: "outcome failed" }, icon("warning"), "missing on this server"),
     ),
-    h("progress", { max: Math.max(1, templates), value: embedded, "aria-label": "Photos that it knows" }),
-    h("p", {}, `It knows ${whole(embedded)} of ${counted(templates, "photo")}.`),
+    h("progress", { max: Math.max(1, templates), value: embedded, "aria-label": "Embedded photos" }),
+    h("p", {}, `${whole(embedded)} of ${counted(templates, "photo")} embedded.`),
     one.waiting_with_crop > 0 &&
-      h("p", { class: "hint" }, `${whole(one.waiting_with_crop)} wait for the job, which reads the kept faces.`),
+      h("p", { class: "hint" }, `${whole(one.waiting_with_crop)} wait for the job, which reads the stored pictures.`),
     one.waiting_without_crop > 0 &&
       h(
         "p",
         { class: "hint" },
-        `Of ${whole(one.waiting_without_crop)} no face was kept: they have to be enrolled anew.`,
+        `${whole(one.waiting_without_crop)} have no stored picture: enroll them again.`,
       ),
     threshold
       ? h("p", { class: "hint" }, `Threshold ${threshold.threshold.toFixed(4)} at the gallery's risk`)
-      : h("p", { class: "hint" }, "No threshold: too little is known of how alike strangers are to it."),
+      : h("p", { class: "hint" }, "No threshold: there is too little calibration data."),
   );
 }
 
@@ -127,23 +126,23 @@ function shadow({ compared, agreed, same_nearest: nearest, absent, disagreements
     return h(
       "section",
       { class: "card" },
-      h("h2", {}, "How the two compare"),
-      h("p", {}, "No search has been asked of both yet. It fills as people search by photo."),
+      h("h2", {}, "Comparison of both"),
+      h("p", {}, "No photo search has used both yet."),
     );
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, "How the two compare"),
+    h("h2", {}, "Comparison of both"),
     h(
       "p",
       {},
-      `Of ${counted(compared, "search", "searches")}, they agreed in ${ofHundred(agreed / compared)}; the same person was nearest in ${ofHundred(nearest / compared)}.`,
-      absent > 0 && ` ${whole(absent)} disagreed because the new one does not know that person yet.`,
+      `In ${counted(compared, "search", "searches")} they agreed in ${ofHundred(agreed / compared)}. The nearest person was the same in ${ofHundred(nearest / compared)}.`,
+      absent > 0 && ` ${whole(absent)} differ because the new recognizer has not embedded the person yet.`,
     ),
     disagreements.length > 0 &&
       table(
-        "Latest searches that they answered differently",
-        ["Now", "Person", "The new one", "Person"],
+        "Latest searches with different answers",
+        ["Active", "Person", "New", "Person"],
         disagreements.map((one) => [
           said(one.outcome, one.similarity),
           one.subject ?? "",
@@ -157,51 +156,51 @@ function shadow({ compared, agreed, same_nearest: nearest, absent, disagreements
 const said = (outcome, similarity) =>
   `${outcome.replaceAll("_", " ")}${similarity === null ? "" : ` (${similarity.toFixed(3)})`}`;
 
-/** `parts`: whose `found` is what is known when a button is pressed. */
+/** The buttons. `parts.found` is the latest state when a button is clicked. */
 function steps(parts, served, act) {
   const { state, current, other } = parts.found;
   const back = (text) =>
     button(text, async () => {
       const yes = await confirmed({
         title: `${text}?`,
-        text: "Nothing is deleted, and you may come back to it.",
+        text: "Nothing is deleted. You can continue later.",
         yes: text,
         danger: false,
       });
       if (yes) await act("/roll-back", undefined, "Done.");
     });
   const finish = button(
-    "Keep only the one that answers",
+    "Finish the migration",
     async () => {
       const yes = await confirmed({
-        title: "Keep only the one that answers?",
-        text: `What ${other?.model ?? "the other"} made of these people is deleted. There is no way back.`,
-        yes: "Keep only this one",
+        title: "Finish the migration?",
+        text: `The embeddings of ${other?.model ?? "the other recognizer"} are deleted. This cannot be undone.`,
+        yes: "Finish",
       });
-      if (yes) await act("/finish", {}, "The other's vectors are being cleared away.");
+      if (yes) await act("/finish", {}, "The other embeddings are being deleted.");
     },
     { kind: "danger" },
   );
   const over = button(
-    "Let the new one answer",
+    "Activate the new recognizer",
     async () => {
       const yes = await confirmed({
-        title: "Let the new recognizer answer?",
-        text: `From the next search on. It knows ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.templates, "photo")}; you can go back.`,
-        yes: "Let it answer",
+        title: "Activate the new recognizer?",
+        text: `It has embedded ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.templates, "photo")}. You can roll back.`,
+        yes: "Activate",
         danger: false,
       });
-      if (yes) await act("/cut-over", {}, "The new recognizer answers.");
+      if (yes) await act("/cut-over", {}, "The new recognizer is active.");
     },
     { kind: "primary", icon: "check" },
   );
-  if (state === "shadow") return h("div", { class: "actions" }, over, back("Leave it"));
-  if (state === "cut_over") return h("div", { class: "actions" }, finish, back("Go back"));
+  if (state === "shadow") return h("div", { class: "actions" }, over, back("Stop the migration"));
+  if (state === "cut_over") return h("div", { class: "actions" }, finish, back("Roll back"));
   const others = served.filter((model) => model.recognizer !== current.recognizer);
   const begin = others.map((model) =>
     button(
-      `Make ${model.display_name} ready`,
-      () => act("", { to: model.recognizer }, "It is being made ready; searches go on as before."),
+      `Migrate to ${model.display_name}`,
+      () => act("", { to: model.recognizer }, "Migration started. Searches continue."),
       { kind: "primary" },
     ),
   );
@@ -211,6 +210,6 @@ function steps(parts, served, act) {
     : empty(
         "move",
         "No other recognizer is served",
-        "Start the server with another pack beside this one (KITH_EXTRA_PACKS), and this gallery can move to it while searches go on.",
+        "To migrate, start the server with another pack (KITH_EXTRA_PACKS).",
       );
 }

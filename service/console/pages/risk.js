@@ -1,4 +1,4 @@
-// What a gallery accepts: the risk curve, a target on it that is dragged, and what it means in words.
+// Risk of a gallery: the curve, a movable target, and its meaning in words.
 
 import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
@@ -8,13 +8,13 @@ import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { button, field, loading, table, toast } from "../ui.js";
 
-const MOST_ASKED = 20;
+const MAX_TARGETS = 20;
 const MAX_REVIEW_RISK = 0.5;
 const LATEST_MOVES = 20;
 const SOURCES = {
   pack: "the recognizer's own calibration",
   gallery: "the people of this gallery",
-  both: "the recognizer's calibration and the people of this gallery together",
+  both: "the recognizer's calibration and the people of this gallery",
 };
 
 export const title = ({ gallery }) => `Risk of ${gallery}`;
@@ -24,7 +24,7 @@ export function render({ gallery }, signal) {
   const show = () =>
     fill(
       body,
-      loading(() => page(gallery, signal, show), "Asking for the curve…"),
+      loading(() => page(gallery, signal, show), "Loading the curve…"),
     );
   show();
   return h(
@@ -33,7 +33,7 @@ export function render({ gallery }, signal) {
     galleryHeading(
       gallery,
       "risk",
-      "How often a stranger may be called by the name of somebody here, and what that costs the others.",
+      "How often a stranger may get the name of an enrolled person, and how many people are missed in return.",
     ),
     body,
   );
@@ -61,15 +61,15 @@ async function page(gallery, signal, again) {
   const figure = h(
     "figure",
     { class: "card plot" },
-    h("h2", {}, "The risk, by how alike two faces must look"),
+    h("h2", {}, "Risk by required similarity"),
     legend(),
     h("div", { class: "canvas" }, chart.element),
     h(
       "figcaption",
       { class: "hint" },
-      "Drag the target, or move it with the arrow keys. The shade shows between which bounds the curve lies, 95 times in 100; dashed, it is extrapolated: nobody counted so rarely.",
+      "Drag the target, or move it with the arrow keys. The shaded band is the 95 % interval. The dashed part is extrapolated.",
     ),
-    h("label", { class: "check" }, growing, " Show it for ten times as many people"),
+    h("label", { class: "check" }, growing, " Show ten times as many people"),
   );
 
   function choose(stop) {
@@ -107,7 +107,7 @@ async function page(gallery, signal, again) {
       "div",
       { class: "actions" },
       same
-        ? h("p", { class: "outcome identified" }, icon("check"), "This is in use")
+        ? h("p", { class: "outcome identified" }, icon("check"), "In use")
         : button("Use this risk", () => accept({ fpir: chosen.fpir }), { kind: "primary", icon: "check" }),
       !same && h("p", { class: "hint" }, `In use: ${accepted(inUse, now)}.`),
     );
@@ -122,10 +122,10 @@ async function page(gallery, signal, again) {
     draw();
     const undo = button("Undo", () => accept(before, true), { kind: "plain" });
     const text = undoing
-      ? `${gallery} is as it was: ${accepted(inUse, now)}.`
-      : `Every search of ${gallery} keeps to this from now on: ${accepted(inUse, now)}.`;
+      ? `${gallery} uses the previous risk: ${accepted(inUse, now)}.`
+      : `All searches in ${gallery} now use this risk: ${accepted(inUse, now)}.`;
     fill(changes, h("div", { class: "notice" }, icon("check"), h("div", {}, h("p", {}, text), !undoing && undo)));
-    clearTimeout(choose.timer); // what is still to be said of the target would be read instead of this
+    clearTimeout(choose.timer); // do not announce the target over this text
     told.textContent = text;
     (undoing ? chart : undo).focus();
   }
@@ -149,12 +149,12 @@ async function page(gallery, signal, again) {
   ];
 }
 
-// What is asked of the service
+// Requests
 
-/** GET risk for any number of targets, which it takes twenty at a time. */
+/** GET risk for any number of targets, in requests of twenty. */
 async function asked(gallery, targets, signal) {
   const parts = [];
-  for (let from = 0; from < targets.length; from += MOST_ASKED) parts.push(targets.slice(from, from + MOST_ASKED));
+  for (let from = 0; from < targets.length; from += MAX_TARGETS) parts.push(targets.slice(from, from + MAX_TARGETS));
   const answers = await Promise.all(
     parts.map((fpir) => call("GET", `${galleryPath(gallery)}/risk`, { query: { fpir }, signal })),
   );
@@ -166,7 +166,7 @@ async function added(gallery, report, fpir, signal) {
   report.targets.push(...(await asked(gallery, [fpir], signal)).targets);
 }
 
-/** Those that some similarity keeps to, by falling risk. */
+/** The reachable targets, by falling risk. */
 function stopsOf(report) {
   return report.targets
     .filter((target) => target.today.threshold <= 1)
@@ -179,7 +179,7 @@ const nearest = (stops, fpir) => {
   return stops.reduce((best, stop) => (distance(stop) < distance(best) ? stop : best));
 };
 
-/** The similarity from which an answer is uncertain rather than unknown. */
+/** The review threshold: from this similarity, answers are uncertain instead of unknown. */
 function review(curve, stop, factor) {
   const risk = Math.max(stop.fpir, Math.min(MAX_REVIEW_RISK, stop.fpir * factor));
   return Math.min(stop.similarity, similarityAt(curve, risk));
@@ -191,15 +191,15 @@ const often = (fpir) => `In ${oneIn(fpir).replace("1 in", "1 of")}`;
 const strangers = (fpir) => `${often(fpir)} searches for a stranger, the answer is a wrong name`;
 const missed = (fnmr) =>
   fnmr === null
-    ? "how many others are missed nobody measured"
+    ? "the share of missed people is not measured"
     : `${inHundred(fnmr)} photos of enrolled people are missed`;
 const inWords = (stop) => `${strangers(stop.fpir)}; ${missed(stop.fnmr)}`;
 
 function accepted(risk, threshold) {
-  const meant = threshold > 1 ? "which no similarity keeps to" : `similarity ${threshold.toFixed(3)}`;
+  const meant = threshold > 1 ? "unreachable" : `similarity ${threshold.toFixed(3)}`;
   if (risk.fpir !== undefined) return `${oneIn(risk.fpir)} searches for strangers, ${meant}`;
   if (risk.fmr !== undefined) return `${oneIn(risk.fmr)} comparisons of two people, ${meant}`;
-  return `whatever reaches ${meant}`;
+  return `fixed threshold, ${meant}`;
 }
 
 function meaning(stop) {
@@ -211,7 +211,7 @@ function meaning(stop) {
     max: 1_000_000,
     value: String(daily),
     class: "short",
-    "aria-label": "Strangers searched for in a day",
+    "aria-label": "Strangers per day",
     onInput: () => {
       const strangersDaily = Number(input.value);
       if (!(strangersDaily >= 1)) return;
@@ -224,12 +224,12 @@ function meaning(stop) {
       "div",
       { class: "said" },
       h("p", { class: "figure" }, often(stop.fpir)),
-      h("p", {}, "searches for a stranger, the answer is the name of somebody here. That name is wrong."),
+      h("p", {}, "searches for a stranger, the answer is a wrong name."),
     ),
     h("p", { class: "daily" }, "With ", input, " strangers a day: ", so),
     h("hr", {}),
     stop.fnmr === null
-      ? h("p", {}, "How many enrolled people it misses was not measured for this recognizer.")
+      ? h("p", {}, "The share of missed people is not measured for this recognizer.")
       : h(
           "div",
           { class: "said with-dots" },
@@ -237,16 +237,16 @@ function meaning(stop) {
             "div",
             {},
             h("p", { class: "figure missed" }, inHundred(stop.fnmr)),
-            h("p", {}, "photos of people who are enrolled are missed: the price of the first figure."),
+            h("p", {}, "photos of enrolled people are missed."),
           ),
           dots(stop.fnmr),
         ),
     stop.today.extrapolated &&
-      h("p", { class: "hint" }, "So rare an event was never counted; it is extrapolated from less rare ones."),
+      h("p", { class: "hint" }, "This risk is extrapolated: it is too small to count."),
   ];
 }
 
-/** A hundred dots, so many of them filled. */
+/** A hundred dots with a filled share. */
 function dots(share) {
   const filled = Math.round(share * 100);
   return svg(
@@ -293,7 +293,7 @@ function legend() {
     entry("missed", "enrolled people who are missed"),
     zone("identified", "named"),
     zone("unknown", "unknown"),
-    zone("uncertain", "uncertain: somebody should look"),
+    zone("uncertain", "uncertain: a person should check"),
   );
 }
 
@@ -336,7 +336,7 @@ function detailsOf(stop, report, exactly, detail) {
       row(
         `At ${whole(grown.subjects)} people`,
         grown.threshold > 1
-          ? "no similarity keeps to it"
+          ? "unreachable"
           : `${grown.threshold.toFixed(4)}; ${grown.fnmr === null ? "" : missed(grown.fnmr)}`,
       ),
       row("Evidence", `${report.evidence.source}${today.extrapolated ? ", extrapolated" : ""}`),
@@ -351,25 +351,25 @@ function evidence(gallery, report, signal, again) {
   const found = report.evidence;
   const derive = async () => {
     await call("POST", `${galleryPath(gallery)}/calibrate`, { signal });
-    toast("Derived anew from everybody who is enrolled.");
+    toast("Computed again from all enrolled people.");
     again();
   };
   return h(
     "section",
     { class: "card basis" },
-    h("h2", {}, "What it rests on"),
+    h("h2", {}, "Evidence"),
     h(
       "p",
       {},
-      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of strangers that the recognizer was calibrated with`,
-      found.pairs > 0 ? `, and ${whole(found.pairs)} pairs of the people here.` : ".",
+      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of different people in the calibration`,
+      found.pairs > 0 ? `, and ${whole(found.pairs)} pairs in this gallery.` : ".",
     ),
     found.duplicate_pairs >= 1 &&
       h(
         "p",
         {},
-        `About ${counted(Math.round(found.duplicate_pairs), "pair")} of people here look like one person enrolled twice, and are left out. `,
-        h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/hygiene` }, "Look at them"),
+        `About ${counted(Math.round(found.duplicate_pairs), "pair")} of people may be duplicates and are excluded. `,
+        h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/hygiene` }, "Show them"),
         ".",
       ),
     report.check && checked(report.check),
@@ -377,35 +377,35 @@ function evidence(gallery, report, signal, again) {
       "p",
       { class: "hint" },
       found.derived_at === null
-        ? "Nothing was derived from this gallery yet."
-        : `Derived ${when(found.derived_at)}${found.up_to_date ? "" : "; people were added or removed since, and it is being derived anew"}.`,
+        ? "Not computed from this gallery yet."
+        : `Computed ${when(found.derived_at)}${found.up_to_date ? "" : ". People changed since then: Kith is computing it again"}.`,
     ),
-    h("div", { class: "actions" }, button("Derive it anew", derive)),
+    h("div", { class: "actions" }, button("Compute again", derive)),
   );
 }
 
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function checked(check) {
-  if (check.expected < 1) return h("p", {}, "Too few people are enrolled to check it on themselves.");
+  if (check.expected < 1) return h("p", {}, "There are too few people for a check.");
   return h(
     "p",
     {},
-    `Checked on itself: of ${counted(check.probes, "person", "people")}, each searched for among the others, `,
-    `${whole(check.observed)} would have got a wrong name where ${whole(check.expected)} were expected. `,
+    `Check: Kith searched for each of ${counted(check.probes, "person", "people")} among the others. `,
+    `${whole(check.observed)} got a wrong name, ${whole(check.expected)} were expected. `,
     h("strong", {}, agreement(check)),
   );
 }
 
-/** The comparisons of a gallery depend on each other, so that chance alone moves it by more than counts of its size. */
+/** Compare with wide limits: comparisons within a gallery are not independent, so counts vary more than Poisson counts. */
 function agreement({ observed, expected }) {
-  if (observed > 1.5 * expected + 3) return "That is far more: people may be enrolled twice, or be relatives.";
-  if (observed < expected / 1.5 - 3) return "That is far fewer: the risk is smaller than it says here.";
+  if (observed > 1.5 * expected + 3) return "That is far more: there may be duplicates or relatives.";
+  if (observed < expected / 1.5 - 3) return "That is far fewer: the real risk is smaller.";
   return "That agrees.";
 }
 
 function history(gallery, signal) {
-  const place = h("section", { class: "card moved" }, h("h2", {}, "How the threshold moved"));
+  const place = h("section", { class: "card moved" }, h("h2", {}, "Threshold history"));
   const content = h("div", {});
   place.append(content);
   const query = { event: "threshold_moved", limit: LATEST_MOVES };
@@ -418,12 +418,12 @@ function history(gallery, signal) {
           : h(
               "p",
               { class: "hint" },
-              "It did not move yet. It does when people are added or removed, so that the risk stays the same.",
+              "No changes yet. The threshold changes with the enrolled people, so that the risk stays the same.",
             ),
       ),
     (error) =>
       error.name !== "AbortError" &&
-      fill(content, h("p", { class: "hint" }, error.status === 403 ? "A key of scope admin sees it." : error.message)),
+      fill(content, h("p", { class: "hint" }, error.status === 403 ? "This needs a key with the scope “admin”." : error.message)),
   );
   return place;
 }
@@ -443,9 +443,9 @@ function moves(lines) {
     h(
       "p",
       { class: "hint" },
-      "It follows who is enrolled, so that the risk stays what you accepted. The latest first.",
+      "The threshold changes with the enrolled people, so that the risk stays the same. Newest first.",
     ),
-    table("How the threshold moved", ["When", "Threshold", "People"], rows),
+    table("Threshold history", ["When", "Threshold", "People"], rows),
   );
 }
 
@@ -453,16 +453,16 @@ function asTable(stops) {
   return h(
     "details",
     { class: "card" },
-    h("summary", {}, "The same as a table"),
+    h("summary", {}, "Show as a table"),
     table(
       "Thresholds by risk",
-      ["Strangers who get a name", "Threshold", "95 %", "Missed", "At ten times the size", ""],
+      ["Strangers who get a name", "Threshold", "95 %", "Missed", "Ten times the people", ""],
       stops.map(({ fpir, today, grown }) => [
         oneIn(fpir),
         today.threshold.toFixed(4),
         `${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)}`,
         today.fnmr === null ? "not measured" : inHundred(today.fnmr),
-        grown.threshold > 1 ? "out of reach" : grown.threshold.toFixed(4),
+        grown.threshold > 1 ? "unreachable" : grown.threshold.toFixed(4),
         today.extrapolated ? "extrapolated" : "",
       ]),
     ),
@@ -478,8 +478,8 @@ const few = (subjects) =>
       "p",
       {},
       subjects === 0
-        ? "Nobody is enrolled yet: this is what would hold for the first person."
-        : "One person is enrolled. The more there are, the more alike a stranger can be to one of them: the curve moves right.",
+        ? "No people are enrolled. The curve is for the first person."
+        : "One person is enrolled. With more people, strangers reach higher similarities, and the curve moves right.",
     ),
   );
 
@@ -491,6 +491,6 @@ const outOfReach = () =>
     h(
       "p",
       {},
-      "No similarity keeps to any of these risks with this recognizer and so many people. Use a stronger pack, or fewer people in a gallery.",
+      "No threshold reaches these risks with this recognizer and gallery size. Use a stronger pack, or smaller galleries.",
     ),
   );

@@ -15,7 +15,7 @@ export function render({ gallery }, signal) {
   return h(
     "div",
     { class: "page" },
-    galleryHeading(gallery, "settings", "What it accepts, keeps and forgets."),
+    galleryHeading(gallery, "settings", "Risk, storage, retention and search of this gallery."),
     loading(async () => {
       const place = h("div", { class: "columns" });
       fill(place, ...parts(gallery, await call("GET", galleryPath(gallery), { signal }), place, signal));
@@ -35,7 +35,7 @@ function parts(gallery, found, place, signal) {
     go.disabled = true;
     try {
       const now = await call("PATCH", galleryPath(gallery), { json: changed, signal });
-      toast("Saved. Searches go by it from now on.");
+      toast("Saved. Searches now use these settings.");
       fill(place, ...parts(gallery, now, place, signal));
     } catch (error) {
       fill(wrong, problemBox(error));
@@ -52,16 +52,16 @@ const about = (found) =>
   h(
     "section",
     { class: "card" },
-    h("h2", {}, "About it"),
+    h("h2", {}, "Properties"),
     h(
       "dl",
       { class: "facts" },
       [
         ["People", whole(found.subjects)],
         ["Photos", whole(found.templates)],
-        ["Made", when(found.created_at)],
+        ["Created", when(found.created_at)],
         ["Recognizer", found.recognizer.slice(0, 12)],
-        ["Numbers of a face", whole(found.dimension)],
+        ["Embedding dimensions", whole(found.dimension)],
       ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
   );
@@ -70,7 +70,7 @@ function files(gallery, found, signal) {
   const many = found.templates > 100_000;
   const take = h("input", { type: "file", accept: ".ndjson,.jsonl,.parquet", hidden: true });
   const begin = button("Import", () => take.click());
-  const bar = h("progress", { max: 1, value: 0, "aria-label": "Sent" });
+  const bar = h("progress", { max: 1, value: 0, "aria-label": "Upload" });
   const far = h("p", { class: "hint" });
   const told = h("div", { class: "stack", role: "status" });
   take.addEventListener("change", async () => {
@@ -83,18 +83,18 @@ function files(gallery, found, signal) {
     begin.disabled = true;
     const onProgress = (share) => {
       bar.value = share;
-      far.textContent = share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server takes in what is left…";
+      far.textContent = share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server imports the rest…";
     };
     onProgress(0);
-    fill(told, h("p", {}, `“${file.name}” is being imported. It is broken off if you leave this page.`), bar, far, h("div", { class: "actions" }, button("Break it off", () => stop.abort())));
+    fill(told, h("p", {}, `Importing “${file.name}”. Leaving this page cancels the import.`), bar, far, h("div", { class: "actions" }, button("Stop", () => stop.abort())));
     try {
       const report = await upload(`${galleryPath(gallery)}/import`, file, { type, onProgress, signal: until });
       fill(told, imported(report, what));
     } catch (error) {
       const partly = error.document?.report;
       if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly, what));
-      else fill(told, h("p", {}, BROKEN_OFF));
-      if (signal.aborted) toast(BROKEN_OFF, "error"); // nobody is at the page any more
+      else fill(told, h("p", {}, CANCELED));
+      if (signal.aborted) toast(CANCELED, "error"); // the user left the page
     } finally {
       begin.disabled = false;
     }
@@ -102,9 +102,9 @@ function files(gallery, found, signal) {
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, "In and out"),
-    h("p", {}, "A file of everybody with what recognizes their faces, for another Kith or for keeping. It is not encrypted: treat it as you would the photos."),
-    many && h("p", { class: "hint" }, "This gallery is large: the browser holds the file in memory. “kith gallery export” does not."),
+    h("h2", {}, "Export and import"),
+    h("p", {}, "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos."),
+    many && h("p", { class: "hint" }, "This gallery is large, and the browser holds the file in memory. Use “kith gallery export” instead."),
     h(
       "div",
       { class: "actions" },
@@ -113,22 +113,22 @@ function files(gallery, found, signal) {
       take,
     ),
     told,
-    h("p", { class: "hint" }, "Both need a key with the right “admin”."),
+    h("p", { class: "hint" }, "Both need a key with the scope “admin”."),
   );
 }
 
-const BROKEN_OFF = "The import was broken off. What was taken in before stays; the same file again takes in the rest.";
+const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
 
-/** What became of a file: how much was taken, and what was refused, with why. `what`: what the file calls its items. */
+/** The result of an import: counts, and refused items with reasons. `what`: name of the file's items. */
 function imported({ subjects, templates, present, refused, refusals }, what) {
-  const of = refused > refusals.length ? `, of which the first ${whole(refusals.length)} are listed` : "";
+  const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
   return [
-    h("p", {}, `Taken: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}; ${whole(present)} were there, ${whole(refused)} refused${of}.`),
+    h("p", {}, `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`),
     refused > 0 &&
       h(
         "details",
         { class: "items", open: refused <= 20 },
-        h("summary", {}, `What was refused (${whole(refused)})`),
+        h("summary", {}, `Refused items (${whole(refused)})`),
         refusalList(refusals.map(({ item, error }) => [`${what} ${item}`, error])),
       ),
   ];
@@ -140,19 +140,19 @@ function removal(gallery, found, place, signal) {
     async () => {
       const sure = await confirmed({
         title: `Delete “${gallery}”?`,
-        text: `${counted(found.subjects, "person", "people")} and ${counted(found.templates, "photo")} go for good. A receipt tells what went.`,
-        yes: "Delete it for good",
+        text: `${counted(found.subjects, "person", "people")} and ${counted(found.templates, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
+        yes: "Delete",
         typed: gallery,
       });
       if (!sure) return;
       const gone = await call("DELETE", galleryPath(gallery));
       new Aside(gallery).clear();
       if (signal.aborted) return toast(`“${gallery}” is deleted. Receipt ${gone.receipt.id}.`);
-      const on = linkButton("To the galleries", "#/galleries", { kind: "primary" });
+      const on = linkButton("Back to galleries", "#/galleries", { kind: "primary" });
       fill(place.closest(".page"), heading(gallery), receipt(gone.receipt, `“${gallery}” is deleted`), h("div", { class: "actions" }, on));
-      on.focus(); // the button pressed went with the page
+      on.focus(); // the clicked button was removed
     },
     { kind: "danger", icon: "trash" },
   );
-  return h("section", { class: "card" }, h("h2", {}, "Delete"), h("p", {}, "The gallery with everybody in it. What is stored of them is erased, and nobody can bring it back."), h("div", { class: "actions" }, remove));
+  return h("section", { class: "card" }, h("h2", {}, "Delete"), h("p", {}, "Deletes the gallery and erases all data of its people. This cannot be undone."), h("div", { class: "actions" }, remove));
 }

@@ -27,7 +27,7 @@ export function render({ gallery, subject }, signal) {
       return [heading(subject), problemBox(error)];
     }
   });
-  return fill(page, h("nav", { "aria-label": "Where you are" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
+  return fill(page, h("nav", { "aria-label": "Breadcrumb" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
 }
 
 function view({ gallery, person, templates, keeps }, page, signal) {
@@ -45,18 +45,18 @@ function view({ gallery, person, templates, keeps }, page, signal) {
   );
 }
 
-/** Photos are not kept: what is shown of each is how good it was, and its picture where the gallery keeps them. */
+/** The photos of the person. Only quality values are stored, and small pictures if the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
   const pictures = new Map();
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
-  const none = () => empty("photo", "No photo yet", "Without one, nobody can recognize this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
+  const none = () => empty("photo", "No photos yet", "Without a photo, searches cannot find this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
   const headline = () =>
-    h("div", { class: "heading" }, h("h2", {}, counted(templates.length, "photo")), keeps && small(button("Show the kept pictures", kept, { kind: "quiet", icon: "gallery" })));
+    h("div", { class: "heading" }, h("h2", {}, counted(templates.length, "photo")), keeps && small(button("Show stored pictures", kept, { kind: "quiet", icon: "gallery" })));
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
-    section.focus(); // whose button went
+    section.focus(); // the focused button was removed
   };
   const small = (element) => (element.classList.add("small"), element);
 
@@ -66,11 +66,11 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     return h(
       "div",
       { class: "photo-row" },
-      picture ? h("img", { class: "thumb", src: picture, alt: `The kept picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
+      picture ? h("img", { class: "thumb", src: picture, alt: `Stored picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h(
         "div",
         { class: "stack tight" },
-        h("p", {}, h("strong", {}, quality ? `A ${words.quality(quality.score)} photo` : "Given as numbers"), ` of ${when(template.created_at)}`),
+        h("p", {}, h("strong", {}, quality ? `Photo, ${words.quality(quality.score)} quality` : "Embedding"), `, added ${when(template.created_at)}`),
         quality && bar(quality.score),
         h("div", { class: "actions" }, small(button("Move", () => move(template), { icon: "move" })), small(button("Delete", () => remove(template), { kind: "danger", icon: "trash" }))),
         quality &&
@@ -88,8 +88,8 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     const last = templates.length === 1;
     const sure = await confirmed({
       title: "Delete this photo?",
-      text: last ? `It is the only one: ${words.called(person)} will not be recognized until there is another.` : "It goes for good.",
-      yes: "Delete it",
+      text: last ? `It is the only photo. Searches cannot find ${words.called(person)} until you add another one.` : "This cannot be undone.",
+      yes: "Delete",
     });
     if (!sure) return;
     const answer = await call("DELETE", templatePath(gallery, person.id, template.id));
@@ -98,10 +98,10 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
   }
 
   async function move(template) {
-    const to = personField("To whom does it belong?", signal);
+    const to = personField("Person", signal);
     await to.load(gallery).catch(tell);
     if (signal.aborted) return;
-    const go = h("button", { type: "submit", class: "button primary" }, "Move it");
+    const go = h("button", { type: "submit", class: "button primary" }, "Move");
     const wrong = h("p", { class: "refused", role: "alert" });
     const box = dialog(
       "Move this photo",
@@ -114,11 +114,11 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
             go.disabled = true;
             try {
               const found = await to.find();
-              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "It is filed under them already." : to.unfound);
+              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "The photo already belongs to this person." : to.unfound);
               await call("PATCH", templatePath(gallery, person.id, template.id), { json: { subject: found.id } });
               box.close();
               gone(template);
-              toast(`It is ${words.called(found)}’s now.`);
+              toast(`Moved to ${words.called(found)}.`);
             } catch (error) {
               fill(wrong, icon("warning"), error.message);
             } finally {
@@ -137,7 +137,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     const held = await call("GET", `${subjectPath(gallery, person.id)}/export`, { signal });
     for (const one of held.templates) if (one.crop) pictures.set(one.id, `data:image/webp;base64,${one.crop.image}`);
     show();
-    if (pictures.size === 0) toast("No picture is kept of this person.");
+    if (pictures.size === 0) toast("No pictures of this person are stored.");
   }
   show();
   return section;
@@ -162,7 +162,7 @@ function edit(gallery, person, signal) {
         try {
           Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json, parse: words.parsed, signal }));
           document.querySelector("main h1").textContent = words.called(person);
-          const now = edit(gallery, person, signal); // what others wrote is shown, and is what the next edit begins from
+          const now = edit(gallery, person, signal); // show concurrent changes, and start the next edit from them
           card.replaceWith(now);
           now.querySelector("[type=submit]").focus();
           toast("Saved.");
@@ -173,7 +173,7 @@ function edit(gallery, person, signal) {
         }
       },
     },
-    h("h2", {}, "About them"),
+    h("h2", {}, "Details"),
     form.elements,
     h("p", { class: "hint" }, "Id: ", h("code", {}, person.id)),
     h("div", { class: "actions" }, go),
@@ -185,8 +185,8 @@ function rights(gallery, person, templates, page, signal) {
     const name = words.called(person);
     const sure = await confirmed({
       title: `Delete ${name}?`,
-      text: `${counted(templates.length, "photo")} and everything else that is stored of them go for good. A receipt tells what went.`,
-      yes: "Delete them for good",
+      text: `${counted(templates.length, "photo")} and all other data of this person are deleted. This cannot be undone. A receipt lists the deleted data.`,
+      yes: "Delete",
     });
     if (!sure) return;
     const gone = await call("DELETE", subjectPath(gallery, person.id));
@@ -198,14 +198,14 @@ function rights(gallery, person, templates, page, signal) {
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, "Their rights"),
-    h("p", {}, "Everything that is held about them, as a file to hand out; and deletion, with a receipt."),
+    h("h2", {}, "Privacy rights"),
+    h("p", {}, "Download all stored data of this person, or delete it with a receipt."),
     h(
       "div",
       { class: "actions" },
-      button("What is held", () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }), { icon: "docs" }),
+      button("Download data", () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }), { icon: "docs" }),
       button("Delete the person", remove, { kind: "danger", icon: "trash" }),
     ),
-    h("p", { class: "hint" }, "The file needs a key with the right “admin”; deleting, one with “enroll”."),
+    h("p", { class: "hint" }, "The download needs a key with the scope “admin”, the deletion one with “enroll”."),
   );
 }
