@@ -9,6 +9,7 @@ weights, but not their connections. Those follow dlib's source, a ResNet with 29
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ DIMENSION: Final = 128
 FIRST_LAYER: Final = "input_rgb_image_sized"
 SIGN_BIT: Final = 0x80
 LENGTH_BITS: Final = 0x0F
+MAX_FLOAT: Final = float(np.finfo(np.float32).max)
 OPSET: Final = 17
 IR_VERSION: Final = 8
 
@@ -70,10 +72,10 @@ class _Reader:
 
     def number(self) -> float:
         mantissa, exponent = self.integers(2)
-        try:
-            return math.ldexp(mantissa, exponent)
-        except OverflowError as error:  # dlib writes infinity with an exponent out of range
-            raise DlibFormatError(f"the number before byte {self._at} is not finite") from error
+        with suppress(OverflowError):  # dlib writes infinity with an exponent out of range
+            if abs(value := math.ldexp(mantissa, exponent)) <= MAX_FLOAT:
+                return value
+        raise DlibFormatError(f"the number before byte {self._at} is not finite in float32")
 
     def skip_flags(self, count: int) -> None:
         flags = self._bytes(count)
