@@ -14,6 +14,7 @@ from pathlib import Path
 
 import absl.logging
 import httpx2 as httpx
+import hypothesis
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -32,9 +33,17 @@ from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.databases import ENVIRONMENT
 from tests.milvus_lite import MilvusLite
-from tests.postgres import DatabaseUrl, Postgres
+from tests.postgres import DatabaseUrl, Postgres, cluster_folder
 
 ROOT = Path(__file__).parent.parent
+# Machines differ in speed, so examples have no time limit. They are equal in each run.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("tests")
 # httpx waits 5 seconds by default, which is short on a loaded machine.
 inspect.signature(httpx.get).parameters["timeout"].default.read = 60
 # Libraries that reconfigure logging (pymilvus, uvicorn) close all handlers. absl's handler would close pytest's
@@ -187,7 +196,7 @@ def calibration() -> Calibration:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A running cluster. A test that stops it must restart it."""
-    folder = Path(tempfile.mkdtemp(prefix="kith-postgres-"))  # short: a socket path may have 107 bytes
+    folder = cluster_folder()
     try:
         cluster = Postgres(folder)
         cluster.start()
@@ -229,4 +238,10 @@ def url_maker(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
     if request.param == "sqlite":
         return lambda: f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
     cluster: Postgres = request.getfixturevalue("postgres")
-    return lambda: cluster.create(f"kith_{uuid.uuid4().hex}")
+
+    def make() -> str:
+        name = f"kith_{uuid.uuid4().hex}"
+        request.addfinalizer(lambda: cluster.drop(name))
+        return cluster.create(name)
+
+    return make

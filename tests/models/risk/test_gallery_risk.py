@@ -119,7 +119,7 @@ def test_intervals_have_their_nominal_coverage(pack: Calibration) -> None:
     assert np.mean(held) >= 0.88
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 60), st.integers(0, 10**6), st.floats(1e-7, 0.5))
 def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
     pack: Calibration, subjects: int, seed: int, rate: float

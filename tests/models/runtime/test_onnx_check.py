@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -209,7 +209,7 @@ def test_oversized_files_are_not_read(tmp_path: Path) -> None:
         check_network(tmp_path / "absent.onnx")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(draw=st.data())
 def test_damaged_files_raise_only_the_pack_error(draw: st.DataObject, tmp_path: Path) -> None:
     whole = bytearray(network(branches(1, helper.make_node("Identity", ["x"], ["b"]))).SerializeToString())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -46,7 +46,6 @@ def greedy(boxes: NDArray[np.float32], scores: NDArray[np.float32], limit: float
     return kept
 
 
-@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 2**32 - 1))
 def test_suppression_equals_the_textbook_loop(count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

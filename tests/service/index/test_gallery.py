@@ -194,7 +194,7 @@ def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
 STEPS = ["enroll", "delete subject", "delete template", "search", "change the fusion"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     fusion=st.sampled_from(RULES),

@@ -91,7 +91,7 @@ def check(
 STEPS = ["add", "add many", "replace", "remove", "remove many", "search", "in order"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     wanted=st.sampled_from(["auto", "exact", "compact", "graph"]),

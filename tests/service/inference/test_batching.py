@@ -95,7 +95,7 @@ def within(seconds: float) -> Iterator[Deadline]:
         yield deadline
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20), st.integers(1, 4), st.integers(1, 3), st.booleans()
 )
@@ -143,7 +143,7 @@ ASKS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.lists(ASKS, max_size=25), st.integers(1, 3), st.integers(1, 12), st.booleans())
 def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_results(
     asks: list[Ask], devices: int, max_queue: int, close_early: bool
@@ -225,7 +225,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
     assert max(waiting, default=0) <= max(max_queue, 10)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 8), st.data()
 )

@@ -125,7 +125,6 @@ def test_a_jpeg_of_other_colors_has_them_too(mode: str, astronaut: NDArray[np.ui
     assert (decode(payload, LIMITS) == by_pillow(payload)).all()
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 8),
     st.integers(600, 620),
@@ -243,7 +242,7 @@ def test_too_many_bytes() -> None:
         decode(b"x" * (LIMITS.max_bytes + 1), LIMITS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=30), st.integers(0, 1500), st.booleans(), st.sampled_from([1.0, 0.5]))
 def test_a_damaged_jpeg_is_judged_as_pillow_judges_it(noise: bytes, position: int, cut: bool, scale: float) -> None:
     exif = Image.Exif()
@@ -266,7 +265,7 @@ def test_a_damaged_jpeg_is_judged_as_pillow_judges_it(noise: bytes, position: in
                 assert (photo.decode().upright == expected).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300), st.integers(0, 600), st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"]))
 def test_damage_never_escapes_as_another_error(noise: bytes, position: int, kind: str) -> None:
     exif = Image.Exif()

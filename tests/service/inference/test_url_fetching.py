@@ -166,7 +166,7 @@ def test_refused_without_a_name_looked_up_or_a_socket_opened(url: str) -> None:
 
 
 @given(st.ip_addresses())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_address_is_no_host_even_where_all_hosts_are_allowed(address: Address) -> None:
     host = f"[{address}]" if address.version == 6 else str(address)
     names = Names([LOOPBACK])
@@ -176,7 +176,7 @@ def test_an_address_is_no_host_even_where_all_hosts_are_allowed(address: Address
 
 
 @given(st.ip_addresses().filter(lambda address: not is_public(address)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_name_of_an_address_in_here_is_refused(address: Address) -> None:
     with connections(), pytest.raises(UrlRefusedError):
         fetch(f"https://{HOST}/", Names([str(address)]))

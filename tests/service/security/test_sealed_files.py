@@ -47,7 +47,7 @@ def test_reads_return_the_written_bytes(size: int, tmp_path: Path) -> None:
     assert file.path.stat().st_size == HEADER_BYTES + size + 16 * max(1, -(-size // CHUNK_BYTES))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 2 * CHUNK_BYTES), max_size=6),
     st.lists(st.tuples(st.floats(0, 1.1), st.integers(0, 2 * CHUNK_BYTES)), max_size=8),
@@ -89,7 +89,7 @@ def test_extended_or_reordered_files_are_refused(tmp_path: Path) -> None:
             opened.read()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, HEADER_BYTES + 2 * SEALED_CHUNK_BYTES + 26), st.integers(0, 7))
 def test_a_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
     file = sealed(tmp_path_factory.mktemp("turned") / "f", payload_of(2 * CHUNK_BYTES + 11))

@@ -22,7 +22,7 @@ import httpx2 as httpx
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -261,7 +261,7 @@ def test_a_tar_header_that_would_fill_the_memory_is_refused(archive: Archive) ->
         what_is_in(archive(modern.tobuf(tarfile.PAX_FORMAT) + b"9999999\n" + bytes(10_240)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     kind=st.integers(0, 3),
     cut=st.floats(0, 1),

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -144,7 +144,7 @@ PEOPLE = st.dictionaries(
 )
 
 
-@hypothesis.settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=15)
 @given(people=PEOPLE, seed=st.integers(0, 1000))
 def test_an_export_imported_elsewhere_gives_the_same_gallery(
     place: Place, tmp_path: Path, people: dict[str, tuple[Any, ...]], seed: int
@@ -520,7 +520,7 @@ def test_invalid_files_are_refused(file: bytes) -> None:
         list(ndjson.Lines().feed(file)) + list(ndjson.Lines().end())
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50)
 @given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
 def test_vectors_are_normalized_once(scale: float, seed: int) -> None:
     given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
